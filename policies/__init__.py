@@ -1,0 +1,41 @@
+"""Batching policies: which waiting requests start next, decided from plain values."""
+
+from policies.core import (
+    Decision,
+    Dispatch,
+    Policy,
+    Preempt,
+    QueueState,
+    Request,
+    Running,
+    Server,
+    Waiting,
+    WaitUntil,
+)
+from policies.fixed import Fixed
+from policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
+from policies.text import POLICIES, SpecError, format_policy, parse_policy, policy_batch_size
+
+__all__ = [
+    "POLICIES",
+    "Capped",
+    "Continuous",
+    "Decision",
+    "Dispatch",
+    "Dynamic",
+    "Elastic",
+    "Fixed",
+    "Policy",
+    "Preempt",
+    "QueueState",
+    "Request",
+    "Running",
+    "Server",
+    "Single",
+    "SpecError",
+    "WaitUntil",
+    "Waiting",
+    "format_policy",
+    "parse_policy",
+    "policy_batch_size",
+]

@@ -1,0 +1,127 @@
+"""What a policy sees and what it answers: plain values, no clock, no I/O, no randomness.
+
+A driver (the live batcher, the simulator) shows a policy the queue as a `QueueState` and carries out the
+`Decision` it gets back. Nothing here is modified by a policy, nothing waits, nothing is logged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, Protocol
+
+Release = Literal["batch", "request"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One sequence to generate, as a policy may know it: never its true output length."""
+
+    id: str
+    arrived_at: float  # instant on the driver's clock, seconds
+    prompt_tokens: int
+    max_output_tokens: int  # the limit in force: the client's own, the gateway's clip and the context, whichever is least
+    predicted_output_tokens: float | None = None
+    priority: int = 0
+    deadline: float = math.inf  # instant at which its patience runs out
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A request in the queue; `output_tokens_so_far` > 0 after a preemption or an engine's death."""
+
+    request: Request
+    output_tokens_so_far: int = 0
+
+
+@dataclass(slots=True)
+class Running:
+    """A request in service. A read-only view for policies; its driver keeps the token count current."""
+
+    request: Request
+    started_at: float
+    output_tokens_so_far: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One engine: what it has in service and the bounds within which it can form a batch."""
+
+    id: int
+    in_service: Sequence[Running] = ()
+    max_batch_size: int = 2**31
+    max_prompt_tokens: int = 2**31  # sum over the batch: all prompts are computed in one step
+    max_context_tokens: int = 2**62  # sum over the batch of prompt + limit: what the KV memory holds
+
+
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """The queue at one instant, oldest first; read-only and valid only during the call."""
+
+    waiting: Sequence[Waiting]
+    servers: Sequence[Server]
+    estimates: dict[str, float] = field(default_factory=dict)
+    closing: bool = False  # nothing more will arrive: a drain, or the end of a trace
+
+    def empty_server(self) -> Server | None:
+        """The first server with nothing in service."""
+        return next((server for server in self.servers if not server.in_service), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Start these waiting requests together on that server, now."""
+
+    request_ids: tuple[str, ...]
+    server_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Preempt:
+    """Take these requests out of service and put them back into the queue with what they have so far."""
+
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitUntil:
+    """Nothing to do now; ask again at `deadline` (an instant; infinity = only when something happens)."""
+
+    deadline: float
+
+
+Decision = Dispatch | Preempt | WaitUntil
+IDLE = WaitUntil(math.inf)
+
+
+class Policy(Protocol):
+    """A frozen dataclass of parameters that decides which waiting requests start next."""
+
+    name: ClassVar[str]
+    padded: ClassVar[bool]  # the engine decodes every member until the batch's last has ended
+    release: ClassVar[Release]  # answers leave together when the batch is over, or each on its own
+    wants_steps: ClassVar[bool]  # asked after every engine step too
+    joins_running: ClassVar[bool]  # a request may start on a server that already holds others
+
+    def decide(self, state: QueueState, now: float) -> Decision:
+        """The next thing to do. Does not modify `state`, does not wait; the same input gives the same answer."""
+        ...
+
+
+def first_ids(state: QueueState, size: int, server: Server) -> tuple[str, ...]:
+    """The first `size` waiting requests, fewer where their tokens would exceed the server's bounds.
+
+    The oldest is always taken: what cannot run even alone was refused at admission.
+    """
+    ids: list[str] = []
+    prompt_tokens = context_tokens = 0
+    for waiting in state.waiting[: min(size, server.max_batch_size)]:
+        request = waiting.request
+        prompt = request.prompt_tokens + waiting.output_tokens_so_far
+        prompt_tokens += prompt
+        context_tokens += request.prompt_tokens + request.max_output_tokens
+        if ids and (prompt_tokens > server.max_prompt_tokens or context_tokens > server.max_context_tokens):
+            break
+        ids.append(request.id)
+    return tuple(ids)

@@ -1,0 +1,34 @@
+"""Fixed batching: the one policy that makes requests wait for company."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from policies.core import IDLE, Decision, Dispatch, QueueState, Release, WaitUntil, first_ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fixed:
+    """Exactly `batch_size` together, as one padded batch; fewer only once the oldest has waited `max_wait` or at the end."""
+
+    batch_size: int
+    max_wait: float = math.inf  # seconds since the oldest waiting request arrived
+    order: str = "fcfs"
+    name: ClassVar[str] = "fixed"
+    padded: ClassVar[bool] = True
+    release: ClassVar[Release] = "batch"
+    wants_steps: ClassVar[bool] = False
+    joins_running: ClassVar[bool] = False
+
+    def decide(self, state: QueueState, now: float) -> Decision:
+        """Dispatch a full batch, or what is there at the deadline or when the queue is closing."""
+        server = state.empty_server()
+        if server is None or not state.waiting:
+            return IDLE
+        size = min(self.batch_size, server.max_batch_size)
+        deadline = state.waiting[0].request.arrived_at + self.max_wait
+        if len(state.waiting) >= size or now >= deadline or state.closing:
+            return Dispatch(first_ids(state, size, server), server.id)
+        return WaitUntil(deadline)

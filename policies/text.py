@@ -1,0 +1,121 @@
+"""The text form of policies and distributions: `name[:key=value{,key=value}]`, parsed, checked and written canonically."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from policies.core import Policy
+from policies.fixed import Fixed
+from policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
+
+POLICIES: dict[str, type[Policy]] = {
+    "single": Single,
+    "dynamic": Dynamic,
+    "fixed": Fixed,
+    "capped": Capped,
+    "elastic": Elastic,
+    "continuous": Continuous,
+}
+ORDERS = ("fcfs",)
+
+
+class SpecError(ValueError):
+    """A text that names no policy, distribution or law: what was got, what was expected, what to do."""
+
+
+def split_spec(text: str) -> tuple[str, dict[str, str]]:
+    """`"name:a=1,b=2"` as `("name", {"a": "1", "b": "2"})`. Raises SpecError where the grammar is broken."""
+    name, colon, rest = text.strip().partition(":")
+    if not name:
+        raise SpecError(f"got {text!r}; expected name[:key=value,...]")
+    if colon and not rest:
+        raise SpecError(f"got {text!r}; expected key=value after the colon")
+    return name, split_pairs(rest, context=text) if rest else {}
+
+
+def split_pairs(text: str, context: str) -> dict[str, str]:
+    """`"a=1,b=2"` as a dict. Raises SpecError on an empty or repeated key."""
+    pairs: dict[str, str] = {}
+    for item in text.split(","):
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if not (key and equals and value):
+            raise SpecError(f"got {item!r} in {context!r}; expected key=value")
+        if key in pairs:
+            raise SpecError(f"{key} is given twice in {context!r}")
+        pairs[key] = value
+    return pairs
+
+
+def suggest(word: str, known: Mapping[str, Any] | tuple[str, ...]) -> str:
+    """`"; did you mean X?"` where one of the known words is near, else nothing."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def parse_number(key: str, text: str, context: str) -> float:
+    """A finite or infinite number. Raises SpecError for anything else, not-a-number included."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise SpecError(f"got {key}={text!r} in {context!r}; expected a number") from None
+    if math.isnan(value):
+        raise SpecError(f"got {key}={text!r} in {context!r}; expected a number")
+    return value
+
+
+def format_number(value: float) -> str:
+    """The shortest text that reads back as the same number; whole numbers without a point."""
+    return str(int(value)) if float(value).is_integer() and abs(value) < 1e16 else repr(float(value))
+
+
+def parse_policy(text: str) -> Policy:
+    """The policy that a text names. Raises SpecError: unknown name or key, missing key, value out of range."""
+    name, pairs = split_spec(text)
+    if name not in POLICIES:
+        raise SpecError(f"unknown policy {name!r}; expected one of {', '.join(POLICIES)}{suggest(name, POLICIES)}")
+    cls = POLICIES[name]
+    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    unknown = [key for key in pairs if key not in fields]
+    if unknown:
+        raise SpecError(f"policy {name} has no key {unknown[0]!r}; its keys are {', '.join(fields)}{suggest(unknown[0], tuple(fields))}")
+    missing = [key for key, field in fields.items() if field.default is dataclasses.MISSING and key not in pairs]
+    if missing:
+        raise SpecError(f"policy {name} needs {missing[0]}, for example {name}:{missing[0]}=8")
+    return cls(**{key: _value(name, key, value) for key, value in pairs.items()})
+
+
+def _value(policy: str, key: str, text: str) -> int | float | str:
+    if key == "order":
+        if text not in ORDERS:
+            raise SpecError(f"got order={text!r} for policy {policy}; expected one of {', '.join(ORDERS)}")
+        return text
+    number = parse_number(key, text, policy)
+    if key == "max_wait":
+        if number <= 0:
+            raise SpecError(f"got max_wait={text} for policy {policy}; expected seconds > 0")
+        return number
+    if not number.is_integer() or number < 1:
+        raise SpecError(f"got {key}={text} for policy {policy}; expected a whole number >= 1")
+    return int(number)
+
+
+def format_policy(policy: Policy) -> str:
+    """The canonical text: keys in field order, defaults left out, shortest numbers."""
+    parts = []
+    for field in dataclasses.fields(policy):  # type: ignore[arg-type]
+        value = getattr(policy, field.name)
+        if value != field.default:
+            parts.append(f"{field.name}={value if isinstance(value, str) else format_number(value)}")
+    return policy.name + (":" + ",".join(parts) if parts else "")
+
+
+def policy_batch_size(policy: Policy) -> int | None:
+    """The largest batch the policy itself asks for; None where it sets no bound."""
+    if isinstance(policy, Single):
+        return 1
+    bound = getattr(policy, "max_batch_size", None) or getattr(policy, "batch_size", None)
+    return None if bound is None else int(bound)

@@ -1,0 +1,1 @@
+"""The mathematics: token distributions, the latency law, exact predictions, simulation, run records."""

@@ -1,0 +1,100 @@
+"""The latency law: how long an engine takes for a batch, as a function of its size and its lengths.
+
+    padded     H = k1 b + k2 + kp sum(prompt) + (k3 b + k4) l_max
+    unpadded   H = k1 b + k2 + kp sum(prompt) + k3 sum(l) + k4 l_max
+    continuous step(n, m admitted) = k3 n + k4 + k1 m + kp sum(prompt of the admitted), and `turnaround` per request
+
+`b` is the batch size, `l` counts ALL output tokens of a sequence, seconds throughout. Everything is multiplied by
+`speed` (> 1 = the machine is slower than when the shape was measured) and, batch by batch, by an independent
+residual of mean 1 and coefficient of variation `cv` (gamma distributed). A continuous engine pays `turnaround`
+instead of `k2`, and its steps carry no residual. Source: Yang et al., Section IV; what had to be added to predict a
+real engine is in docs/theory.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from policies.text import SpecError, format_number, parse_number, split_pairs, suggest
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyModel:
+    """Coefficients of the law, in seconds; `cv` and `speed` are pure numbers."""
+
+    k1: float = 0.0  # per member of a batch (its prefill and book-keeping)
+    k2: float = 0.0  # per batch
+    k3: float = 0.0  # per member and token
+    k4: float = 0.0  # per step
+    kp: float = 0.0  # per prompt token
+    cv: float = 0.0  # coefficient of variation of a batch's residual
+    turnaround: float = 0.0  # per request on a continuous engine: slot taken, but not in a step
+    speed: float = 1.0  # factor on every duration
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not math.isfinite(value):
+                raise SpecError(f"got {field.name}={value} in a latency law; expected a finite number")
+        if self.cv < 0 or self.speed <= 0 or self.turnaround < 0:
+            raise SpecError(f"got cv={self.cv}, speed={self.speed}, turnaround={self.turnaround}; expected cv, turnaround >= 0 and speed > 0")
+        if self.k3 < 0 or self.k4 < 0 or self.k3 + self.k4 <= 0:
+            raise SpecError(f"got k3={self.k3}, k4={self.k4}; expected both >= 0 and a step that takes time")
+
+    def padded(self, batch_size: float, longest: float, prompt_tokens: float = 0.0) -> float:
+        """Mean service time of a padded batch, seconds; `prompt_tokens` is the sum over the batch."""
+        return self.setup(batch_size, prompt_tokens) + self.step(batch_size) * longest
+
+    def unpadded(self, batch_size: float, total: float, longest: float, prompt_tokens: float = 0.0) -> float:
+        """Mean service time of a batch whose members leave when done, seconds; `total` = sum of output tokens."""
+        return self.setup(batch_size, prompt_tokens) + self.speed * (self.k3 * total + self.k4 * longest)
+
+    def setup(self, batch_size: float, prompt_tokens: float = 0.0) -> float:
+        """What a batch costs before its first decode step, seconds."""
+        return self.speed * (self.k1 * batch_size + self.k2 + self.kp * prompt_tokens)
+
+    def admission(self, admitted: float, prompt_tokens: float = 0.0) -> float:
+        """What admitting sequences adds to a step of a continuous engine, seconds."""
+        return self.speed * (self.k1 * admitted + self.kp * prompt_tokens)
+
+    def step(self, active: float) -> float:
+        """One decode step with `active` sequences, seconds."""
+        return self.speed * (self.k3 * active + self.k4)
+
+    def residual(self, rng: np.random.Generator) -> float:
+        """One draw of a batch's residual: gamma with mean 1 and coefficient of variation `cv`."""
+        if self.cv == 0:
+            return 1.0
+        shape = self.cv**-2
+        return float(rng.gamma(shape, 1 / shape))
+
+    def at_speed(self, speed: float) -> LatencyModel:
+        """The same shape at another speed."""
+        return dataclasses.replace(self, speed=speed)
+
+    def __str__(self) -> str:
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        values = {name: getattr(self, name) for name in defaults}
+        return ",".join(f"{k}={format_number(v)}" for k, v in values.items() if k in ("k1", "k2", "k3", "k4") or v != defaults[k])
+
+
+def parse_law(text: str) -> LatencyModel:
+    """`k1=..,k2=..,k3=..,k4=..[,kp,cv,turnaround,speed]`, or `a=..,c=..` for single requests (S = a n + c)."""
+    pairs = split_pairs(text, context=text)
+    numbers = {key: parse_number(key, value, text) for key, value in pairs.items()}
+    if "a" in numbers or "c" in numbers:
+        if set(numbers) - {"a", "c", "cv", "speed"} or "a" not in numbers:
+            raise SpecError(f"got {text!r}; expected a=..,c=.. (seconds per token, seconds per request)")
+        return LatencyModel(k2=numbers.get("c", 0.0), k4=numbers["a"], cv=numbers.get("cv", 0.0), speed=numbers.get("speed", 1.0))
+    known = tuple(field.name for field in dataclasses.fields(LatencyModel))
+    for key in numbers:
+        if key not in known:
+            raise SpecError(f"a latency law has no coefficient {key!r}; it has {', '.join(known)}{suggest(key, known)}")
+    missing = [key for key in ("k1", "k2", "k3", "k4") if key not in numbers]
+    if missing:
+        raise SpecError(f"got {text!r}; {missing[0]} is missing: expected k1=..,k2=..,k3=..,k4=.. in seconds, or a=..,c=..")
+    return LatencyModel(**numbers)

@@ -1,0 +1,99 @@
+"""What happened to one request: the record that gateway, simulator and load generator all write.
+
+A run file is JSON lines: one header (configuration, seed, versions, hardware), then one record per request. A writer
+leaves null what it cannot know. Instants are seconds on the writer's own clock, whose origin the header names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+SCHEMA_VERSION = 1
+Outcome = Literal["completed", "failed", "rejected", "abandoned", "cancelled"]
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """One request, one line. Durations and instants in seconds, counts in tokens."""
+
+    request_id: str
+    outcome: Outcome
+    policy: str | None = None
+    epoch: int | None = None
+    server_id: int | None = None
+    batch_id: int | None = None  # one per dispatch of a process; members of a batch share it
+    batch_size: int | None = None  # at dispatch; for continuous: in service just after it
+    intended_at: float | None = None  # the timetable's instant
+    sent_at: float | None = None
+    arrived_at: float | None = None  # at the gateway: body read and validated
+    dispatched_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+    released_at: float | None = None  # last byte handed to the transport
+    server_free_at: float | None = None  # when this request's server could be dispatched to again
+    queueing_delay: float | None = None
+    batch_forming_delay: float | None = None
+    service_time: float | None = None
+    sojourn_time: float | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    max_output_tokens: int | None = None
+    finish_reason: str | None = None
+    clipped: bool | None = None
+    error: str | None = None
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """First line of a run file."""
+
+    writer: Literal["gateway", "simulator", "load"]
+    schema_version: int = SCHEMA_VERSION
+    clock: str = "monotonic"
+    configuration: dict[str, Any] = {}
+    seed: int | None = None
+    versions: dict[str, str] = {}
+    hardware: dict[str, Any] = {}
+
+
+_encoder = msgspec.json.Encoder()
+
+
+def to_line(value: Record | Header) -> bytes:
+    """One JSON line, newline included."""
+    return _encoder.encode(value) + b"\n"
+
+
+def write_run(path: Path, header: Header, records: Iterable[Record]) -> None:
+    """A whole run file at once; its folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.write(to_line(header))
+        file.writelines(to_line(record) for record in records)
+
+
+def read_run(path: Path) -> tuple[Header, list[Record]]:
+    """Header and records. Raises ValueError naming the file and line that cannot be read."""
+    lines = iter(path.read_bytes().splitlines())
+    header = _decode(next(lines, b""), Header, path, 1)
+    if header.schema_version > SCHEMA_VERSION:
+        raise ValueError(f"{path}: got schema version {header.schema_version}; this Kendall reads up to {SCHEMA_VERSION}")
+    return header, list(_records(lines, path))
+
+
+def _records(lines: Iterator[bytes], path: Path) -> Iterator[Record]:
+    for number, line in enumerate(lines, start=2):
+        if line.strip():
+            yield _decode(line, Record, path, number)
+
+
+_T = TypeVar("_T")
+
+
+def _decode(line: bytes, kind: type[_T], path: Path, number: int) -> _T:
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{path}, line {number}: got {line[:80]!r}; expected a {kind.__name__.lower()} ({error})") from None

@@ -1,0 +1,158 @@
+"""One engine that obeys the latency law, step by step: a pure state machine on exact instants.
+
+The simulator jumps it from end to end, the emulated engine moves it token by token; because both read the same
+closed form for the instants of a stretch of equal steps, they agree to the last bit. Between two changes of
+composition the steps are equal: step k of a stretch that began at `t` ends at `t + first + (k - 1) * rest`. A
+composition changes only at the end of a step: a member ends (unpadded), a new one enters, one was removed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from queueing.latency import LatencyModel
+
+
+@dataclass(slots=True)
+class Member:
+    """One sequence in service: how many output tokens it will make (known here only) and has made."""
+
+    id: str
+    prompt_tokens: int
+    output_tokens: int
+    produced: int = 0
+    enters_at: float = 0.0
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has met its own end."""
+        return self.produced >= self.output_tokens
+
+
+class ServiceProcess:
+    """An engine under the law. Idle at first; `admit`, `remove` and `advance` are its only changes."""
+
+    def __init__(self, law: LatencyModel, rng: np.random.Generator) -> None:
+        self.law = law
+        self._rng = rng
+        self._active: dict[str, Member] = {}  # in a step; a padded batch keeps its ended members
+        self._pending: dict[str, Member] = {}  # admitted, not yet in a step
+        self._padded = False
+        self._residual = 1.0
+        self._opens_batch = False  # the next stretch pays k2
+        self._first_end = self._rest = math.inf
+        self._steps = 0  # completed in this stretch
+        self._changed = True  # composition changed at `_now`: the next step opens a new stretch
+        self._now = -math.inf  # end of the last completed step
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is in service or on its way."""
+        return not (self._active or self._pending)
+
+    def admit(self, now: float, members: Iterable[Member], *, padded: bool, joining: bool) -> None:
+        """Take members in. A batch (`joining=False`) needs an idle engine and enters one step together, now."""
+        if not joining:
+            if not self.idle:
+                raise ValueError("a batch was dispatched to an engine that is not empty")
+            self._residual, self._opens_batch, self._padded = self.law.residual(self._rng), True, padded
+        elif not self._active:
+            self._residual, self._opens_batch, self._padded = 1.0, False, False
+        delay = self.law.turnaround * self.law.speed if joining else 0.0
+        for member in members:
+            member.enters_at = now + delay
+            self._pending[member.id] = member
+
+    def remove(self, member_id: str, now: float) -> None:
+        """Drop a member (its client left); the step in flight keeps its end. Unknown ids are no error."""
+        if self._pending.pop(member_id, None) or member_id not in self._active:
+            return
+        self._open()
+        while self._instant(self._steps + 1) <= now:
+            self._complete(1)
+        del self._active[member_id]
+        if all(member.ended for member in self._active.values()):
+            self._active.clear()  # nobody is left who needs another token
+            self._changed = True
+        else:
+            self._first_end, self._steps = self._instant(self._steps + 1), 0
+            self._rest = self._residual * self.law.step(len(self._active))
+
+    def next_step_at(self) -> float:
+        """End of the step in flight; infinity when idle."""
+        self._open()
+        return self._instant(self._steps + 1)
+
+    def next_change_at(self) -> float:
+        """Instant of the next end of a member or, before it, of the next entry; infinity when idle."""
+        self._open()
+        return self._instant(self._steps_to_change())
+
+    def advance(self, *, to_change: bool) -> list[Member]:
+        """Complete one step, or all up to the next change; returns the members whose own end this is."""
+        self._open()
+        living = [member for member in self._active.values() if not member.ended]
+        self._complete(self._steps_to_change() - self._steps if to_change else 1)
+        ended = [member for member in living if member.ended]
+        if not self._padded:
+            for member in ended:
+                del self._active[member.id]
+            self._changed = self._changed or bool(ended)
+        elif len(ended) == len(living):
+            self._active.clear()
+            self._changed = True
+        return ended
+
+    def active(self) -> Collection[Member]:
+        """Members of the step in flight, the ended ones of a padded batch included."""
+        self._open()
+        return self._active.values()
+
+    def _complete(self, steps: int) -> None:
+        self._steps += steps
+        self._now = self._instant(self._steps)
+        for member in self._active.values():
+            member.produced += steps
+
+    def _open(self) -> None:
+        """Begin a new stretch where the composition changed or someone may enter now."""
+        if not self._active:
+            self._first_end = self._rest = math.inf
+            if self._pending:
+                self._begin(max(self._now, min(member.enters_at for member in self._pending.values())))
+        elif self._changed or any(member.enters_at <= self._now for member in self._pending.values()):
+            self._begin(self._now)
+
+    def _begin(self, at: float) -> None:
+        entering = [member for member in self._pending.values() if member.enters_at <= at]
+        for member in entering:
+            self._active[member.id] = self._pending.pop(member.id)
+        prompts = sum(member.prompt_tokens for member in entering)
+        cost = self.law.setup if self._opens_batch else self.law.admission
+        self._rest = self._residual * self.law.step(len(self._active))
+        self._first_end = at + (self._residual * cost(len(entering), prompts) + self._rest)
+        self._steps, self._opens_batch, self._changed = 0, False, False
+
+    def _instant(self, step: int) -> float:
+        return self._first_end if step == 1 or self._first_end == math.inf else self._first_end + (step - 1) * self._rest
+
+    def _steps_to_change(self) -> int:
+        left = [member.output_tokens - member.produced for member in self._active.values() if not member.ended]
+        if not left:
+            return self._steps + 1
+        steps = self._steps + (max(left) if self._padded else min(left))
+        for member in self._pending.values():
+            steps = min(steps, self._first_step_at_or_after(member.enters_at))
+        return max(steps, self._steps + 1)
+
+    def _first_step_at_or_after(self, at: float) -> int:
+        step = max(1, math.ceil((at - self._first_end) / self._rest) + 1)
+        while step > 1 and self._instant(step - 1) >= at:
+            step -= 1
+        while self._instant(step) < at:
+            step += 1
+        return step
