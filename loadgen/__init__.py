@@ -1,0 +1,1 @@
+"""Open-loop load: timetables of absolute instants, a streaming client, run records, statistics, reports."""

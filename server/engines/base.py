@@ -1,0 +1,179 @@
+"""What the gateway asks of an engine: the one seam where a fake may stand in.
+
+`dispatch` and `cancel` return at once; tokens come back through `TokenStream.push` on the event loop. The gateway
+finds where an answer ends (limit, end-of-sequence, stop strings), for padded and unpadded service alike; an engine
+that stops by itself merely saves work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from policies import Request
+
+EngineEnd = Literal["stop", "length", "cancelled"]
+
+
+class EngineStartError(RuntimeError):
+    """The engine could not be started; the message is one line: got / expected / what to do."""
+
+
+class InvalidPromptError(ValueError):
+    """A prompt that this engine cannot take; the message is for the client."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are chosen, with vLLM's names; None leaves the engine's default."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    logit_bias: Mapping[int, float] | None = None
+    logprobs: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One sequence for the engine. `forced_output_tokens` is the sealed field of an experiment: only an engine reads it."""
+
+    request: Request
+    prompt_token_ids: Sequence[int]
+    sampling: Sampling
+    forced_output_tokens: int | None = None
+    output_token_ids: Sequence[int] = ()  # already made, after a preemption: continue behind them
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One candidate of a position."""
+
+    token: str
+    logprob: float
+    rank: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One output token. `ends` marks the forced end of an experiment: the model would have stopped here."""
+
+    id: int
+    text: str
+    ends: bool = False
+    logprobs: Mapping[int, TokenLogprob] | None = None
+
+
+class TokenListener(Protocol):
+    """Who hears a stream: the gateway's ticket."""
+
+    def on_tokens(self, tokens: Sequence[Token]) -> None:
+        """More tokens, in order."""
+
+    def on_end(self, end: EngineEnd) -> None:
+        """The engine will send no more and has let the sequence go."""
+
+    def on_failure(self, message: str) -> None:
+        """The engine lost the sequence."""
+
+
+class TokenStream:
+    """The way back of one dispatched request; the gateway sets `listener` before the loop runs on."""
+
+    __slots__ = ("listener", "request_id")
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.listener: TokenListener | None = None
+
+    def push(self, tokens: Sequence[Token]) -> None:
+        """Hand tokens to the listener."""
+        if self.listener is not None:
+            self.listener.on_tokens(tokens)
+
+    def end(self, end: EngineEnd) -> None:
+        """Say that the engine has let the sequence go."""
+        if self.listener is not None:
+            self.listener.on_end(end)
+
+    def fail(self, message: str) -> None:
+        """Say that the sequence is lost."""
+        if self.listener is not None:
+            self.listener.on_failure(message)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One engine step: its end on the loop's clock, sequences that computed a token, and how many of them began in it."""
+
+    at: float
+    running: int
+    admitted: int
+    prompt_tokens: int = 0
+    server_id: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What an engine is and the bounds within which it serves; known once it has started."""
+
+    engine: str  # "vllm" | "emulated"
+    model: str
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_cache_tokens: int
+    eos_token_ids: frozenset[int]
+    vocab_size: int
+    pads: bool = True
+    servers: int = 1
+    versions: Mapping[str, str] = field(default_factory=dict)
+    hardware: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Engine(Protocol):
+    """One or more servers that turn prompts into tokens."""
+
+    on_step: Callable[[Step], None] | None
+    on_death: Callable[[str], None] | None  # called once if the engine is lost, after every stream has failed
+
+    async def start(self) -> Capabilities:
+        """Bring it up. Raises EngineStartError."""
+
+    async def stop(self) -> None:
+        """Let it go, whatever it holds; leaves no process behind."""
+
+    async def healthy(self) -> bool:
+        """Whether it answers."""
+
+    async def encode(self, text: str) -> list[int]:
+        """Token ids of a text, special tokens as the model wants them."""
+
+    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]) -> list[int]:
+        """Token ids of a conversation under the model's chat template. Raises InvalidPromptError."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids."""
+
+    def dispatch(self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool) -> list[TokenStream]:
+        """Start these together (in one engine step unless `joining` a running server). Does not wait.
+
+        Padded: the engine goes on with every member until it is cancelled or the largest limit of the batch is met;
+        it stops at no end-of-sequence and no stop string.
+        """
+
+    def cancel(self, request_ids: Sequence[str]) -> None:
+        """Let these sequences go; no `end` is sent for them. Unknown ids are no error."""
