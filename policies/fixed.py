@@ -28,7 +28,9 @@ class Fixed:
         if server is None or not state.waiting:
             return IDLE
         size = min(self.batch_size, server.max_batch_size)
+        ids = first_ids(state, size, server)
+        full = len(ids) == size or len(ids) < len(state.waiting)  # a token bound makes a smaller batch full too
         deadline = state.waiting[0].request.arrived_at + self.max_wait
-        if len(state.waiting) >= size or now >= deadline or state.closing:
-            return Dispatch(first_ids(state, size, server), server.id)
+        if full or now >= deadline or state.closing:
+            return Dispatch(ids, server.id)
         return WaitUntil(deadline)

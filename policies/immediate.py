@@ -12,7 +12,7 @@ def _take(state: QueueState, size: int | None) -> Decision:
     server = state.empty_server()
     if server is None or not state.waiting:
         return IDLE
-    return Dispatch(first_ids(state, size or len(state.waiting), server), server.id)
+    return Dispatch(first_ids(state, len(state.waiting) if size is None else size, server), server.id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,15 +94,15 @@ class Continuous:
     joins_running: ClassVar[bool] = True
 
     def decide(self, state: QueueState, now: float) -> Decision:
-        """Fill the free slots of the server that has most of them."""
-        if not state.waiting or not state.servers:
+        """Fill the free slots of the server that has most of them, among those with memory for the oldest request."""
+        if not state.waiting:
             return IDLE
-        server = max(state.servers, key=self._free_slots)
-        free = self._free_slots(server)
-        if free <= 0:
-            return IDLE
-        return Dispatch(tuple(w.request.id for w in state.waiting[:free]), server.id)
+        for server in sorted(state.servers, key=self._free_slots, reverse=True):
+            ids = first_ids(state, self._free_slots(server), server)
+            if ids:
+                return Dispatch(ids, server.id)
+        return IDLE
 
     def _free_slots(self, server: Server) -> int:
         bound = server.max_batch_size if self.max_batch_size is None else min(self.max_batch_size, server.max_batch_size)
-        return bound - len(server.in_service)
+        return max(bound - len(server.in_service), 0)  # more than the bound may be in service after the bound was lowered

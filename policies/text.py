@@ -45,7 +45,7 @@ def split_pairs(text: str, context: str) -> dict[str, str]:
         if not (key and equals and value):
             raise SpecError(f"got {item!r} in {context!r}; expected key=value")
         if key in pairs:
-            raise SpecError(f"{key} is given twice in {context!r}")
+            raise SpecError(f"got {key} twice in {context!r}; expected it once")
         pairs[key] = value
     return pairs
 
@@ -76,22 +76,22 @@ def parse_policy(text: str) -> Policy:
     """The policy that a text names. Raises SpecError: unknown name or key, missing key, value out of range."""
     name, pairs = split_spec(text)
     if name not in POLICIES:
-        raise SpecError(f"unknown policy {name!r}; expected one of {', '.join(POLICIES)}{suggest(name, POLICIES)}")
+        raise SpecError(f"got policy {name!r}; expected one of {', '.join(POLICIES)}{suggest(name, POLICIES)}")
     cls = POLICIES[name]
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     unknown = [key for key in pairs if key not in fields]
     if unknown:
-        raise SpecError(f"policy {name} has no key {unknown[0]!r}; its keys are {', '.join(fields)}{suggest(unknown[0], tuple(fields))}")
+        raise SpecError(f"got key {unknown[0]!r} for policy {name}; expected {', '.join(fields)}{suggest(unknown[0], tuple(fields))}")
     missing = [key for key, field in fields.items() if field.default is dataclasses.MISSING and key not in pairs]
     if missing:
-        raise SpecError(f"policy {name} needs {missing[0]}, for example {name}:{missing[0]}=8")
+        raise SpecError(f"got {text!r}; expected {missing[0]} too, for example {name}:{missing[0]}=8")
     return cls(**{key: _value(name, key, value) for key, value in pairs.items()})
 
 
 def _value(policy: str, key: str, text: str) -> int | float | str:
     if key == "order":
         if text not in ORDERS:
-            raise SpecError(f"got order={text!r} for policy {policy}; expected one of {', '.join(ORDERS)}")
+            raise SpecError(f"got order={text!r} for policy {policy}; expected one of {', '.join(ORDERS)}{suggest(text, ORDERS)}")
         return text
     number = parse_number(key, text, policy)
     if key == "max_wait":

@@ -26,6 +26,8 @@ class Member:
     output_tokens: int
     produced: int = 0
     enters_at: float = 0.0
+    first_token_at: float | None = None
+    last_token_at: float | None = None  # its own end
 
     @property
     def ended(self) -> bool:
@@ -113,9 +115,15 @@ class ServiceProcess:
         return self._active.values()
 
     def _complete(self, steps: int) -> None:
+        done = self._steps
         self._steps += steps
         self._now = self._instant(self._steps)
         for member in self._active.values():
+            if not member.produced:
+                member.first_token_at = self._instant(done + 1)
+            left = member.output_tokens - member.produced
+            if 0 < left <= steps:
+                member.last_token_at = self._instant(done + left)
             member.produced += steps
 
     def _open(self) -> None:

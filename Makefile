@@ -1,0 +1,40 @@
+# Every target makes the environment first (tools/setup_env.py, silent when up to date).
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-system demo test test-all check bench clean
+
+PYTHON ?= python3
+BIN := .venv/bin
+CACHES := .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## make .venv; FLAVOUR=cpu|cuda|emulated, PYTHON=python3.11
+	@$(PYTHON) tools/setup_env.py $(if $(FLAVOUR),--flavour $(FLAVOUR))
+
+setup-system: ## Prometheus and Chromium from Debian's packages, for the tests that use them
+	@tools/setup_system.sh
+
+demo: setup ## the gateway under load, observed beside predicted; ARGS="..."
+	@$(BIN)/kendall demo $(ARGS)
+
+test: setup ## the quick tests; ARGS="..."
+	@$(BIN)/pytest -q -m "not slow" $(ARGS)
+
+test-all: setup ## every test
+	@$(BIN)/pytest -q $(ARGS)
+
+check: setup ## lint, format, types, direction of imports, spelling
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/mypy kendall.py tools/setup_env.py
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+
+bench: setup ## the benchmarks, one after the other
+	@for file in $(wildcard bench/*.py); do echo "== $$file"; $(BIN)/python "$$file" $(ARGS) || exit 1; done
+
+clean: ## remove caches and builds, keep .venv and runs
+	@rm -rf $(CACHES) build dist *.egg-info
+	@find . -path ./.venv -prune -o -type d -name __pycache__ -exec rm -rf {} +

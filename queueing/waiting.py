@@ -1,0 +1,67 @@
+"""The waiting queue as a policy sees it: a sequence, oldest first, from which a prefix is taken in constant time each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import overload
+
+from policies.core import Waiting
+
+_COMPACT = 4096
+
+
+class WaitingQueue(Sequence[Waiting]):
+    """First come, first served. Slices copy only what they cover; nothing is copied to show the queue to a policy."""
+
+    __slots__ = ("_head", "_items")
+
+    def __init__(self) -> None:
+        self._items: list[Waiting] = []
+        self._head = 0
+
+    def __len__(self) -> int:
+        return len(self._items) - self._head
+
+    def __iter__(self) -> Iterator[Waiting]:
+        return iter(self._items[self._head :])
+
+    @overload
+    def __getitem__(self, index: int) -> Waiting: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Waiting]: ...
+    def __getitem__(self, index: int | slice) -> Waiting | list[Waiting]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            return self._items[self._head + start : self._head + stop : step] if step > 0 else self._items[self._head :][index]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"got index {index} in a queue of {len(self)}")
+        return self._items[self._head + index if index >= 0 else index]
+
+    def append(self, waiting: Waiting) -> None:
+        """The newest."""
+        self._items.append(waiting)
+
+    def take(self, request_ids: Sequence[str]) -> list[Waiting]:
+        """Remove these, and return them in the order asked. Raises KeyError where one does not wait."""
+        end = self._head + len(request_ids)
+        taken = self._items[self._head : end]
+        if all(waiting.request.id == request_id for waiting, request_id in zip(taken, request_ids, strict=False)) and len(taken) == len(request_ids):
+            self._head = end
+            self._compact()
+            return taken
+        waits = {waiting.request.id: waiting for waiting in self}
+        chosen = [waits.pop(request_id) for request_id in request_ids]
+        self._items, self._head = list(waits.values()), 0
+        return chosen
+
+    def remove(self, request_id: str) -> Waiting | None:
+        """Remove one, wherever it stands; None where it does not wait."""
+        for index in range(self._head, len(self._items)):
+            if self._items[index].request.id == request_id:
+                return self._items.pop(index)
+        return None
+
+    def _compact(self) -> None:
+        if self._head > _COMPACT and 2 * self._head > len(self._items):
+            del self._items[: self._head]
+            self._head = 0

@@ -1,0 +1,222 @@
+"""One HTTP call on its way: its sequences in the queue, its bytes on the way out, its client watched throughout."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from queueing.record import Outcome
+from server.batcher import Batcher
+from server.engines.base import Token, Work
+from server.errors import ApiError, loss_error
+from server.formats import DONE, Format
+from server.ticket import Ticket
+
+
+class Choice:
+    """The consumer of one ticket: one choice of the answer."""
+
+    __slots__ = ("_call", "_offset", "done", "index", "text", "ticket", "tokens")
+
+    def __init__(self, call: Answer, index: int) -> None:
+        self._call = call
+        self._offset = 0
+        self.index = index
+        self.ticket: Ticket | None = None
+        self.text: list[str] = []
+        self.tokens: list[Token] = []
+        self.done = False
+
+    def on_dispatched(self) -> None:
+        """One sequence less to wait for."""
+        self._call.undispatched -= 1
+        self._call.wake()
+
+    def on_text(self, text: str, tokens: Sequence[Token]) -> None:
+        """Build the chunk once; the writer sends what has gathered."""
+        call = self._call
+        if call.stream:
+            if text or call.format.top_logprobs is not None:
+                call.chunks.append(call.format.text(self.index, text, tokens, self._offset))
+                self._offset += len(text)
+                call.wake()
+        else:
+            self.text.append(text)
+            self.tokens += tokens
+
+    def on_release(self) -> None:
+        """The answer is whole."""
+        self.done = True
+        self._call.finished.append(self)
+        self._call.wake()
+
+    def on_lost(self, outcome: Outcome, code: str, message: str) -> None:
+        """Nothing more will come."""
+        del outcome
+        self._call.error = self._call.error or loss_error(code, message)
+        self._call.wake()
+
+
+class Answer(Response):
+    """Submits the call's sequences, then writes; a client that goes takes its sequences with it, streamed or not."""
+
+    def __init__(self, batcher: Batcher, works: list[Work], answer_format: Format, options: AnswerOptions) -> None:
+        self.background = None
+        self.format = answer_format
+        self.stream = options.stream
+        self.undispatched = len(works)
+        self.chunks: list[bytes] = []
+        self.finished: list[Choice] = []  # whole, not yet sent
+        self.error: ApiError | None = None
+        self._batcher = batcher
+        self._works = works
+        self._options = options
+        self._choices = [Choice(self, index) for index in range(len(works))]
+        self._awake = asyncio.Event()
+        self._gone = False
+
+    def wake(self) -> None:
+        """Something changed for the writer."""
+        self._awake.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the call to its end; every ticket has an outcome afterwards."""
+        watch = asyncio.create_task(self._watch(receive))
+        tickets: list[Ticket] = []
+        try:
+            tickets = self._batcher.submit(self._works, self._choices, self._options.client_limit)
+            for choice, ticket in zip(self._choices, tickets, strict=True):
+                choice.ticket = ticket
+            await self._write(scope, receive, send)
+        finally:
+            watch.cancel()
+            for ticket in tickets:
+                ticket.cancel()  # no effect on those with an outcome
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        self.wake()
+
+    async def _until(self, condition: Any) -> None:
+        while not (condition() or self._gone or self.error):
+            self._awake.clear()
+            await self._awake.wait()
+
+    async def _write(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._until(lambda: self.undispatched == 0)
+        if not self.stream:
+            await self._until(lambda: len(self.finished) == len(self._choices))
+        if self._gone:
+            return
+        if self.error:
+            for ticket in (choice.ticket for choice in self._choices):
+                if ticket is not None:
+                    ticket.cancel()
+            await self._write_error(scope, receive, send)
+        elif self.stream:
+            with contextlib.suppress(ConnectionError):
+                await self._write_stream(send)
+        else:
+            await self._write_whole(send)
+
+    async def _write_error(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert self.error is not None
+        headers = self.error.headers() | {"x-request-id": self._options.request_id}
+        await JSONResponse(self.error.body(), self.error.status, headers)(scope, receive, send)
+
+    async def _write_whole(self, send: Send) -> None:
+        choices = []
+        for choice in self._choices:
+            assert choice.ticket is not None
+            ending = choice.ticket.ending
+            assert ending.finish_reason is not None
+            choices.append(
+                self.format.choice(choice.index, "".join(choice.text), choice.tokens, ending.finish_reason, ending.stop_reason)
+            )
+        body = self.format.whole(choices, self._usage())
+        headers = [*self._headers(whole=True), (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+        self._release()
+
+    async def _write_stream(self, send: Send) -> None:
+        headers = [*self._headers(whole=False), (b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        self.chunks[:0] = [self.format.first(choice.index) for choice in self._choices]
+        left = len(self._choices)
+        while left:
+            await self._until(lambda: self.chunks or self.finished)
+            if self._gone:
+                return
+            left -= len(self.finished)
+            for choice in self.finished:
+                self.chunks.append(self._finish(choice))
+            if self.error:
+                self.chunks.append(b"data: " + JSONResponse(self.error.body()).body + b"\n\n")
+                left = 0
+            if not left:
+                self.chunks.append(self._tail())
+            body, self.chunks = b"".join(self.chunks), []
+            sent, self.finished = self.finished, []
+            await send({"type": "http.response.body", "body": body, "more_body": left > 0})
+            self._release(sent)
+
+    def _finish(self, choice: Choice) -> bytes:
+        assert choice.ticket is not None
+        ending = choice.ticket.ending
+        assert ending.finish_reason is not None
+        return self.format.finish(choice.index, ending.finish_reason, ending.stop_reason)
+
+    def _tail(self) -> bytes:
+        if self._options.include_usage and not self.error:
+            return self.format.usage(self._usage()) + DONE
+        return DONE
+
+    def _release(self, choices: Sequence[Choice] | None = None) -> None:
+        for choice in self._choices if choices is None else choices:
+            if choice.ticket is not None:
+                choice.ticket.released()
+
+    def _usage(self) -> dict[str, Any]:
+        tickets = [choice.ticket for choice in self._choices if choice.ticket is not None]
+        prompt = sum(ticket.work.request.prompt_tokens for ticket in tickets[:: self._options.n])
+        output = sum(ticket.ending.output_tokens for ticket in tickets)
+        queue, service = self._delays()
+        timing = {"queueing_delay_ms": queue, "service_ms": service, "batch_size": tickets[0].batch_size}
+        return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output, "kendall": timing}
+
+    def _delays(self) -> tuple[float, float]:
+        """Queueing delay and service so far of the sequence that waited longest, milliseconds."""
+        now = self._batcher.now()
+        starts = [(choice.ticket.at.dispatched or now, choice.ticket) for choice in self._choices if choice.ticket is not None]
+        dispatched, ticket = max(starts, key=lambda pair: pair[0])
+        return round((dispatched - ticket.work.request.arrived_at) * 1e3, 3), round((now - dispatched) * 1e3, 3)
+
+    def _headers(self, *, whole: bool) -> list[tuple[bytes, bytes]]:
+        queue, service = self._delays()
+        timing = f"queue;dur={queue}, service;dur={service}" if whole else f"queue;dur={queue}"
+        return [
+            (b"x-request-id", self._options.request_id.encode()),
+            (b"x-kendall-queueing-delay-ms", str(queue).encode()),
+            (b"server-timing", timing.encode()),
+        ]
+
+
+class AnswerOptions:
+    """What the writer needs to know of the call."""
+
+    __slots__ = ("client_limit", "include_usage", "n", "request_id", "stream")
+
+    def __init__(self, *, request_id: str, stream: bool, include_usage: bool, n: int, client_limit: int | None) -> None:
+        self.request_id = request_id
+        self.stream = stream
+        self.include_usage = include_usage
+        self.n = n
+        self.client_limit = client_limit

@@ -1,0 +1,394 @@
+"""The driver of a policy on a live engine: keeps the queue, asks, carries out, and owns every unanswered ticket.
+
+It asks on every arrival, end, cancellation and expiry, on a change of policy, and at the last `WaitUntil`; after a
+`Dispatch` it asks again at once. Everything happens synchronously on the event loop's clock, so that on virtual time
+the instants equal the simulator's. Nothing here knows HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, overload
+
+from policies import Dispatch, Fixed, Policy, Preempt, QueueState, Request, Running, Server, Waiting, WaitUntil, format_policy
+from queueing.record import Outcome, Record
+from server.clock import clock_of
+from server.ending import Ending
+from server.engines.base import Capabilities, Engine, Work
+from server.ticket import Consumer, Ticket
+
+log = logging.getLogger("kendall.batcher")
+
+
+class Observer(Protocol):
+    """Who is told what happens: metrics, the run file, the live model. Must not wait."""
+
+    def on_arrival(self, ticket: Ticket) -> None:
+        """A request joined the queue."""
+
+    def on_dispatch(self, batch: Batch) -> None:
+        """A batch (or one request of a continuous engine) began."""
+
+    def on_idle(self, server_id: int, at: float) -> None:
+        """A server holds nothing any more."""
+
+    def on_record(self, ticket: Ticket, record: Record) -> None:
+        """A request met its one outcome and everything about it is known."""
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """What one Dispatch started, under the policy then in force."""
+
+    id: int
+    server_id: int
+    policy: Policy
+    policy_text: str
+    dispatched_at: float
+    forming_until: float  # instant its last member arrived, or max_wait passed (fixed)
+    tickets: list[Ticket]
+    open: set[str]  # ids whose own end has not come
+
+    def forming_delay(self, request: Request) -> float:
+        """Seconds this request waited for company."""
+        return max(0.0, self.forming_until - request.arrived_at)
+
+
+@dataclass(slots=True)
+class _Slot:
+    """One server: what runs there, and for which policy."""
+
+    id: int
+    running: dict[str, Running] = field(default_factory=dict)
+    policy: Policy | None = None  # whose work it holds
+
+
+class _WaitingView(Sequence[Waiting]):
+    """The queue as policies read it: length, oldest, the first n."""
+
+    __slots__ = ("_tickets",)
+
+    def __init__(self, tickets: dict[str, Ticket]) -> None:
+        self._tickets = tickets
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def __iter__(self) -> Iterator[Waiting]:
+        return (Waiting(ticket.work.request, len(ticket.work.output_token_ids)) for ticket in self._tickets.values())
+
+    @overload
+    def __getitem__(self, index: int) -> Waiting: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Waiting]: ...
+    def __getitem__(self, index: int | slice) -> Waiting | Sequence[Waiting]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self._tickets))
+            return list(itertools.islice(self, start, stop, step))
+        if index < 0:
+            index += len(self._tickets)
+        for waiting in itertools.islice(self, index, None):
+            return waiting
+        raise IndexError(index)
+
+
+class Batcher:
+    """Queue + policy + engine. One instance per engine; every method is called on the event loop."""
+
+    def __init__(self, engine: Engine, capabilities: Capabilities, policy: Policy, observers: Sequence[Observer] = ()) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.now = clock_of(self._loop)
+        self.engine = engine
+        self.capabilities = capabilities
+        self.policy = policy
+        self.policy_text = format_policy(policy)
+        self.epoch = 0
+        self.closing = False
+        self.held = False  # True while something else (a calibration) has the engine to itself
+        self._observers = tuple(observers)
+        self._waiting: dict[str, Ticket] = {}
+        self._view = _WaitingView(self._waiting)
+        self._slots = [_Slot(index) for index in range(capabilities.servers)]
+        self._batch_ids = itertools.count()
+        self._timer: asyncio.TimerHandle | None = None
+        self._expiries: dict[str, asyncio.TimerHandle] = {}
+        self._asking = self._ask_again = False
+        self._unsettled: dict[str, Ticket] = {}  # not in the queue, or in it: without an outcome yet
+
+    # what it holds
+
+    @property
+    def queue_length(self) -> int:
+        """Requests waiting."""
+        return len(self._waiting)
+
+    @property
+    def in_service(self) -> int:
+        """Requests dispatched whose own end has not come (or whose padded batch goes on)."""
+        return sum(len(slot.running) for slot in self._slots)
+
+    @property
+    def unanswered(self) -> int:
+        """Requests without an outcome."""
+        return len(self._unsettled)
+
+    def running(self) -> list[list[Running]]:
+        """What each server has in service."""
+        return [list(slot.running.values()) for slot in self._slots]
+
+    # what comes in
+
+    def submit(self, works: Sequence[Work], consumers: Sequence[Consumer], client_limit: int | None = None) -> list[Ticket]:
+        """Put sequences into the queue, all of one call together, and ask the policy."""
+        eos = self.capabilities.eos_token_ids
+        tickets = [
+            Ticket(self, work, Ending(work.sampling, eos), consumer, client_limit) for work, consumer in zip(works, consumers, strict=True)
+        ]
+        for ticket in tickets:
+            if ticket.id in self._unsettled:
+                raise ValueError(f"request id {ticket.id!r} is in use")
+            self._unsettled[ticket.id] = self._waiting[ticket.id] = ticket
+            deadline = ticket.work.request.deadline
+            if deadline < math.inf:
+                self._expiries[ticket.id] = self._loop.call_at(deadline, self._expire, ticket)
+            for observer in self._observers:
+                observer.on_arrival(ticket)
+        self._ask()
+        return tickets
+
+    def switch(self, policy: Policy | None = None) -> int:
+        """Put another policy in force (None: only a limit changed); returns the new epoch.
+
+        What is in service finishes under the old policy, what waits goes on under the new one.
+        """
+        self.epoch += 1
+        if policy is not None:
+            self.policy, self.policy_text = policy, format_policy(policy)
+        self._ask()
+        return self.epoch
+
+    def close(self) -> None:
+        """Nothing more will arrive: a partial batch is dispatched rather than kept waiting."""
+        self.closing = True
+        self._ask()
+
+    def hold(self, held: bool) -> None:
+        """Stop dispatching (what waits keeps its place), or go on."""
+        self.held = held
+        self._ask()
+
+    # what ends
+
+    def cancel(self, ticket: Ticket) -> None:
+        """The client is gone: out of the queue or out of the engine. No effect on a ticket with an outcome."""
+        self._drop(ticket, "cancelled")
+
+    def lose(self, ticket: Ticket, outcome: Outcome, code: str, message: str) -> None:
+        """No answer for this ticket; its consumer is told."""
+        if ticket.outcome is None:
+            ticket.lost_because(message)
+            ticket.consumer.on_lost(outcome, code, message)
+            self._drop(ticket, outcome)
+
+    def lose_all(self, code: str, message: str) -> None:
+        """The engine is gone or the gateway stops: every unanswered ticket fails, once."""
+        self.held = True  # nothing may be dispatched in between
+        for ticket in list(self._unsettled.values()):
+            self.lose(ticket, "failed", code, message)
+
+    def member_ended(self, ticket: Ticket) -> None:
+        """A ticket met its own end: it leaves now, or with its batch."""
+        batch = ticket.batch
+        assert batch is not None
+        batch.open.discard(ticket.id)
+        if isinstance(ticket.ending.stop_reason, str) and not batch.policy.padded:
+            self.engine.cancel([ticket.id])  # the engine knows no stop strings
+        if not batch.policy.padded:
+            self._leave_server(ticket)
+        if batch.policy.release == "request":
+            ticket.consumer.on_release()
+        self._after_departure(batch)
+
+    def settle(self, ticket: Ticket, outcome: Outcome) -> None:
+        """Give a ticket its one outcome; its record leaves once its server's end is known too."""
+        ticket.outcome = outcome
+        self._unsettled.pop(ticket.id, None)
+        if ticket.at.server_free is not None or ticket.batch is None:
+            self._emit(ticket)
+
+    # inside
+
+    def _expire(self, ticket: Ticket) -> None:
+        if ticket.id in self._waiting:
+            self.lose(ticket, "abandoned", "queue_timeout", "the request's patience ran out while it waited")
+
+    def _drop(self, ticket: Ticket, outcome: Outcome) -> None:
+        if ticket.outcome is not None:
+            return
+        if self._waiting.pop(ticket.id, None) is not None:
+            self._forget_expiry(ticket)
+            self.settle(ticket, outcome)
+            self._ask()
+            return
+        batch = ticket.batch
+        assert batch is not None
+        self.settle(ticket, outcome)
+        in_service = ticket.id in self._slots[batch.server_id].running
+        batch.open.discard(ticket.id)
+        if in_service:
+            self.engine.cancel([ticket.id])
+            self._leave_server(ticket)
+            self._after_departure(batch)
+
+    def _leave_server(self, ticket: Ticket) -> None:
+        batch = ticket.batch
+        assert batch is not None
+        slot = self._slots[batch.server_id]
+        slot.running.pop(ticket.id, None)
+        if batch.policy.joins_running:
+            self._free(ticket)
+            self._tell_idle(slot)
+
+    def _after_departure(self, batch: Batch) -> None:
+        if not batch.open and batch.tickets:
+            self._end_batch(batch)
+        self._ask()
+
+    def _end_batch(self, batch: Batch) -> None:
+        """Every member has met its own end: padding stops, the server is free, held answers leave."""
+        tickets, batch.tickets = batch.tickets, []
+        slot = self._slots[batch.server_id]
+        padding = [ticket.id for ticket in tickets if ticket.batch is batch and ticket.id in slot.running]
+        if padding:
+            self.engine.cancel(padding)
+            for request_id in padding:
+                del slot.running[request_id]
+        if not batch.policy.joins_running:
+            for ticket in tickets:
+                if ticket.batch is batch:
+                    self._free(ticket)
+            self._tell_idle(slot)
+        if batch.policy.release == "batch":
+            for ticket in tickets:
+                if ticket.outcome is None and ticket.batch is batch:
+                    ticket.consumer.on_release()
+
+    def _tell_idle(self, slot: _Slot) -> None:
+        if not slot.running:
+            for observer in self._observers:
+                observer.on_idle(slot.id, self.now())
+
+    def _free(self, ticket: Ticket) -> None:
+        ticket.at.server_free = self.now()
+        if ticket.outcome is not None:
+            self._emit(ticket)
+
+    def _emit(self, ticket: Ticket) -> None:
+        record = ticket.record()
+        for observer in self._observers:
+            observer.on_record(ticket, record)
+
+    def _forget_expiry(self, ticket: Ticket) -> None:
+        if timer := self._expiries.pop(ticket.id, None):
+            timer.cancel()
+
+    # asking the policy and carrying out
+
+    def _ask(self) -> None:
+        """Carry out what the policy decides until it waits. A call from within is served by the outer one."""
+        if self._asking:
+            self._ask_again = True
+            return
+        self._asking = True
+        try:
+            self._ask_again = True
+            while self._ask_again:
+                self._ask_again = False
+                self._carry_out()
+        finally:
+            self._asking = False
+
+    def _carry_out(self) -> None:
+        while not self.held:
+            decision = self.policy.decide(self._state(), self.now())
+            if isinstance(decision, WaitUntil):
+                self._wake_at(decision.deadline)
+                return
+            if isinstance(decision, Preempt):
+                self._preempt(decision)
+            else:
+                self._dispatch(decision)
+
+    def _wake_at(self, deadline: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(deadline, self._ask) if deadline < math.inf else None
+
+    def _state(self) -> QueueState:
+        bounds = self.capabilities
+        servers = [
+            Server(
+                slot.id,
+                tuple(slot.running.values()),
+                bounds.max_num_seqs,
+                bounds.max_num_batched_tokens,
+                bounds.kv_cache_tokens,
+            )
+            for slot in self._slots
+            if not slot.running or slot.policy is self.policy
+        ]
+        return QueueState(self._view, servers, {}, self.closing)
+
+    def _dispatch(self, decision: Dispatch) -> None:
+        now = self.now()
+        tickets = [self._waiting.pop(request_id) for request_id in decision.request_ids]
+        slot, policy = self._slots[decision.server_id], self.policy
+        slot.policy = policy
+        forming = self._forming_until(tickets, now)
+        batch = Batch(
+            next(self._batch_ids), slot.id, policy, self.policy_text, now, forming, tickets, {ticket.id for ticket in tickets}
+        )
+        for ticket in tickets:
+            self._forget_expiry(ticket)
+            ticket.batch, ticket.at.dispatched, ticket.epoch = batch, now, self.epoch
+            ticket.running = slot.running[ticket.id] = Running(ticket.work.request, now, len(ticket.work.output_token_ids))
+        for ticket in tickets:
+            ticket.batch_size = len(slot.running)
+        works = [ticket.work for ticket in tickets]
+        streams = self.engine.dispatch(slot.id, works, padded=policy.padded, joining=policy.joins_running)
+        for ticket, stream in zip(tickets, streams, strict=True):
+            stream.listener = ticket
+            ticket.consumer.on_dispatched()
+        for observer in self._observers:
+            observer.on_dispatch(batch)
+
+    def _forming_until(self, tickets: Sequence[Ticket], now: float) -> float:
+        """Only fixed batching makes a request wait for company; elsewhere a batch forms of what is there."""
+        if not isinstance(self.policy, Fixed):
+            return -math.inf
+        last = max(ticket.work.request.arrived_at for ticket in tickets)
+        if len(tickets) >= min(self.policy.batch_size, self.capabilities.max_num_seqs):
+            return last
+        return min(now, tickets[0].work.request.arrived_at + self.policy.max_wait)
+
+    def _preempt(self, decision: Preempt) -> None:
+        """Back to the head of the queue, with the tokens made so far."""
+        back = {}
+        for request_id in decision.request_ids:
+            ticket = self._unsettled[request_id]
+            batch = ticket.batch
+            assert batch is not None
+            self.engine.cancel([request_id])
+            self._slots[batch.server_id].running.pop(request_id)
+            batch.open.discard(request_id)
+            ticket.batch = ticket.running = None
+            ticket.resume_later()
+            back[request_id] = ticket
+        rest = dict(self._waiting)
+        self._waiting.clear()
+        self._waiting.update(back | rest)

@@ -1,0 +1,82 @@
+"""`kendall calibrate`: against a running gateway, or with an engine started for it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from policies import SpecError
+from queueing.profile import Profile, profile_path
+from server.calibration import Calibrator
+from server.gateway import Gateway
+from server.schema import CalibrationRequest
+from server.serving import serve
+from server.settings import Settings
+
+
+def calibrate(target: str, plan: dict[str, Any], output: Path | None, *, json_output: bool) -> None:
+    """Measure, save, and say what was found."""
+    request = CalibrationRequest.model_validate(plan)
+    profile = _remote(target, request) if target.startswith(("http://", "https://")) else _local(target, request)
+    path = output or profile_path(profile.name)
+    profile.save(path)
+    if json_output:
+        sys.stdout.write(profile.to_json() + "\n")
+        return
+    console = Console()
+    console.print(f"law       {profile.law}", highlight=False)
+    for name, (low, high) in profile.intervals.items():
+        console.print(f"  {name}      {getattr(profile.law, name) * 1e3:8.4f} ms   95 % [{low * 1e3:.4f}, {high * 1e3:.4f}]", highlight=False)
+    console.print(f"fit       R2 {profile.r2:.4f}, mean absolute error of the cells {profile.mape:.1%}", highlight=False)
+    console.print(f"profile   {path}", highlight=False)
+
+
+def _remote(url: str, request: CalibrationRequest) -> Profile:
+    console = Console(stderr=True)
+    try:
+        with console.status("measuring the engine through its gateway"):
+            response = httpx.post(url.rstrip("/") + "/admin/calibrate", json=request.model_dump(), timeout=900)
+    except httpx.HTTPError as error:
+        raise SpecError(f"got {url}; expected a running gateway ({error})") from None
+    if response.status_code != 200:
+        raise SpecError(f"{url} answered {response.status_code}: {response.json()['error']['message']}")
+    return Profile.from_dict(response.json())
+
+
+def _local(model: str, request: CalibrationRequest) -> Profile:
+    """An engine of its own on a free port, stopped afterwards."""
+    import asyncio  # noqa: PLC0415
+    import os  # noqa: PLC0415
+    import signal  # noqa: PLC0415
+
+    found: list[Profile] = []
+    failures: list[BaseException] = []
+    tasks: list[asyncio.Task[None]] = []
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+
+    async def measure(gateway: Gateway) -> None:
+        try:
+            bar = progress.add_task("measuring", total=None)
+            calibrator = Calibrator(gateway, lambda done, total: progress.update(bar, completed=done, total=total))
+            found.append(await calibrator.run(request))
+        except Exception as error:  # noqa: BLE001 - handed to the caller below
+            failures.append(error)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with Progress(*columns, console=console) as progress:
+        progress.add_task("engine starts", total=None)
+        settings = Settings(model=model, served_model_name=model.rstrip("/").rsplit("/", 1)[-1], port=0, prediction_interval=0)
+        try:
+            serve(settings, on_ready=lambda gateway: tasks.append(asyncio.ensure_future(measure(gateway))))
+        except KeyboardInterrupt:
+            if not (found or failures):
+                raise
+    if failures:
+        raise failures[0]
+    return found[0]

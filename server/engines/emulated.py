@@ -1,0 +1,183 @@
+"""An engine that obeys the latency law, token by token, on absolute instants of the event loop's clock.
+
+For machines without vLLM and for tests on virtual time. Its words mean nothing; its timing is the law's. It reads the
+prompts' lengths and draws an answer's own length from a geometric law of the model it pretends to be, unless a length
+is forced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import platform
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from queueing.latency import LatencyModel
+from queueing.service import Member, ServiceProcess
+from server.clock import clock_of
+from server.engines.base import Capabilities, InvalidPromptError, Step, Token, TokenStream, Work
+
+EOS = 0
+VOCABULARY = ("", *(f" word{index}" for index in range(1, 256)))
+
+
+class EmulatedEngine:
+    """One or more servers under the law. It says of itself that it is emulated."""
+
+    def __init__(self, law: LatencyModel, *, servers: int = 1, seed: int = 0, mean_output_tokens: float = 64.0, **bounds: int) -> None:
+        self.law = law
+        self.on_step: Callable[[Step], None] | None = None
+        self.on_death: Callable[[str], None] | None = None
+        self._bounds = bounds
+        rngs = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(servers + 1)]
+        self._lengths, self._mean = rngs[0], mean_output_tokens
+        self._servers = [_EmulatedServer(self, index, ServiceProcess(law, rng)) for index, rng in enumerate(rngs[1:])]
+
+    async def start(self) -> Capabilities:
+        """Ready at once."""
+        for server in self._servers:
+            server.loop = asyncio.get_running_loop()
+        bounds = {"max_model_len": 2048, "max_num_seqs": 64, "max_num_batched_tokens": 131072, "kv_cache_tokens": 131072} | self._bounds
+        return Capabilities(
+            engine="emulated",
+            model="emulated",
+            eos_token_ids=frozenset({EOS}),
+            vocab_size=len(VOCABULARY),
+            servers=len(self._servers),
+            versions={"python": platform.python_version()},
+            hardware={"emulated_law": str(self.law)},
+            **bounds,
+        )
+
+    async def stop(self) -> None:
+        """Drop everything."""
+        for server in self._servers:
+            server.drop()
+
+    async def healthy(self) -> bool:
+        """Always."""
+        return True
+
+    async def encode(self, text: str) -> list[int]:
+        """One token per word."""
+        return [1 + hash_word(word) % (len(VOCABULARY) - 1) for word in re.findall(r"\S+", text)] or [1]
+
+    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]) -> list[int]:
+        """One token per word of every message."""
+        del template_arguments
+        if not messages:
+            raise InvalidPromptError("got no messages; expected at least one")
+        return await self.encode(" ".join(f"{message['role']}: {message['content']}" for message in messages))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Words."""
+        return "".join(VOCABULARY[token_id % len(VOCABULARY)] for token_id in token_ids)
+
+    def dispatch(self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool) -> list[TokenStream]:
+        """Enter the law's next step together."""
+        return self._servers[server_id].dispatch(works, padded=padded, joining=joining)
+
+    def cancel(self, request_ids: Sequence[str]) -> None:
+        """Out at once; the step in flight keeps its end."""
+        for server in self._servers:
+            for request_id in request_ids:
+                server.cancel(request_id)
+
+    def natural_length(self, work: Work) -> int:
+        """Where this answer would end by itself: forced, never (`ignore_eos`), or a geometric draw."""
+        if work.forced_output_tokens is not None:
+            return work.forced_output_tokens
+        if work.sampling.ignore_eos:
+            return work.sampling.max_tokens + 1
+        return max(int(self._lengths.geometric(1 / self._mean)), work.sampling.min_tokens)
+
+
+class _Answer:
+    """One answer in the making: where it ends, and its next token."""
+
+    def __init__(self, stream: TokenStream, work: Work, natural_length: int) -> None:
+        self.stream = stream
+        self._forced = work.forced_output_tokens is not None
+        self._made_before = len(work.output_token_ids)
+        self._ends_at = natural_length
+        length = min(natural_length, work.sampling.max_tokens) - self._made_before
+        self.member = Member(work.request.id, len(work.prompt_token_ids) + self._made_before, max(1, length))
+
+    def token(self) -> Token:
+        """The token of the step just done."""
+        position = self._made_before + self.member.produced
+        if position == self._ends_at and not self._forced:
+            return Token(EOS, "")
+        token_id = 1 + position % (len(VOCABULARY) - 1)
+        return Token(token_id, VOCABULARY[token_id], ends=position == self._ends_at)
+
+
+class _EmulatedServer:
+    """One server: a timer at the end of the step in flight."""
+
+    def __init__(self, engine: EmulatedEngine, index: int, process: ServiceProcess) -> None:
+        self.engine = engine
+        self.index = index
+        self.process = process
+        self.loop: asyncio.AbstractEventLoop
+        self._answers: dict[str, _Answer] = {}
+        self._padded = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._new: set[str] = set()
+
+    def dispatch(self, works: Sequence[Work], *, padded: bool, joining: bool) -> list[TokenStream]:
+        self._padded = padded
+        answers = [_Answer(TokenStream(work.request.id), work, self.engine.natural_length(work)) for work in works]
+        self._answers.update((answer.stream.request_id, answer) for answer in answers)
+        self._new.update(answer.stream.request_id for answer in answers)
+        self.process.admit(clock_of(self.loop)(), [answer.member for answer in answers], padded=padded, joining=joining)
+        self._schedule()
+        return [answer.stream for answer in answers]
+
+    def cancel(self, request_id: str) -> None:
+        if self._answers.pop(request_id, None) is not None:
+            self.process.remove(request_id, clock_of(self.loop)())
+            self._schedule()
+
+    def drop(self) -> None:
+        self._answers.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _schedule(self) -> None:
+        at = self.process.next_step_at()
+        if self._timer is not None:
+            if self._timer.when() == at:
+                return
+            self._timer.cancel()
+        self._timer = self.loop.call_at(at, self._step) if at < math.inf else None
+
+    def _step(self) -> None:
+        self._timer = None
+        running = list(self.process.active())
+        ended = self.process.advance(to_change=False)
+        self._tell_step(running)
+        answers = [self._answers[member.id] for member in running if member.id in self._answers]
+        if not self._padded:
+            for member in ended:
+                del self._answers[member.id]
+        for answer in answers:
+            answer.stream.push((answer.token(),))
+        self._schedule()
+
+    def _tell_step(self, running: Sequence[Member]) -> None:
+        if self.engine.on_step is None:
+            return
+        fresh = [member for member in running if member.id in self._new]
+        self._new -= {member.id for member in fresh}
+        prompts = sum(member.prompt_tokens for member in fresh)
+        self.engine.on_step(Step(clock_of(self.loop)(), len(running), len(fresh), prompts, self.index))
+
+
+def hash_word(word: str) -> int:
+    """A stable number for a word (Python's own hash differs between processes)."""
+    return int.from_bytes(word.encode()[:8], "little")

@@ -1,0 +1,265 @@
+"""vLLM behind the `Engine` protocol: one EngineCore process, restartable.
+
+Importing this module is cheap: vLLM (6 s) is imported by `start`, in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import gc
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .base import Capabilities, EngineStartError, InvalidPromptError, Step, TokenStream, Work
+from .vllm_options import check_model, engine_arguments, on_cpu
+from .vllm_process import engine_error, parse_cpus, pin, prepare
+from .vllm_reader import Reader
+from .vllm_submit import Cancel, Start, Submitter, stop_after
+from .vllm_watch import Watch
+
+if TYPE_CHECKING:
+    from .vllm_core import Core
+
+__all__ = ["VllmEngine", "prepare"]
+
+HANG_TIMEOUT = 5.0  # seconds without an answer from an engine that decodes on the CPU
+COMPILING_HANG_TIMEOUT = 30.0  # elsewhere: kernels are compiled when they are first needed
+SLOWEST_PROMPT_TOKEN = 0.02  # seconds more for each prompt token that is still to be computed: a large model on a CPU
+ANSWER_TIMEOUT = 1.0  # seconds for a health check
+NOT_RUNNING = "the engine is not running"
+
+
+class VllmEngine:
+    """One vLLM engine. `engine_args` are vLLM's own, text values allowed; `cpus` (KENDALL_ENGINE_CPUS) is where it computes.
+
+    Call `prepare()` first thing in the main thread; otherwise `start` does, later and slower.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        engine_args: Mapping[str, Any] | None = None,
+        cpus: str | None = None,
+        hang_timeout: float | None = None,
+    ) -> None:
+        self.on_step: Callable[[Step], None] | None = None
+        self.on_death: Callable[[str], None] | None = None
+        self._model = model
+        self._engine_args = dict(engine_args or {})
+        self._cpus = cpus if cpus is not None else os.environ.get("KENDALL_ENGINE_CPUS") or None
+        self._hang_timeout = hang_timeout or (HANG_TIMEOUT if on_cpu() else COMPILING_HANG_TIMEOUT)
+        self._readers: dict[str, Reader] = {}
+        self._core: Core | None = None
+        self._capabilities: Capabilities | None = None
+        self._booting: asyncio.Future[Core] | None = None
+        self._submitter: Submitter | None = None
+        self._watch: Watch | None = None
+        self._gateway_cpus: frozenset[int] | None = None  # to give back when the engine stops
+
+    # ---- life ----
+
+    async def start(self) -> Capabilities:
+        """See `Engine`. After a death it starts anew."""
+        await self.stop()
+        try:
+            cpus = parse_cpus(self._cpus) if self._cpus else None
+            check_model(self._model, "tokenizer" in self._engine_args)
+            self._booting = asyncio.ensure_future(asyncio.to_thread(self._boot, asyncio.get_running_loop()))
+            core = await asyncio.shield(self._booting)
+        except EngineStartError:
+            raise
+        except Exception as error:
+            raise EngineStartError(_start_message(error)) from error
+        self._core, self._booting = core, None
+        await core.warm()
+        self._capabilities = core.capabilities()
+        self._submitter = Submitter(core, self._begin)
+        self._watch = Watch(core.pid, core.ping, self._patience, self._lost)
+        if cpus:
+            self._pin(core.pid, cpus)
+        return self._capabilities
+
+    def _boot(self, loop: asyncio.AbstractEventLoop) -> Core:
+        prepare(self._model)
+        engine_error()  # forget an older one
+        from . import vllm_core  # noqa: PLC0415  # six seconds, in this thread
+
+        def on_step(running: int, admitted: int, prompt_tokens: int) -> None:
+            if self.on_step is not None:
+                self.on_step(Step(loop.time(), running, admitted, prompt_tokens))
+
+        return vllm_core.boot(engine_arguments(self._model, self._engine_args, cpu=on_cpu()), on_step)
+
+    async def stop(self) -> None:
+        """See `Engine`."""
+        if self._booting is not None:  # a start that was cancelled half-way: its process must not stay
+            with contextlib.suppress(Exception):
+                self._core = await self._booting
+            self._booting = None
+        core = await self._let_go()
+        self._fail_all("the engine was stopped")
+        if core is not None:
+            await asyncio.to_thread(core.shutdown)
+            del core
+            # AsyncLLM stands in reference cycles, and its __del__ fails in an interpreter that is shutting down
+            await asyncio.to_thread(gc.collect)
+        if self._gateway_cpus is not None:
+            pin(os.getpid(), self._gateway_cpus)
+            self._gateway_cpus = None
+
+    async def _let_go(self) -> Core | None:
+        core, self._core = self._core, None
+        submitter, self._submitter = self._submitter, None
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
+        if submitter is not None:
+            await submitter.close()
+        return core
+
+    @property
+    def process_id(self) -> int:
+        """The EngineCore process, for operators and tests."""
+        return self._running_core().pid
+
+    async def healthy(self) -> bool:
+        """See `Engine`."""
+        return self._core is not None and self._watch is not None and await self._core.ping(ANSWER_TIMEOUT)
+
+    def _patience(self) -> float | None:
+        if not self._readers:
+            return None
+        return self._hang_timeout + SLOWEST_PROMPT_TOKEN * sum(reader.prompt_ahead() for reader in self._readers.values())
+
+    def _lost(self, reason: str) -> None:
+        """The engine is gone or as good as gone: fail every stream, then say so, once."""
+        watch, self._watch = self._watch, None
+        if watch is None or self._core is None:
+            return
+        watch.close()
+        self._core.kill()
+        self._fail_all(reason)
+        if self.on_death is not None:
+            self.on_death(reason)
+
+    def _fail_all(self, reason: str) -> None:
+        readers, self._readers = self._readers, {}
+        for reader in readers.values():
+            reader.fail(reason)
+
+    def _pin(self, engine_pid: int, cpus: frozenset[int]) -> None:
+        """The engine onto its CPUs, the gateway onto the others; undone by `stop`."""
+        here = frozenset(os.sched_getaffinity(0))
+        pin(engine_pid, cpus)
+        if here - cpus:
+            self._gateway_cpus = here
+            pin(os.getpid(), here - cpus)
+
+    # ---- prompts ----
+
+    async def encode(self, text: str) -> list[int]:
+        """See `Engine`."""
+        core = self._running_core()
+        return await _refusing(core.tokens_of_text(text))
+
+    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]) -> list[int]:
+        """See `Engine`."""
+        core = self._running_core()
+        return await _refusing(core.tokens_of_chat(messages, template_arguments))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """See `Engine`. Special tokens are left out."""
+        return str(self._running_core().tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    def _running_core(self) -> Core:
+        if self._core is None:
+            raise RuntimeError(NOT_RUNNING)
+        return self._core
+
+    # ---- sequences ----
+
+    def dispatch(self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool) -> list[TokenStream]:
+        """See `Engine`."""
+        del server_id  # there is one
+        core, submitter = self._core, self._submitter
+        if core is None or submitter is None or self._watch is None:
+            return [_stillborn(work) for work in works]
+        readers = [Reader(TokenStream(work.request.id), work, core.tokenizer, self._lost) for work in works]
+        self._readers |= {reader.work.request.id: reader for reader in readers}
+        submitter.put(Start(readers, together=not joining, padded=padded))
+        return [reader.stream for reader in readers]
+
+    def cancel(self, request_ids: Sequence[str]) -> None:
+        """See `Engine`."""
+        readers = [reader for request_id in request_ids if (reader := self._readers.pop(request_id, None)) is not None]
+        for reader in readers:
+            reader.closed = True
+        if readers and self._submitter is not None:
+            self._submitter.put(Cancel(readers))
+
+    async def _begin(self, reader: Reader, padded_length: int | None) -> None:
+        from .vllm_core import CLIENT_ERRORS, sampling_params  # noqa: PLC0415  # imported long ago by `_boot`
+
+        core, work = self._running_core(), reader.work
+        assert self._capabilities is not None
+        try:
+            sampling = sampling_params(
+                work.sampling,
+                max_tokens=stop_after(work, padded_length, self._capabilities.max_model_len),
+                made=len(work.output_token_ids),
+                runs_on=padded_length is not None or work.forced_output_tokens is not None,
+                keep_seed=not core.drops_seed,
+            )
+            tokens = [*work.prompt_token_ids, *work.output_token_ids]
+            reader.internal_id = await core.add(work.request.id, tokens, sampling, functools.partial(self._receive, reader))
+        except CLIENT_ERRORS as error:
+            self._readers.pop(work.request.id, None)
+            reader.fail(f"vLLM refused the request: {_first_line(error)}")
+        except Exception as error:  # noqa: BLE001  # EngineDeadError and whatever else ends the way in
+            self._lost(_first_line(error))
+
+    def _receive(self, reader: Reader, output: Any) -> None:
+        """Within vLLM's output loop, which an exception would end for everyone: a listener's fault stays its own."""
+        try:
+            reader.receive(output)
+        except Exception as error:  # noqa: BLE001
+            asyncio.get_running_loop().call_exception_handler({"message": "a token listener failed", "exception": error})
+            self.cancel([reader.work.request.id])
+            reader.closed = False
+            reader.fail(f"the gateway failed over a token: {_first_line(error)}")
+        if reader.closed and self._readers.get(reader.work.request.id) is reader:
+            del self._readers[reader.work.request.id]
+
+
+async def _refusing(call: Any) -> list[int]:
+    """Await vLLM's renderer; what it says against a prompt is for the client."""
+    from .vllm_core import PROMPT_ERRORS  # noqa: PLC0415  # imported long ago by `_boot`
+
+    try:
+        tokens: list[int] = await call
+    except PROMPT_ERRORS as error:
+        raise InvalidPromptError(_first_line(error)) from error
+    return tokens
+
+
+def _stillborn(work: Work) -> TokenStream:
+    """A stream that fails as soon as its listener is there."""
+    stream = TokenStream(work.request.id)
+    asyncio.get_running_loop().call_soon(stream.fail, NOT_RUNNING)
+    return stream
+
+
+def _start_message(error: Exception) -> str:
+    told = engine_error() if "core initialization failed" in str(error) else ""
+    return f"vLLM did not start: {told.strip().splitlines()[0] if told.strip() else _first_line(error)}"
+
+
+def _first_line(error: Exception) -> str:
+    said = str(error)
+    if callable(details := getattr(error, "errors", None)):  # pydantic's first line only counts them
+        said = str(details()[0]["msg"])
+    return (said or type(error).__name__).strip().splitlines()[0]

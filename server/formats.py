@@ -1,0 +1,157 @@
+"""The bytes of answers: OpenAI's JSON and SSE chunks, each built once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from server.engines.base import Token, TokenLogprob
+
+encode = msgspec.json.encode
+DONE = b"data: [DONE]\n\n"
+
+
+def completion_logprobs(tokens: Sequence[Token], offset: int) -> dict[str, Any] | None:
+    """The completions form: parallel lists."""
+    if not tokens or tokens[0].logprobs is None:
+        return None
+    offsets = []
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(token.text)
+    return {
+        "text_offset": offsets,
+        "token_logprobs": [_own(token).logprob for token in tokens],
+        "tokens": [_own(token).token for token in tokens],
+        "top_logprobs": [{item.token: item.logprob for item in _ranked(token)} for token in tokens],
+    }
+
+
+def chat_logprobs(tokens: Sequence[Token], top: int) -> dict[str, Any] | None:
+    """The chat form: one object a token."""
+    if not tokens or tokens[0].logprobs is None:
+        return None
+    return {"content": [_item(_own(token)) | {"top_logprobs": [_item(item) for item in _ranked(token)[:top]]} for token in tokens]}
+
+
+def _item(logprob: TokenLogprob) -> dict[str, Any]:
+    return {"token": logprob.token, "logprob": logprob.logprob, "bytes": list(logprob.token.encode())}
+
+
+def _own(token: Token) -> TokenLogprob:
+    assert token.logprobs is not None
+    return token.logprobs[token.id]
+
+
+def _ranked(token: Token) -> list[TokenLogprob]:
+    return sorted((token.logprobs or {}).values(), key=lambda item: -item.logprob)
+
+
+class Format:
+    """How one call's answer looks; subclasses name the endpoint's own fields."""
+
+    kind: str
+    chunk_kind: str
+
+    def __init__(self, call_id: str, created: int, model: str, top_logprobs: int | None) -> None:
+        self.top_logprobs = top_logprobs
+        self._identity = {"id": call_id, "created": created, "model": model}
+        self._head = b"data: " + encode({"id": call_id, "object": self.chunk_kind, "created": created, "model": model})[:-1] + b',"choices":['
+
+    def first(self, index: int) -> bytes:
+        """What opens a choice's stream."""
+        raise NotImplementedError
+
+    def text(self, index: int, text: str, tokens: Sequence[Token], offset: int) -> bytes:
+        """A chunk with more text."""
+        raise NotImplementedError
+
+    def finish(self, index: int, finish_reason: str, stop_reason: str | int | None) -> bytes:
+        """The chunk that ends a choice."""
+        raise NotImplementedError
+
+    def usage(self, usage: Mapping[str, Any]) -> bytes:
+        """The chunk after the last choice, if asked for."""
+        return self._head + b'],"usage":' + encode(usage) + b"}\n\n"
+
+    def choice(self, index: int, text: str, tokens: Sequence[Token], finish_reason: str, stop_reason: str | int | None) -> dict[str, Any]:
+        """A whole choice."""
+        raise NotImplementedError
+
+    def whole(self, choices: list[dict[str, Any]], usage: Mapping[str, Any]) -> bytes:
+        """The whole answer."""
+        return encode({**self._identity, "object": self.kind, "choices": choices, "usage": usage})
+
+
+class CompletionFormat(Format):
+    """`/v1/completions`."""
+
+    kind = chunk_kind = "text_completion"
+
+    def first(self, index: int) -> bytes:
+        """Nothing."""
+        del index
+        return b""
+
+    def text(self, index: int, text: str, tokens: Sequence[Token], offset: int) -> bytes:
+        """A text chunk."""
+        logprobs = encode(completion_logprobs(tokens, offset)) if self.top_logprobs is not None else b"null"
+        return b'%b{"index":%d,"text":%b,"logprobs":%b,"finish_reason":null,"stop_reason":null}]}\n\n' % (
+            self._head,
+            index,
+            encode(text),
+            logprobs,
+        )
+
+    def finish(self, index: int, finish_reason: str, stop_reason: str | int | None) -> bytes:
+        """An empty text with the reason."""
+        return b'%b{"index":%d,"text":"","logprobs":null,"finish_reason":%b,"stop_reason":%b}]}\n\n' % (
+            self._head,
+            index,
+            encode(finish_reason),
+            encode(stop_reason),
+        )
+
+    def choice(self, index: int, text: str, tokens: Sequence[Token], finish_reason: str, stop_reason: str | int | None) -> dict[str, Any]:
+        """A whole choice."""
+        logprobs = completion_logprobs(tokens, 0) if self.top_logprobs is not None else None
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason, "stop_reason": stop_reason}
+
+
+class ChatFormat(Format):
+    """`/v1/chat/completions`."""
+
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+
+    def first(self, index: int) -> bytes:
+        """The role."""
+        return b'%b{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}\n\n' % (self._head, index)
+
+    def text(self, index: int, text: str, tokens: Sequence[Token], offset: int) -> bytes:
+        """A content delta."""
+        del offset
+        logprobs = encode(chat_logprobs(tokens, self.top_logprobs)) if self.top_logprobs is not None else b"null"
+        return b'%b{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null}]}\n\n' % (
+            self._head,
+            index,
+            encode(text),
+            logprobs,
+        )
+
+    def finish(self, index: int, finish_reason: str, stop_reason: str | int | None) -> bytes:
+        """An empty delta with the reason."""
+        return b'%b{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b,"stop_reason":%b}]}\n\n' % (
+            self._head,
+            index,
+            encode(finish_reason),
+            encode(stop_reason),
+        )
+
+    def choice(self, index: int, text: str, tokens: Sequence[Token], finish_reason: str, stop_reason: str | int | None) -> dict[str, Any]:
+        """A whole choice."""
+        logprobs = chat_logprobs(tokens, self.top_logprobs) if self.top_logprobs is not None else None
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish_reason, "stop_reason": stop_reason}

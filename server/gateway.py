@@ -1,0 +1,275 @@
+"""The gateway behind its HTTP routes: an engine that comes up, a batcher, the limits in force, what is observed."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from policies import Request, SpecError, format_policy, parse_policy, policy_batch_size
+from queueing.latency import LatencyModel
+from queueing.profile import Profile
+from queueing.record import Header
+from server.batcher import Batcher, Observer
+from server.clock import clock_of
+from server.engines.base import Capabilities, Engine, InvalidPromptError, Sampling, Work
+from server.errors import ApiError
+from server.live import LiveModel
+from server.metrics import Metrics
+from server.recorder import Recorder
+from server.schema import ChatRequest, CompletionRequest, Generation, PolicyChange
+from server.settings import Settings
+
+log = logging.getLogger("kendall")
+
+
+class Gateway:
+    """One engine and its queue. `start` returns when the engine serves; until then requests are refused with 503."""
+
+    def __init__(self, settings: Settings, engine: Engine, law: LatencyModel | None = None) -> None:
+        self.settings = settings
+        self.engine = engine
+        self.metrics = Metrics()
+        self.law = law
+        self.max_output_tokens = settings.max_output_tokens
+        self.patience = settings.patience
+        self.draining = False
+        self.dead: str | None = None  # why the engine is lost
+        self.calibrating = False
+        self.live: LiveModel | None = None
+        self.profile: Profile | None = None  # where the law came from, if it was calibrated here
+        self._policy = parse_policy(settings.policy)
+        self._batcher: Batcher | None = None
+        self._recorder: Recorder | None = None
+        self._ids = itertools.count()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # life
+
+    async def start(self) -> None:
+        """Bring the engine up. Raises EngineStartError."""
+        self.now = clock_of(asyncio.get_running_loop())
+        capabilities = await self.engine.start()
+        self.engine.on_death = self._on_death
+        observers: list[Observer] = [self.metrics]
+        if self.settings.record_file:
+            header = Header(
+                writer="gateway",
+                configuration=self.describe_engine(capabilities) | {"policy": self.settings.policy},
+                versions=dict(capabilities.versions),
+                hardware=dict(capabilities.hardware),
+            )
+            self._recorder = Recorder(self.settings.record_file, header)
+            observers.append(self._recorder)
+        self.live = LiveModel(self)
+        observers.append(self.live)
+        self._batcher = Batcher(self.engine, capabilities, self._policy, observers)
+        self.metrics.gauge_of("queue_length", "Requests waiting", lambda: self.batcher.queue_length)
+        self.metrics.gauge_of("in_service", "Sequences in service", lambda: self.batcher.in_service)
+        self.metrics.switched(format_policy(self._policy), self.max_output_tokens, 0, changed_policy=False)
+        if self.settings.prediction_interval > 0:
+            self._tasks.append(asyncio.create_task(self.live.run(self.settings.prediction_interval)))
+
+    async def stop(self) -> None:
+        """Fail what is unanswered, let the engine go, close the files."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._batcher is not None:
+            self._batcher.lose_all("shutting_down", "the gateway is shutting down")
+        if self.live is not None:
+            self.live.close()
+        await self.engine.stop()
+        if self._recorder is not None:
+            self._recorder.close()
+
+    async def drain(self) -> None:
+        """Take nothing new; return when everything that had arrived is answered."""
+        self.draining = True
+        if self._batcher is not None:
+            self._batcher.close()
+            while self._batcher.unanswered and not self.dead:
+                await asyncio.sleep(0.02)
+            self.flush()
+
+    def flush(self) -> None:
+        """What is known is in the run file."""
+        if self._recorder is not None:
+            self._recorder.flush()
+
+    def _on_death(self, message: str) -> None:
+        self.dead = message
+        log.error("engine lost: %s", message)
+        if self._batcher is not None:
+            self._batcher.lose_all("engine_unavailable", "the engine is gone")
+
+    # state
+
+    @property
+    def ready(self) -> bool:
+        """Whether the engine serves."""
+        return self._batcher is not None and self.dead is None
+
+    @property
+    def batcher(self) -> Batcher:
+        """The queue; only once ready."""
+        if self._batcher is None:
+            raise ApiError(503, "engine_unavailable", "the engine is starting; ask /ready", retry_after=5)
+        return self._batcher
+
+    def admit(self) -> Batcher:
+        """The queue, if it takes requests now."""
+        if self.dead is not None:
+            raise ApiError(503, "engine_unavailable", "the engine is gone; restart the gateway", retry_after=10)
+        if self.draining:
+            raise ApiError(503, "shutting_down", "the gateway takes no new requests", retry_after=10)
+        return self.batcher
+
+    def effective_max_batch_size(self) -> int:
+        """The least of the policy's own bound and the engine's."""
+        own = policy_batch_size(self.batcher.policy)
+        bound = self.batcher.capabilities.max_num_seqs
+        return bound if own is None else min(own, bound)
+
+    def describe_engine(self, capabilities: Capabilities) -> dict[str, Any]:
+        """What serves, for `/v1/models`, the run file and the log."""
+        return {
+            "engine": capabilities.engine,
+            "emulated": capabilities.engine == "emulated",
+            "model": self.settings.served_model_name,
+            "max_model_len": capabilities.max_model_len,
+            "max_num_seqs": capabilities.max_num_seqs,
+            "max_num_batched_tokens": capabilities.max_num_batched_tokens,
+            "kv_cache_tokens": capabilities.kv_cache_tokens,
+            "servers": capabilities.servers,
+        }
+
+    def policy_in_force(self) -> dict[str, Any]:
+        """What `GET /admin/policy` answers."""
+        batcher = self.batcher
+        return {
+            "policy": batcher.policy_text,
+            "effective_max_batch_size": self.effective_max_batch_size(),
+            "padded": batcher.policy.padded and batcher.capabilities.pads,
+            "max_output_tokens": self.max_output_tokens,
+            "patience": self.patience,
+            "epoch": batcher.epoch,
+        }
+
+    def change(self, change: PolicyChange) -> dict[str, Any]:
+        """Put policy and limits in force together, or raise and change nothing."""
+        batcher = self.batcher
+        try:
+            policy = None if change.policy is None else parse_policy(change.policy)
+        except SpecError as error:
+            raise ApiError(400, "invalid_policy", str(error), param="policy") from None
+        if "max_output_tokens" in change.model_fields_set:
+            self.max_output_tokens = change.max_output_tokens
+        if "patience" in change.model_fields_set:
+            self.patience = change.patience
+        epoch = batcher.switch(policy)
+        self.metrics.switched(batcher.policy_text, self.max_output_tokens, epoch, changed_policy=policy is not None)
+        log.info("epoch %d: policy %s, max_output_tokens %s", epoch, batcher.policy_text, self.max_output_tokens)
+        return self.policy_in_force()
+
+    # requests
+
+    async def works(self, call: CompletionRequest | ChatRequest, call_id: str, arrived_at: float) -> list[Work]:
+        """The sequences of a call: prompts tokenised, limits applied, one per choice."""
+        prompts = await self._encode(call)
+        logprobs = _logprobs(call)
+        works = []
+        for prompt in prompts:
+            limit = self._limit(call, len(prompt))
+            for choice in range(call.n):
+                seed = None if call.seed is None else call.seed + choice
+                request = Request(
+                    id=f"{call_id}-{len(works)}",
+                    arrived_at=arrived_at,
+                    prompt_tokens=len(prompt),
+                    max_output_tokens=limit,
+                    priority=call.priority,
+                    deadline=math.inf if self.patience is None else arrived_at + self.patience,
+                )
+                works.append(Work(request, prompt, _sampling(call, limit, logprobs, seed), call.kendall_forced_output_tokens))
+        return works
+
+    async def _encode(self, call: CompletionRequest | ChatRequest) -> Sequence[Sequence[int]]:
+        vocabulary = self.batcher.capabilities.vocab_size
+        try:
+            if isinstance(call, ChatRequest):
+                messages = [message.model_dump(exclude_none=True) for message in call.messages]
+                arguments = {"add_generation_prompt": call.add_generation_prompt} | (call.chat_template_kwargs or {})
+                return [await self.engine.encode_chat(messages, arguments)]
+            prompts = [prompt if isinstance(prompt, list) else await self.engine.encode(prompt) for prompt in call.prompts()]
+        except InvalidPromptError as error:
+            raise ApiError(400, "invalid_prompt", str(error)) from None
+        for prompt in prompts:
+            if not prompt:
+                raise ApiError(400, "invalid_prompt", "got an empty prompt; expected at least one token", param="prompt")
+            if not all(0 <= token < vocabulary for token in prompt):
+                raise ApiError(400, "invalid_prompt", f"got a token id outside the vocabulary of {vocabulary}", param="prompt")
+        if not prompts:
+            raise ApiError(400, "invalid_prompt", "got an empty list of prompts; expected at least one", param="prompt")
+        return prompts
+
+    def _limit(self, call: Generation, prompt_tokens: int) -> int:
+        bounds = self.batcher.capabilities
+        room = min(bounds.max_model_len, bounds.kv_cache_tokens) - prompt_tokens
+        if room < 1 or prompt_tokens > bounds.max_num_batched_tokens:
+            raise ApiError(
+                400,
+                "context_length_exceeded",
+                f"got a prompt of {prompt_tokens} tokens; expected at most {bounds.max_model_len - 1}: shorten it",
+                param="prompt",
+            )
+        own = call.client_limit()
+        if own is not None and own > room:
+            raise ApiError(
+                400,
+                "context_length_exceeded",
+                f"got max_tokens={own} with a prompt of {prompt_tokens} tokens; "
+                f"expected at most {room}, the model's context is {bounds.max_model_len}",
+                param="max_tokens",
+            )
+        return min(limit for limit in (own, self.max_output_tokens, room) if limit is not None)
+
+    def next_call_id(self, prefix: str) -> str:
+        """A fresh id for a call."""
+        return f"{prefix}-{next(self._ids):x}"
+
+
+
+
+def _logprobs(call: CompletionRequest | ChatRequest) -> int | None:
+    if isinstance(call, ChatRequest):
+        return (call.top_logprobs or 0) if call.logprobs else None
+    return call.logprobs
+
+
+def _sampling(call: Generation, limit: int, logprobs: int | None, seed: int | None) -> Sampling:
+    given = {
+        name: value
+        for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        if (value := getattr(call, name)) is not None
+    }
+    return Sampling(
+        max_tokens=limit,
+        min_tokens=min(call.min_tokens, limit),
+        presence_penalty=call.presence_penalty,
+        frequency_penalty=call.frequency_penalty,
+        seed=seed,
+        logit_bias=call.logit_bias,
+        logprobs=logprobs,
+        stop=call.stops(),
+        stop_token_ids=tuple(call.stop_token_ids or ()),
+        ignore_eos=call.ignore_eos,
+        include_stop_str_in_output=call.include_stop_str_in_output,
+        skip_special_tokens=call.skip_special_tokens,
+        **given,
+    )
+
+

@@ -1,0 +1,121 @@
+"""Prometheus metrics: what the gateway observes, in DESIGN's names, with buckets fine enough to see a queue.
+
+Histograms hold what happened; gauges are read when scraped. One registry per gateway, so that vLLM's own collectors
+cannot clash with ours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from queueing.record import Record
+from server.batcher import Batch
+from server.ticket import Ticket
+
+OUTCOMES = ("completed", "failed", "rejected", "abandoned", "cancelled")
+MAX_POLICIES = 32  # distinct label values a process, then "other"
+SECONDS = (
+    *(0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5),
+    *(0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0),
+)
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 32768)
+
+
+class Metrics:
+    """An observer of the batcher, and what `/metrics` shows."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._policies: set[str] = set()
+        self.queueing_delay = self._histogram("queueing_delay_seconds", "From arrival to dispatch (dispatched requests)", SECONDS)
+        self.batch_forming_delay = self._histogram("batch_forming_delay_seconds", "Waiting for company (fixed batching)", SECONDS)
+        self.service_time = self._histogram("service_time_seconds", "From dispatch until the server could be dispatched to again", SECONDS)
+        self.sojourn_time = self._histogram("sojourn_time_seconds", "From arrival to the last byte of the answer", SECONDS)
+        self.first_token = self._histogram("time_to_first_token_seconds", "From arrival to the first token", SECONDS)
+        self.inter_token = self._histogram("inter_token_latency_seconds", "Mean time between the tokens of an answer", SECONDS)
+        self.batch_size = self._histogram("batch_size", "Sequences of a dispatch; for continuous: in service after it", SIZES)
+        self.output_tokens = self._histogram("output_tokens", "Output tokens of a completed request", TOKENS)
+        labels = ["policy", "outcome"]
+        self.requests = Counter("kendall_requests", "Requests by outcome", labels, registry=self.registry)
+        self.clipped = Counter("kendall_clipped_requests", "Ended by the gateway's limit", ["policy"], registry=self.registry)
+        self.switches = Counter("kendall_policy_switches", "Changes of the policy", registry=self.registry)
+        self.policy_info = self._gauge("policy_info", "The policy in force", ["policy", "max_output_tokens", "epoch"])
+        self.predicted = self._gauge("predicted_queueing_delay_seconds", "What the model says", ["policy", "method", "stat"])
+        self.observed = self._gauge("observed_queueing_delay_seconds", "Over the window of the prediction", ["policy", "stat"])
+        self.error = self._gauge("prediction_error_ratio", "observed / predicted - 1", ["policy"])
+        self.load = self._gauge("load", "Arrival rate / largest stable arrival rate of the policy in force")
+        self.utilisation = self._gauge("utilisation", "Fraction of the window in which a server was busy")
+        self.arrival_rate = self._gauge("arrival_rate", "Arrivals per second over the window")
+
+    def gauge_of(self, name: str, help_text: str, read: Callable[[], float]) -> None:
+        """A gauge that is read when scraped."""
+        self._gauge(name, help_text).set_function(read)
+
+    def on_arrival(self, ticket: Ticket) -> None:
+        """Counted when its outcome is known."""
+
+    def on_dispatch(self, batch: Batch) -> None:
+        """Delays up to the dispatch, and the size."""
+        policy = self.label(batch.policy_text)
+        delay, forming = self.queueing_delay.labels(policy), self.batch_forming_delay.labels(policy)
+        for ticket in batch.tickets:
+            request = ticket.work.request
+            delay.observe(batch.dispatched_at - request.arrived_at)
+            forming.observe(batch.forming_delay(request))
+        self.batch_size.labels(policy).observe(batch.tickets[0].batch_size or 1)
+
+    def on_idle(self, server_id: int, at: float) -> None:
+        """The live window sees to it."""
+
+    def on_record(self, ticket: Ticket, record: Record) -> None:
+        """Outcome and durations."""
+        policy = self.label(record.policy or "")
+        self.requests.labels(policy, record.outcome).inc()
+        if record.clipped:
+            self.clipped.labels(policy).inc()
+        if record.service_time is not None:
+            self.service_time.labels(policy).observe(record.service_time)
+        if record.outcome == "completed":
+            self._completed(policy, record)
+
+    def _completed(self, policy: str, record: Record) -> None:
+        self.sojourn_time.labels(policy).observe(record.sojourn_time or 0.0)
+        tokens = record.output_tokens or 0
+        self.output_tokens.labels(policy).observe(tokens)
+        first, last = record.first_token_at, record.last_token_at
+        if first is None or last is None or record.arrived_at is None:
+            return
+        self.first_token.labels(policy).observe(first - record.arrived_at)
+        if tokens > 1:
+            self.inter_token.labels(policy).observe((last - first) / (tokens - 1))
+
+    def switched(self, policy: str, max_output_tokens: int | None, epoch: int, *, changed_policy: bool) -> None:
+        """A new epoch began."""
+        if changed_policy:
+            self.switches.inc()
+        self.policy_info.clear()
+        self.policy_info.labels(self.label(policy), "none" if max_output_tokens is None else str(max_output_tokens), str(epoch)).set(1)
+        for outcome in OUTCOMES:
+            self.requests.labels(self.label(policy), outcome)  # a series exists from the start
+
+    def label(self, policy: str) -> str:
+        """The policy text, or `other` once too many are in use."""
+        if policy not in self._policies:
+            if len(self._policies) >= MAX_POLICIES:
+                return "other"
+            self._policies.add(policy)
+        return policy
+
+    def exposition(self) -> bytes:
+        """The text that Prometheus scrapes."""
+        return bytes(generate_latest(self.registry))
+
+    def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"kendall_{name}", help_text, ["policy"], registry=self.registry, buckets=(*buckets, math.inf))
+
+    def _gauge(self, name: str, help_text: str, labels: tuple[str, ...] | list[str] = ()) -> Gauge:
+        return Gauge(f"kendall_{name}", help_text, labels, registry=self.registry)

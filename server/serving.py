@@ -1,0 +1,154 @@
+"""Running a gateway: choosing the engine, binding the port, serving until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from policies import SpecError
+from queueing.latency import LatencyModel
+from queueing.profile import load_law
+from server.app import create_app
+from server.engines.base import Engine, EngineStartError
+from server.gateway import Gateway
+from server.settings import Settings
+
+log = logging.getLogger("kendall")
+PINNED_CPUS = range(2, 5)  # with this many, engine and gateway get CPUs of their own
+
+
+def choose_engine(settings: Settings) -> tuple[Engine, LatencyModel | None]:
+    """The engine that was asked for, and the law known for it. Must run in the main thread, before any socket exists."""
+    law = load_law(settings.latency) if settings.latency else None
+    name = settings.engine
+    if name == "auto":
+        name = "vllm" if importlib.util.find_spec("vllm") else "emulated"
+        if name == "emulated":
+            log.warning("vLLM is not installed here: going on with the emulated engine")
+    if name == "emulated":
+        from server.engines.emulated import EmulatedEngine  # noqa: PLC0415
+
+        law = law or load_law("reference")
+        log.warning("the engine is EMULATED: its timing obeys the latency law, its words mean nothing")
+        bounds = {key: int(value) for key, value in settings.engine_args.items()}
+        return EmulatedEngine(law, **bounds), law
+    if importlib.util.find_spec("vllm") is None:
+        raise SpecError("got --engine vllm, but vLLM is not installed here; run `make setup` or take --engine emulated")
+    return _vllm_engine(settings), law
+
+
+def _vllm_engine(settings: Settings) -> Engine:
+    from server.engines.tiny import make_tiny  # noqa: PLC0415
+    from server.engines.vllm_engine import VllmEngine, prepare  # noqa: PLC0415
+
+    if settings.model != "tiny" and ("/" in settings.model or settings.model.startswith(".")) and not Path(settings.model).exists():
+        raise SpecError(f"got model {settings.model!r}; expected a directory, `tiny`, or a model name that vLLM can fetch")
+    gateway_cpus, engine_cpus = split_cpus()
+    prepare()
+    if gateway_cpus:
+        os.sched_setaffinity(0, gateway_cpus)
+    model = str(make_tiny()) if settings.model == "tiny" else settings.model
+    return VllmEngine(model, engine_args=settings.engine_args, cpus=engine_cpus)
+
+
+def split_cpus() -> tuple[set[int], str | None]:
+    """CPUs for the gateway and for the engine on a small machine; nothing is pinned on a large one."""
+    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if len(cpus) not in PINNED_CPUS:
+        return set(), None
+    return set(cpus[:-1]), str(cpus[-1])
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """The listening socket. Raises SpecError where the address cannot be had."""
+    try:
+        return socket.create_server((host, port), backlog=2048, reuse_port=False)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise SpecError(f"got --host {host} --port {port}; expected a free address ({reason}): stop what listens there or take another port") from None
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, with a drain on the first signal."""
+
+    def __init__(self, config: uvicorn.Config, gateway: Gateway) -> None:
+        super().__init__(config)
+        self._gateway = gateway
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """First signal: take nothing new, finish what is there. Second: stop."""
+        if not self.should_exit:
+            self._gateway.draining = True
+            if self._gateway.ready:
+                asyncio.get_running_loop().call_soon(self._gateway.batcher.close)
+        super().handle_exit(sig, frame)
+
+
+def serve(settings: Settings, *, on_ready: Callable[[Gateway], Any] | None = None) -> int:
+    """Serve until stopped; returns the exit status. `on_ready` is called on the loop once the engine serves."""
+    sock = bind(settings.host, settings.port)
+    try:
+        engine, law = choose_engine(settings)
+    except BaseException:
+        sock.close()
+        raise
+    failures: list[BaseException] = []
+    runner = asyncio.Runner(loop_factory=_loop_factory())
+    with sock, runner:
+        runner.run(_serve(settings, engine, law, sock, failures, on_ready))
+    if failures:
+        if isinstance(failures[0], EngineStartError):
+            raise SpecError(str(failures[0]))
+        raise failures[0]
+    return 0
+
+
+async def _serve(
+    settings: Settings,
+    engine: Engine,
+    law: LatencyModel | None,
+    sock: socket.socket,
+    failures: list[BaseException],
+    on_ready: Callable[[Gateway], Any] | None,
+) -> None:
+    gateway = Gateway(settings, engine, law)
+
+    def failed(error: BaseException) -> None:
+        failures.append(error)
+        server.should_exit = True
+
+    config = uvicorn.Config(
+        create_app(gateway, failed, on_ready),
+        log_level="warning",
+        access_log=False,
+        http="httptools",
+        timeout_graceful_shutdown=max(1, round(settings.shutdown_timeout)),
+        timeout_keep_alive=75,
+    )
+    server = _Server(config, gateway)
+    # uvicorn raises a captured signal again when it is done; by then the engine has been let go
+    await server.serve(sockets=[sock])
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if importlib.util.find_spec("uvloop") is None:
+        return None
+    import uvloop  # noqa: PLC0415
+
+    return uvloop.new_event_loop  # type: ignore[no-any-return]
+
+
+def ignore_signal_deaths() -> None:
+    """A stop that was asked for is no failure: status 0 after SIGINT or SIGTERM has been served."""
+    for sig in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(sig, lambda *_: None)

@@ -1,0 +1,30 @@
+"""What a gateway is told at its start: one frozen object, one default each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+EngineName = Literal["auto", "vllm", "emulated"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Flags of `kendall serve`; seconds and tokens."""
+
+    model: str
+    served_model_name: str
+    host: str = "127.0.0.1"
+    port: int = 8080
+    engine: EngineName = "auto"
+    policy: str = "continuous"
+    max_output_tokens: int | None = None
+    patience: float | None = None
+    latency: str | None = None  # law or profile for predictions, and for the emulated engine
+    record_file: Path | None = None
+    allow_forced_lengths: bool = False
+    prediction_interval: float = 5.0  # 0 switches the live prediction off
+    shutdown_timeout: float = 30.0
+    engine_args: dict[str, Any] = field(default_factory=dict)
+    api_key: str | None = None

@@ -1,0 +1,160 @@
+"""A ticket: one sequence from its arrival to its one outcome, on the way out and on the way back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from policies import Running
+from queueing.record import Outcome, Record
+from server.ending import Ending
+from server.engines.base import EngineEnd, Token, Work
+
+if TYPE_CHECKING:
+    from server.batcher import Batch, Batcher
+
+
+class Consumer(Protocol):
+    """Where a ticket's answer goes: an HTTP response, a calibration, a test. Called on the event loop; must not wait."""
+
+    def on_dispatched(self) -> None:
+        """Service began."""
+
+    def on_text(self, text: str, tokens: Sequence[Token]) -> None:
+        """More of the answer: `tokens` of its own (never past its end) and the text they add."""
+
+    def on_release(self) -> None:
+        """The answer is whole and may leave; the consumer calls `Ticket.released` when it has left."""
+
+    def on_lost(self, outcome: Outcome, code: str, message: str) -> None:
+        """No answer will come: failed, rejected or abandoned."""
+
+
+@dataclass(slots=True)
+class Instants:
+    """When things happened to a ticket, on the event loop's clock."""
+
+    dispatched: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    released: float | None = None
+    server_free: float | None = None
+
+
+class Ticket:
+    """One waiting or running sequence. Its batcher moves it on; it listens to its own token stream."""
+
+    __slots__ = ("_batcher", "_lost", "at", "batch", "batch_size", "client_limit", "consumer", "ending", "epoch", "outcome", "output_token_ids", "running", "work")
+
+    def __init__(self, batcher: Batcher, work: Work, ending: Ending, consumer: Consumer, client_limit: int | None) -> None:
+        self._batcher = batcher
+        self.work = work
+        self.ending = ending
+        self.consumer = consumer
+        self.client_limit = client_limit  # the client's own max_tokens, for telling what was clipped
+        self.batch: Batch | None = None
+        self.batch_size: int | None = None
+        self.running: Running | None = None
+        self.epoch = batcher.epoch
+        self.at = Instants()
+        self.output_token_ids: list[int] = []
+        self.outcome: Outcome | None = None
+        self._lost: str | None = None
+
+    @property
+    def id(self) -> str:
+        """The request's id."""
+        return self.work.request.id
+
+    @property
+    def clipped(self) -> bool:
+        """Whether the gateway's limit ended it where the client's own was larger or absent."""
+        return self.ending.finish_reason == "length" and (self.client_limit is None or self.client_limit > self.ending.limit)
+
+    def on_tokens(self, tokens: Sequence[Token]) -> None:
+        """Tokens from the engine; those behind the own end (padding) are dropped."""
+        if self.ending.finish_reason is not None or self.outcome is not None:
+            return
+        now = self._batcher.now()
+        if self.at.first_token is None:
+            self.at.first_token = now
+        text, taken = "", 0
+        for token in tokens:
+            text += self.ending.feed(token)
+            self.output_token_ids.append(token.id)
+            taken += 1
+            if self.ending.finish_reason is not None:
+                break
+        assert self.running is not None
+        self.running.output_tokens_so_far = self.ending.output_tokens
+        self.consumer.on_text(text, tokens if taken == len(tokens) else tokens[:taken])
+        if self.ending.finish_reason is not None:
+            self.at.last_token = now
+            self._batcher.member_ended(self)
+
+    def on_end(self, end: EngineEnd) -> None:
+        """The engine stopped by itself before we saw an end: at the edge of its context, or cancelled it."""
+        if self.ending.finish_reason is not None or self.outcome is not None:
+            return
+        if end == "cancelled":
+            self.on_failure("the engine dropped the request")
+            return
+        text = self.ending.cut(end)
+        if text:
+            self.consumer.on_text(text, ())
+        self.at.last_token = self._batcher.now()
+        self._batcher.member_ended(self)
+
+    def on_failure(self, message: str) -> None:
+        """The engine lost it."""
+        self._batcher.lose(self, "failed", "engine_unavailable", message)
+
+    def released(self) -> None:
+        """The consumer's last byte has left: the sojourn ends here."""
+        if self.outcome is None:
+            self.at.released = self._batcher.now()
+            self._batcher.settle(self, "completed")
+
+    def cancel(self) -> None:
+        """The client is gone: out of the queue, or out of the engine."""
+        self._batcher.cancel(self)
+
+    def record(self) -> Record:
+        """What happened, as the run file has it."""
+        request, at, batch = self.work.request, self.at, self.batch
+        end = at.released if at.released is not None else self._batcher.now()
+        return Record(
+            request_id=request.id,
+            outcome=self.outcome or "failed",
+            policy=batch.policy_text if batch else self._batcher.policy_text,
+            epoch=self.epoch,
+            server_id=batch.server_id if batch else None,
+            batch_id=batch.id if batch else None,
+            batch_size=self.batch_size,
+            arrived_at=request.arrived_at,
+            dispatched_at=at.dispatched,
+            first_token_at=at.first_token,
+            last_token_at=at.last_token,
+            released_at=at.released,
+            server_free_at=at.server_free,
+            queueing_delay=(end if at.dispatched is None else at.dispatched) - request.arrived_at,
+            batch_forming_delay=batch.forming_delay(request) if batch else None,
+            service_time=None if at.dispatched is None or at.server_free is None else at.server_free - at.dispatched,
+            sojourn_time=None if at.released is None else at.released - request.arrived_at,
+            prompt_tokens=request.prompt_tokens,
+            output_tokens=self.ending.output_tokens,
+            max_output_tokens=request.max_output_tokens,
+            finish_reason=self.ending.finish_reason,
+            clipped=self.clipped,
+            error=self._lost,
+        )
+
+    def resume_later(self) -> None:
+        """It was preempted: what it has so far stays, and its next service continues behind that."""
+        self.work = dataclasses.replace(self.work, output_token_ids=tuple(self.output_token_ids))
+
+    def lost_because(self, message: str) -> None:
+        """Keep the reason for the record."""
+        self._lost = message

@@ -1,0 +1,88 @@
+"""A streaming server in the test's own process: the seam at the HTTP transport."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+
+Handler = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
+
+
+def chunk(text: str = "x", finish: str | None = None) -> bytes:
+    return event({"id": "a", "choices": [{"index": 0, "text": text, "finish_reason": finish}]})
+
+
+def chat_chunk(delta: dict[str, str], finish: str | None = None) -> bytes:
+    return event({"id": "a", "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
+
+
+def usage(prompt: int, completion: int, **more: Any) -> bytes:
+    return event({"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": completion, **more}})
+
+
+def event(value: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+async def stream(request: web.Request, parts: list[bytes], gap: float = 0.0, **headers: str) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"content-type": "text/event-stream", **headers})
+    await response.prepare(request)
+    for part in parts:
+        await response.write(part)
+        await asyncio.sleep(gap)
+    return response
+
+
+async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    """As the gateway does: the forced number of tokens, then the usage."""
+    tokens = body.get("kendall_forced_output_tokens", body["max_tokens"])
+    prompt = len(body["prompt"]) if "prompt" in body else 1
+    parts = [chunk()] * (tokens - 1) + [chunk(finish="length"), usage(prompt, tokens), DONE]
+    return await stream(request, parts, **{"x-kendall-queueing-delay-ms": "1.5"})
+
+
+class FakeServer:
+    """Keeps the bodies it got and the instants at which it got them."""
+
+    def __init__(self, handler: Handler) -> None:
+        self.handler = handler
+        self.bodies: list[dict[str, Any]] = []
+        self.arrived_at: list[float] = []
+        self.url = ""
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.arrived_at.append(asyncio.get_running_loop().time())
+        body = await request.json()
+        self.bodies.append(body)
+        return await self.handler(request, body)
+
+
+@contextlib.asynccontextmanager
+async def serving(handler: Handler = answer) -> AsyncIterator[FakeServer]:
+    server = FakeServer(handler)
+    app = web.Application()
+    app.router.add_post("/v1/completions", server.handle)
+    app.router.add_post("/v1/chat/completions", server.handle)
+    app.router.add_get("/v1/models", _models)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+    server.url = f"http://127.0.0.1:{port}"
+    try:
+        yield server
+    finally:
+        await runner.cleanup()
+
+
+async def _models(_: web.Request) -> web.Response:
+    return web.json_response({"object": "list", "data": [{"id": "fake"}]})

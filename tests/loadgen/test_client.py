@@ -1,0 +1,262 @@
+"""Every request sent has one record with one outcome, exact counts, and the instant at which it was meant to leave."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Coroutine
+from typing import Any
+
+import numpy as np
+import pytest
+from aiohttp import web
+
+from loadgen.client import LoadError, Target, queueing_delay, served_model
+from loadgen.run import LoadResult, Tally, run_load
+from loadgen.timetable import Timetable
+from tests.loadgen.fake_server import DONE, FakeServer, Handler, answer, chat_chunk, chunk, event, serving, stream, usage
+
+
+def timetable(n: int = 4, gap: float = 0.005, output_tokens: int = 3) -> Timetable:
+    return Timetable(np.arange(n) * gap, np.full(n, 5), np.arange(n) + output_tokens)
+
+
+def load(handler: Handler = answer, table: Timetable | None = None, **settings: Any) -> tuple[LoadResult, FakeServer]:
+    async def main() -> tuple[LoadResult, FakeServer]:
+        async with serving(handler) as server:
+            options = {key: settings.pop(key) for key in ("drain_limit", "progress") if key in settings}
+            target = Target(base_url=server.url, model="fake", **settings)
+            return await run_load(target, table or timetable(), seed=3, **options), server
+
+    return asyncio.run(main())
+
+
+def test_every_answer_is_recorded_with_exact_counts() -> None:
+    result, _ = load()
+    assert [r.outcome for r in result.records] == ["completed"] * 4
+    assert [r.output_tokens for r in result.records] == [3, 4, 5, 6]
+    assert [r.prompt_tokens for r in result.records] == [5] * 4
+    assert {r.finish_reason for r in result.records} == {"length"}
+    assert {r.queueing_delay for r in result.records} == {0.0015}
+    for record in result.records:
+        instants = [record.intended_at, record.sent_at, record.first_token_at, record.last_token_at, record.released_at]
+        assert None not in instants
+        assert instants == sorted(instants)  # type: ignore[type-var]
+        assert record.sojourn_time == record.released_at - record.intended_at  # type: ignore[operator]
+
+
+def test_the_timetable_is_kept_and_lateness_reported() -> None:
+    instants = np.cumsum(np.random.default_rng(0).exponential(0.01, 60))
+    result, server = load(table=Timetable(instants, np.full(60, 5), np.full(60, 2)))
+    intended = np.array([r.intended_at for r in result.records], dtype=np.float64)
+    assert np.allclose(np.diff(intended), np.diff(instants))
+    sent = np.array([r.sent_at for r in result.records], dtype=np.float64)
+    assert (sent >= intended).all()
+    assert result.lateness.n == 60
+    assert result.lateness.mean == pytest.approx((sent - intended).mean())
+    assert result.lateness.p50 < 0.005
+    assert np.median(np.array(server.arrived_at) - intended) < 0.02
+
+
+def test_late_requests_are_sent_at_once_and_keep_their_instant() -> None:
+    """A server that blocks the loop makes the sender late: nothing is rescheduled, and the delay counts from the intent."""
+
+    async def blocking(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if body["kendall_forced_output_tokens"] == 3:
+            end = asyncio.get_running_loop().time() + 0.1
+            while asyncio.get_running_loop().time() < end:
+                pass
+        return await answer(request, body)
+
+    result, _ = load(blocking, timetable(n=6, gap=0.01))
+    assert np.allclose(np.diff([r.intended_at for r in result.records]), 0.01)  # type: ignore[arg-type]
+    assert result.lateness.max > 0.05
+    late = result.records[1]
+    assert late.sojourn_time is not None
+    assert late.sojourn_time > 0.05
+
+
+def test_only_the_sealed_field_tells_two_lengths_apart() -> None:
+    _, server = load()
+    for body in server.bodies:
+        assert len(body.pop("prompt")) == 5
+    assert [body.pop("kendall_forced_output_tokens") for body in server.bodies] == [3, 4, 5, 6]
+    assert all(body == server.bodies[0] for body in server.bodies)
+    assert server.bodies[0]["max_tokens"] == 6
+    assert server.bodies[0]["stream_options"] == {"include_usage": True}
+
+
+def test_ignore_eos_sets_lengths_by_max_tokens() -> None:
+    result, server = load(ignore_eos=True)
+    assert [(b["max_tokens"], b["ignore_eos"]) for b in server.bodies] == [(n, True) for n in (3, 4, 5, 6)]
+    assert not any("kendall_forced_output_tokens" in b for b in server.bodies)
+    assert [r.max_output_tokens for r in result.records] == [3, 4, 5, 6]
+
+
+def test_a_chat_is_streamed_too() -> None:
+    async def chat(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        assert request.path == "/v1/chat/completions"
+        assert len(body["messages"][0]["content"].split()) == 5
+        opening = chat_chunk({"role": "assistant", "content": ""})
+        return await stream(request, [opening, chat_chunk({"content": "a"}), chat_chunk({}, "stop"), usage(9, 2), DONE])
+
+    result, _ = load(chat, chat=True)
+    assert [(r.outcome, r.output_tokens, r.prompt_tokens) for r in result.records] == [("completed", 2, 9)] * 4
+
+
+def _status(status: int, code: str = "queue_full") -> Handler:
+    async def handler(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "no", "code": code}}, status=status, headers={"retry-after": "1"})
+
+    return handler
+
+
+def _parts(*parts: bytes) -> Handler:
+    async def handler(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return await stream(request, list(parts))
+
+    return handler
+
+
+async def _disconnect(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    response = await stream(request, [chunk()], gap=0.01)
+    assert request.transport is not None
+    request.transport.abort()
+    return response
+
+
+async def _silence(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    response = await stream(request, [chunk()])
+    await asyncio.sleep(5)
+    return response
+
+
+@pytest.mark.parametrize(
+    ("handler", "outcome", "error"),
+    [
+        (_status(429), "rejected", "429 queue_full: no"),
+        (_status(503, "shutting_down"), "rejected", "503 shutting_down"),
+        (_status(429, "queue_timeout"), "abandoned", "queue_timeout"),
+        (_status(400, "bad"), "failed", "400 bad"),
+        (_status(500, "oops"), "failed", "500 oops"),
+        (_parts(chunk(), chunk()), "failed", "broke off"),
+        (_parts(), "failed", "broke off"),
+        (_parts(b"data: {not json\n\n"), "failed", "completion chunk"),
+        (_parts(chunk(), event({"error": {"message": "engine died"}})), "failed", "engine died"),
+        (_parts(chunk(), chunk(finish="abort"), DONE), "failed", "abort"),
+        (_disconnect, "failed", ""),
+        (_silence, "cancelled", "the run ended"),
+    ],
+)
+def test_what_goes_wrong_is_one_outcome_and_says_why(handler: Handler, outcome: str, error: str) -> None:
+    result, server = load(handler, drain_limit=0.1)
+    assert [r.outcome for r in result.records] == [outcome] * 4
+    assert all(r.error and error in r.error for r in result.records)
+    assert len(server.bodies) == 4  # nothing is tried twice
+    assert all(r.sojourn_time is None for r in result.records)
+
+
+def test_a_mixture_keeps_each_outcome_with_its_request() -> None:
+    async def mixed(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        handlers = {3: answer, 4: _status(429), 5: _disconnect, 6: answer}
+        return await handlers[body["kendall_forced_output_tokens"]](request, body)
+
+    result, _ = load(mixed)
+    assert [r.outcome for r in result.records] == ["completed", "rejected", "failed", "completed"]
+
+
+def test_nobody_listening_is_a_failure_of_each_request() -> None:
+    async def main() -> LoadResult:
+        return await run_load(Target(base_url="http://127.0.0.1:9", model="m"), timetable(), seed=0)
+
+    result = asyncio.run(main())
+    assert [r.outcome for r in result.records] == ["failed"] * 4
+    assert all(r.error and "127.0.0.1" in r.error for r in result.records)
+
+
+def test_an_interrupt_ends_the_run_and_keeps_the_records() -> None:
+    async def main() -> LoadResult:
+        async with serving() as server:
+            target = Target(base_url=server.url, model="fake")
+            run = asyncio.create_task(run_load(target, timetable(n=100, gap=0.05), seed=0))
+            await asyncio.sleep(0.6)
+            run.cancel()
+            return await run
+
+    result = asyncio.run(main())
+    assert result.interrupted
+    assert 2 <= len(result.records) < 50
+    assert result.records[0].outcome == "completed"
+
+
+def test_connections_are_not_limited_and_answers_overlap() -> None:
+    async def slow(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        await asyncio.sleep(0.3)
+        return await answer(request, body)
+
+    async def timed(main: Coroutine[Any, Any, None]) -> float:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await main
+        return loop.time() - began
+
+    async def main() -> None:
+        async with serving(slow) as server:
+            result = await run_load(Target(base_url=server.url, model="fake"), timetable(n=150, gap=0.0), seed=0)
+            assert {r.outcome for r in result.records} == {"completed"}
+
+    assert asyncio.run(timed(main())) < 5.0
+
+
+def test_the_collector_is_off_in_a_run_and_back_after_it() -> None:
+    seen = []
+
+    async def look(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        seen.append(gc.isenabled())
+        return await answer(request, body)
+
+    load(look)
+    assert not any(seen)
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+
+
+def test_progress_sees_every_request_and_the_header_no_key() -> None:
+    class Shown:
+        tally: Tally
+
+        async def show(self, tally: Tally) -> None:
+            self.tally = tally
+            await asyncio.Event().wait()
+
+    shown = Shown()
+    result, _ = load(progress=shown, api_key="secret")
+    assert (shown.tally.sent, shown.tally.completed, shown.tally.other) == (4, 4, 0)
+    assert "secret" not in repr(result.header)
+    assert result.header.hardware["cores"] >= 1
+    assert result.header.configuration["max_tokens"] == 6
+
+
+def test_the_model_is_asked_for_and_a_silent_server_named() -> None:
+    async def main() -> str:
+        async with serving() as server:
+            return await served_model(server.url)
+
+    assert asyncio.run(main()) == "fake"
+    with pytest.raises(LoadError, match="is the server up"):
+        asyncio.run(served_model("http://127.0.0.1:9"))
+
+
+@pytest.mark.parametrize(
+    ("headers", "delay"),
+    [
+        ({"x-kendall-queueing-delay-ms": "12.5"}, 0.0125),
+        ({"server-timing": "queue;dur=3.5, service;dur=20"}, 0.0035),
+        ({"server-timing": 'cache;desc="x", queue;desc="w";dur=4'}, 0.004),
+        ({"server-timing": "service;dur=20"}, None),
+        ({"x-kendall-queueing-delay-ms": "soon"}, None),
+        ({}, None),
+    ],
+)
+def test_the_delay_is_read_from_either_header(headers: dict[str, str], delay: float | None) -> None:
+    assert queueing_delay(headers) == (None if delay is None else pytest.approx(delay))

@@ -1,0 +1,216 @@
+"""A run of the simulator agrees with itself; a gateway that loses time, a slow machine and a wrong law each show in their own column."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import pytest
+
+from loadgen.compare import Comparison, Predicted, Theory, compare
+from loadgen.recursion import Served, measured_starts, served
+from loadgen.report import as_object, notes, text
+from loadgen.timetable import Timetable
+from policies import Policy, parse_policy
+from queueing.latency import LatencyModel
+from queueing.record import Record
+from tests.loadgen.driver import LAW, Driver, drive, timetable
+
+CASES = {  # policy -> rate at a load of 0.5 to 0.8
+    "single": 8.0,
+    "dynamic": 40.0,
+    "fixed:batch_size=4": 18.0,
+    "fixed:batch_size=4,max_wait=0.05": 10.0,
+    "capped:max_batch_size=4": 18.0,
+    "elastic": 60.0,
+    "elastic:max_batch_size=4": 18.0,
+    "continuous:max_batch_size=8": 50.0,
+    "continuous": 50.0,
+}
+each_policy = pytest.mark.parametrize(("policy", "rate"), list(CASES.items()), ids=list(CASES))
+
+
+def replay(policy: Policy, group: Sequence[Served], law: LatencyModel) -> dict[str, tuple[float, float]]:
+    """The run's own arrivals and lengths through the test's driver."""
+    lengths = np.array([request.output_tokens for request in group])
+    table = Timetable(np.array([request.arrived_at for request in group]), np.ones_like(lengths), lengths)
+    records = Driver(policy, table, law).run()
+    by_index = {int(record.request_id.partition("-")[2]): record for record in records}
+    found = {}
+    for index, request in enumerate(group):
+        record = by_index[index]
+        assert record.dispatched_at is not None
+        assert record.released_at is not None
+        found[request.id] = (record.dispatched_at, record.released_at)
+    return found
+
+
+THEORY = Theory(law=LAW, replay=replay)
+
+
+def only(records: Sequence[Record], theory: Theory | None = None) -> Comparison:
+    (comparison,) = compare(records, theory)
+    return comparison
+
+
+@each_policy
+def test_the_recursion_meets_every_start_of_a_simulation(policy: str, rate: float) -> None:
+    records = drive(parse_policy(policy), rate)
+    starts = measured_starts(served(records))
+    for record in records:
+        assert starts[record.request_id] == pytest.approx(record.dispatched_at, abs=1e-9)
+    waited = np.mean([record.dispatched_at - record.arrived_at > 1e-9 for record in records])  # type: ignore[operator]
+    assert waited > 0.05 or policy == "continuous"  # else nothing was checked
+
+
+@each_policy
+def test_a_simulation_agrees_with_itself_in_every_column(policy: str, rate: float) -> None:
+    comparison = only(drive(parse_policy(policy), rate, n=1000), THEORY)
+    assert comparison.speed is not None
+    assert comparison.speed.factor == pytest.approx(1.0, abs=0.004)
+    assert comparison.speed.cv == pytest.approx(0.0, abs=1e-9)
+    for quantity in (comparison.queueing_delay, comparison.sojourn_time):
+        assert quantity.measured_service is not None
+        assert quantity.measured_service.deviation == pytest.approx(0.0, abs=1e-6)
+        assert quantity.same_arrivals is not None
+        assert quantity.same_arrivals.deviation == pytest.approx(0.0, abs=0.02 if comparison.compared == "sojourn_time" else 1e-6)
+
+
+@each_policy
+def test_a_slow_machine_shows_as_speed(policy: str, rate: float) -> None:
+    comparison = only(drive(parse_policy(policy), rate * 0.8, n=1000, law=LAW.at_speed(1.2)), THEORY)
+    assert comparison.speed is not None
+    assert comparison.speed.factor == pytest.approx(1.2, rel=0.005)
+    assert comparison.quantity.same_arrivals is not None
+    assert comparison.quantity.same_arrivals.deviation == pytest.approx(0.0, abs=0.02)
+
+
+def test_a_gateway_that_loses_time_shows_as_measured_service() -> None:
+    """Every batch leaves 5 ms after it could have: the recursion falls short of the observation."""
+    records = drive(parse_policy("single"), 8.0, n=1000)
+    late = [msgspec.structs.replace(record, dispatched_at=record.dispatched_at + 0.005) for record in records]  # type: ignore[operator]
+    measured = only(late).quantity.measured_service
+    assert measured is not None
+    assert measured.deviation > 0.03
+
+
+def test_the_scatter_of_service_times_is_measured() -> None:
+    law = dataclasses.replace(LAW, cv=0.2)
+    speed = only(drive(parse_policy("capped:max_batch_size=4"), 16.0, n=3000, law=law), Theory(law=LAW)).speed
+    assert speed is not None
+    assert speed.factor == pytest.approx(1.0, abs=0.03)
+    assert speed.cv == pytest.approx(0.2, rel=0.1)
+
+
+def test_batches_that_were_not_served_whole_do_not_count_for_the_speed() -> None:
+    records = drive(parse_policy("dynamic"), 40.0, n=500)
+    wounded = [msgspec.structs.replace(r, outcome="cancelled", output_tokens=0) if i % 7 == 0 else r for i, r in enumerate(records)]
+    whole = only(wounded, Theory(law=LAW)).speed
+    assert whole is not None
+    assert whole.factor == pytest.approx(1.0, abs=1e-9)
+    assert only([msgspec.structs.replace(r, outcome="failed") for r in records], Theory(law=LAW)).speed is None
+
+
+def test_fixed_below_the_engines_bound_waits_for_the_bound() -> None:
+    records = drive(parse_policy("fixed:batch_size=9"), 18.0, n=800, max_num_seqs=3)
+    starts = measured_starts(served(records))
+    assert all(starts[r.request_id] == pytest.approx(r.dispatched_at) for r in records)
+
+
+def test_a_switch_of_policy_makes_two_comparisons() -> None:
+    first = drive(parse_policy("dynamic"), 40.0, n=600)
+    end = max(r.server_free_at or 0.0 for r in first)
+    second = [_shifted(r, end) for r in drive(parse_policy("capped:max_batch_size=4"), 18.0, n=600, epoch=1)]
+    one, two = compare([*first, *second])
+    assert (one.policy, one.epoch, two.policy, two.epoch) == ("dynamic", 0, "capped:max_batch_size=4", 1)
+    for comparison in (one, two):
+        assert comparison.quantity.measured_service is not None
+        assert comparison.quantity.measured_service.deviation == pytest.approx(0.0, abs=1e-9)
+
+
+def _shifted(record: Record, by: float) -> Record:
+    names = ("arrived_at", "dispatched_at", "released_at", "server_free_at")
+    return msgspec.structs.replace(record, **{name: getattr(record, name) + by for name in names})
+
+
+def test_who_arrived_in_one_epoch_and_was_dispatched_in_another_is_left_out() -> None:
+    records = drive(parse_policy("capped:max_batch_size=4"), 25.0, n=400)
+    slowest = max(records[100:200], key=lambda r: r.dispatched_at - r.arrived_at)  # type: ignore[operator,return-value]
+    assert slowest.dispatched_at is not None
+    switched = [msgspec.structs.replace(r, epoch=0 if r.dispatched_at < slowest.dispatched_at else 1) for r in records]  # type: ignore[operator]
+    last = max(r.dispatched_at for r in switched if r.epoch == 0)  # type: ignore[type-var]
+    stray = [r for r in switched if r.epoch == 1 and r.arrived_at <= last]  # type: ignore[operator]
+    assert stray
+    one, two = compare(switched)
+    assert one.n == pytest.approx(0.95 * len([r for r in switched if r.epoch == 0]), abs=1)
+    assert two.n == pytest.approx(0.95 * (len([r for r in switched if r.epoch == 1]) - len(stray)), abs=1)
+
+
+def test_what_never_was_dispatched_is_not_compared() -> None:
+    records = drive(parse_policy("single"), 8.0, n=200)
+    lost = Record(request_id="lost", outcome="rejected", policy="single", epoch=0, arrived_at=0.5)
+    assert only([*records, lost]).n == only(records).n
+    with pytest.raises(ValueError, match="run file of a gateway"):
+        compare([lost])
+
+
+def predict(policy: Policy, rate: float, group: Sequence[Served]) -> Predicted:
+    return Predicted(load=0.625, queueing_delay=0.1, sojourn_time=0.2)
+
+
+def test_the_prediction_error_is_observed_over_predicted_minus_one() -> None:
+    records = drive(parse_policy("single"), 8.0, n=1000)
+    comparison = only(records, Theory(law=LAW, predict=predict, asked_rate=8.0))
+    observed = comparison.queueing_delay.observed
+    assert comparison.prediction_error == pytest.approx(observed.mean / 0.1 - 1)
+    assert comparison.quantity.predicted is not None
+    assert comparison.quantity.predicted.half_width == pytest.approx(observed.half_width / 0.1)
+    assert (comparison.load, comparison.asked_rate) == (0.625, 8.0)
+    assert comparison.arrival_rate == pytest.approx(8.0, rel=0.1)
+    assert comparison.prediction_error is not None
+    assert only(records).prediction_error is None
+
+
+def test_continuous_compares_the_sojourn_and_carries_the_delay() -> None:
+    comparison = only(drive(parse_policy("continuous:max_batch_size=8"), 50.0, n=500), Theory(law=LAW, predict=predict))
+    assert comparison.compared == "sojourn_time"
+    assert comparison.quantity is comparison.sojourn_time
+    assert comparison.queueing_delay.observed.mean < comparison.sojourn_time.observed.mean
+
+
+def test_a_short_run_is_marked() -> None:
+    short = only(drive(parse_policy("single"), 8.0, n=60))
+    assert short.too_short
+    assert any("too short" in line for line in notes([short]))
+    assert not only(drive(parse_policy("dynamic"), 40.0)).too_short
+
+
+def test_the_table_fits_and_shows_every_column() -> None:
+    theory = Theory(law=LAW, replay=replay, predict=predict, asked_rate=8.0)
+    comparisons = [
+        only(drive(parse_policy(p), CASES[p], n=300), theory) for p in ("single", "fixed:batch_size=4,max_wait=0.05", "continuous")
+    ]
+    shown = text(comparisons, width=100)
+    assert max(map(len, shown.splitlines())) <= 110
+    assert "…" not in shown
+    for word in ("single", "continuous*", "(ms)", "predicted", "0.62", "±", "%"):
+        assert word in shown
+    bare = text([only(drive(parse_policy("single"), 8.0, n=300))])
+    assert "-" in bare
+
+
+def test_json_has_seconds_and_nulls() -> None:
+    records = drive(parse_policy("single"), 8.0, n=300)
+    decoded = msgspec.json.decode(msgspec.json.encode(as_object(only(records))))
+    assert decoded["queueing_delay"]["observed"]["mean"] == pytest.approx(only(records).queueing_delay.observed.mean)
+    assert decoded["prediction_error"] is None
+    assert decoded["speed"] is None
+    assert decoded["too_short"] in (True, False)
+
+
+def test_the_drivers_are_not_one_shape() -> None:
+    """A power guard of the cases above: padded batches of several, and queues that build up."""
+    assert only(drive(parse_policy("dynamic"), 40.0)).batch_size > 3
+    assert timetable(1.0, 5).output_tokens.std() > 0

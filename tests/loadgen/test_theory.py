@@ -1,0 +1,68 @@
+"""The simulator and the prediction stand beside a run that another program made."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from loadgen.compare import compare
+from loadgen.recursion import served
+from loadgen.theory import predict_means, replay_arrivals, theory_of
+from policies import parse_policy
+from queueing.distributions import TokenDistribution
+from queueing.latency import LatencyModel
+from tests.loadgen.driver import LAW, LENGTHS, drive
+from tests.loadgen.test_compare import each_policy
+
+
+@each_policy
+def test_the_simulator_and_the_drivers_of_these_tests_agree_on_every_instant(policy: str, rate: float) -> None:
+    records = drive(parse_policy(policy), rate, n=1000)
+    replayed = replay_arrivals(parse_policy(policy), served(records), LAW, max_num_seqs=64)
+    for record in records:
+        assert replayed[record.request_id] == pytest.approx((record.dispatched_at, record.released_at), abs=1e-9)
+
+
+def test_residuals_are_averaged_over_draws() -> None:
+    policy = parse_policy("capped:max_batch_size=4")
+    group = served(drive(policy, 16.0, n=300))
+    law = dataclasses.replace(LAW, cv=0.3)
+    one, again, other = (replay_arrivals(policy, group, law, seed=seed) for seed in (1, 1, 2))
+    assert one == again
+    assert one != other
+
+
+@each_policy
+def test_the_prediction_is_near_a_long_run(policy: str, rate: float) -> None:
+    """The means of a run and of its prediction lie within three half widths, and the run is long enough to tell."""
+    theory = theory_of(LAW, LENGTHS, asked_rate=rate * 0.8, max_num_seqs=64)
+    (comparison,) = compare(drive(parse_policy(policy), rate * 0.8, n=4000), dataclasses.replace(theory, replay=None))
+    predicted = comparison.quantity.predicted
+    if predicted is None:
+        pytest.skip(f"no method predicts {policy}")
+    assert comparison.load is not None
+    assert 0 < comparison.load < 1
+    assert abs(predicted.deviation) < 0.02 + 3 * predicted.half_width
+    assert predicted.half_width < 0.4
+
+
+def test_an_unstable_queue_has_a_load_and_no_delay() -> None:
+    predicted = predict_means(parse_policy("single"), 100.0, LENGTHS, LAW)
+    assert predicted.load is not None
+    assert predicted.load > 1
+    assert predicted.queueing_delay is None
+
+
+@pytest.mark.parametrize("rate", [math.nan, math.inf, 0.0])
+def test_a_rate_that_is_none_predicts_nothing(rate: float) -> None:
+    assert predict_means(parse_policy("single"), rate, LENGTHS, LAW).queueing_delay is None
+
+
+def test_pollaczek_khinchine_is_what_single_is_predicted() -> None:
+    lengths = TokenDistribution(np.array([0.0, 1.0]))
+    law = LatencyModel(k2=0.04, k4=0.01)
+    predicted = predict_means(parse_policy("single"), 10.0, lengths, law)
+    assert predicted.queueing_delay == pytest.approx(0.5 * 0.05 / (2 * 0.5))  # M/D/1: rho S / (2 (1 - rho))

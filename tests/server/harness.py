@@ -1,0 +1,92 @@
+"""A gateway core on virtual time: a batcher on the emulated engine, fed from a trace."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from policies import Policy, Request
+from queueing.latency import LatencyModel
+from queueing.record import Record
+from server.batcher import Batch, Batcher
+from server.engines.base import Sampling, Token, Work
+from server.engines.emulated import EmulatedEngine
+from server.ticket import Ticket
+
+
+@dataclass
+class Collector:
+    """An observer that keeps the records."""
+
+    records: list[Record] = field(default_factory=list)
+
+    def on_arrival(self, ticket: Ticket) -> None: ...
+    def on_dispatch(self, batch: Batch) -> None: ...
+    def on_idle(self, server_id: int, at: float) -> None: ...
+    def on_record(self, ticket: Ticket, record: Record) -> None:
+        self.records.append(record)
+
+
+class Immediate:
+    """A consumer whose last byte leaves at once."""
+
+    def __init__(self) -> None:
+        self.ticket: Ticket | None = None
+        self.text = ""
+        self.tokens = 0
+        self.lost: tuple[str, str] | None = None
+
+    def on_dispatched(self) -> None: ...
+    def on_text(self, text: str, tokens: Sequence[Token]) -> None:
+        self.text += text
+        self.tokens += len(tokens)
+
+    def on_release(self) -> None:
+        assert self.ticket is not None
+        self.ticket.released()
+
+    def on_lost(self, outcome: str, code: str, message: str) -> None:
+        self.lost = (outcome, code)
+
+
+def work_of(request: Request, output_tokens: int | None, **sampling: object) -> Work:
+    options = {"max_tokens": request.max_output_tokens} | sampling
+    return Work(request, [1] * request.prompt_tokens, Sampling(**options), output_tokens)
+
+
+async def replay(
+    policy: Policy,
+    jobs: Sequence[tuple[Request, int]],
+    law: LatencyModel,
+    *,
+    servers: int = 1,
+    seed: int = 0,
+    cancellations: Mapping[str, float] | None = None,
+    switches: Sequence[tuple[float, Policy]] = (),
+    **bounds: int,
+) -> list[Record]:
+    """Feed a trace to a batcher on the running (virtual) loop; returns the records."""
+    loop = asyncio.get_running_loop()
+    engine = EmulatedEngine(law, servers=servers, seed=seed, **bounds)
+    collector = Collector()
+    batcher = Batcher(engine, await engine.start(), policy, [collector])
+    tickets: dict[str, Ticket] = {}
+
+    def arrive(request: Request, output_tokens: int) -> None:
+        consumer = Immediate()
+        work = work_of(request, output_tokens)
+        consumer.ticket = Ticket.__new__(Ticket)
+        (ticket,) = batcher.submit([work], [consumer])
+        consumer.ticket = tickets[request.id] = ticket
+
+    for request, output_tokens in jobs:
+        loop.call_at(request.arrived_at, arrive, request, output_tokens)
+    for request_id, at in (cancellations or {}).items():
+        loop.call_at(at, lambda request_id=request_id: tickets[request_id].cancel())
+    for at, other in switches:
+        loop.call_at(at, batcher.switch, other)
+    loop.call_at(max(request.arrived_at for request, _ in jobs), lambda: loop.call_soon(batcher.close))
+    while len(collector.records) < len(jobs):
+        await asyncio.sleep(1.0)
+    return collector.records

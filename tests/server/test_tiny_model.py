@@ -1,0 +1,94 @@
+"""The tiny model's folder: complete, the same everywhere, made once, and its tokenizer loses nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from server.engines import tiny
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make_tiny(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def test_every_id_has_a_text_and_no_two_ids_are_the_same_token(model: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    assert tokenizer.get_vocab_size() == tiny.VOCABULARY
+    texts = [tokenizer.decode([number], skip_special_tokens=False) for number in range(tiny.VOCABULARY)]
+    assert all(texts)
+    assert len({tokenizer.id_to_token(number) for number in range(tiny.VOCABULARY)}) == tiny.VOCABULARY
+    assert sum("\ufffd" in text for text in texts) <= 128  # only halves of a UTF-8 character
+
+
+_MADE = tiny.tokenizer()
+
+
+@given(st.text(max_size=80))
+def test_a_text_comes_back_as_it_went_in(text: str) -> None:
+    if any(special in text for special in tiny.SPECIALS):
+        return
+    assert _MADE.decode(_MADE.encode(text, add_special_tokens=False).ids, skip_special_tokens=False) == text
+
+
+def test_specials_stand_where_the_configuration_says(model: Path) -> None:
+    configuration = json.loads((model / "config.json").read_text())
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    assert tokenizer.token_to_id("</s>") == configuration["eos_token_id"] == tiny.EOS
+    assert tokenizer.token_to_id("<s>") == configuration["bos_token_id"] == tiny.BOS
+    assert tokenizer.decode([tiny.EOS]) == ""
+
+
+def test_two_makings_give_the_same_bytes(model: Path, tmp_path: Path) -> None:
+    again = tiny.make_tiny(tmp_path / "again")
+    for file in sorted(model.iterdir()):
+        ours, theirs = (hashlib.sha256((folder / file.name).read_bytes()).hexdigest() for folder in (model, again))
+        assert ours == theirs, file.name
+
+
+def test_a_model_that_is_there_is_left_alone(model: Path) -> None:
+    before = {file.name: file.stat().st_mtime_ns for file in model.iterdir()}
+    assert tiny.make_tiny(model) == model
+    assert {file.name: file.stat().st_mtime_ns for file in model.iterdir()} == before
+
+
+def test_several_makers_at_once_leave_one_whole_model_and_nothing_else(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda _: tiny.make_tiny(tmp_path / "tiny"), range(4)))
+    assert set(made) == {tmp_path / "tiny"}
+    assert os.listdir(tmp_path) == ["tiny"]
+
+
+def test_a_failed_making_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full_disk(directory: Path) -> None:
+        (directory / "tokenizer.json").write_text("half")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(tiny, "_write", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        tiny.make_tiny(tmp_path / "tiny")
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_cache_of_the_user_is_the_default_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert tiny.tiny_home() == tmp_path / "kendall" / "models" / f"tiny-{tiny.RECIPE}"
+
+
+def test_the_weights_are_readable_by_the_safetensors_library_and_nearly_uniform_at_the_output(model: Path) -> None:
+    safetensors = pytest.importorskip("safetensors")
+    pytest.importorskip("torch")
+    with safetensors.safe_open(str(model / "model.safetensors"), "pt") as file:
+        head = file.get_tensor("lm_head.weight").float()
+        assert tuple(head.shape) == (tiny.VOCABULARY, tiny.HIDDEN)
+        assert float(head.std()) == pytest.approx(0.002, rel=0.02)
+        assert float(file.get_tensor("model.norm.weight").float().min()) == 1.0

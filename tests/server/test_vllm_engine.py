@@ -1,0 +1,508 @@
+"""The real engine, once for the whole module, on a loop of its own: lengths, gates, cancels, deaths."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policies import Request
+from server.engines.base import (
+    Capabilities,
+    EngineEnd,
+    EngineStartError,
+    InvalidPromptError,
+    Sampling,
+    Step,
+    Token,
+    Work,
+)
+from server.engines.tiny import EOS, VOCABULARY, make_tiny
+from server.engines.vllm_engine import VllmEngine, prepare
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(
+        importlib.util.find_spec("vllm") is None and os.environ.get("CI") != "true", reason="vLLM is not installed (make setup)"
+    ),
+    # raised inside vLLM and what it imports, while they are imported; none is about our use of them
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    # vLLM leaves the zmq context of its start-up handshake to the garbage collector
+    pytest.mark.filterwarnings("ignore::ResourceWarning:zmq.sugar.context"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning:zmq.sugar.socket"),
+]
+
+DOOMED = """
+import asyncio, sys
+from server.engines.tiny import make_tiny
+from server.engines.vllm_engine import VllmEngine, prepare
+
+async def main():
+    engine = VllmEngine(str(make_tiny()))
+    await engine.start()
+    print(engine.process_id, flush=True)
+    await asyncio.sleep(600)
+
+if __name__ == "__main__":
+    prepare(str(make_tiny()))
+    asyncio.run(main())
+"""
+
+
+@dataclass
+class Heard:
+    """Everything that a stream said."""
+
+    tokens: list[Token] = field(default_factory=list)
+    ends: list[EngineEnd] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    more: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def on_tokens(self, tokens: Sequence[Token]) -> None:
+        self.tokens += tokens
+        self.more.set()
+
+    def on_end(self, end: EngineEnd) -> None:
+        self.ends.append(end)
+        self.over.set()
+
+    def on_failure(self, message: str) -> None:
+        self.failures.append(message)
+        self.over.set()
+
+    async def at_least(self, count: int) -> None:
+        while len(self.tokens) < count:
+            self.more.clear()
+            await self.more.wait()
+
+    @property
+    def ids(self) -> list[int]:
+        return [token.id for token in self.tokens]
+
+    @property
+    def text(self) -> str:
+        return "".join(token.text for token in self.tokens)
+
+
+_NUMBERS = itertools.count()
+
+
+def work(limit: int, *, prompt: int = 16, forced: int | None = None, made: Sequence[int] = (), **sampling: Any) -> Work:
+    tokens = [300 + (place * 37) % 1500 for place in range(prompt)]
+    request = Request(id=f"r{next(_NUMBERS)}", arrived_at=0.0, prompt_tokens=prompt, max_output_tokens=limit)
+    return Work(request, tokens, Sampling(max_tokens=limit, **sampling), forced, made)
+
+
+class House:
+    """An engine on a loop of its own, and what it said of its steps."""
+
+    def __init__(self, model: Path) -> None:
+        self.runner = asyncio.Runner()
+        self.engine = VllmEngine(str(model))
+        self.steps: list[Step] = []
+        self.deaths: list[str] = []
+        self.engine.on_step = self.steps.append
+        self.engine.on_death = self.deaths.append
+        self.capabilities: Capabilities = self.run(self.engine.start(), 300)
+
+    def run(self, call: Coroutine[Any, Any, Any], limit: float = 60) -> Any:
+        async def bounded() -> Any:
+            async with asyncio.timeout(limit):
+                return await call
+
+        return self.runner.run(bounded())
+
+    def dispatch(self, *works: Work, padded: bool = False, joining: bool = False) -> list[Heard]:
+        heard = [Heard() for _ in works]
+        for stream, listener in zip(self.engine.dispatch(0, works, padded=padded, joining=joining), heard, strict=True):
+            stream.listener = listener
+        return heard
+
+    async def served(self, *works: Work, padded: bool = False) -> list[Heard]:
+        heard = self.dispatch(*works, padded=padded)
+        await asyncio.gather(*(one.over.wait() for one in heard))
+        return heard
+
+    def serve(self, *works: Work, padded: bool = False) -> list[Heard]:
+        async def call() -> list[Heard]:
+            return await self.served(*works, padded=padded)
+
+        heard: list[Heard] = self.run(call())
+        return heard
+
+    async def idle(self) -> None:
+        """Until vLLM itself holds nothing."""
+        assert self.engine._core is not None
+        while self.engine._core.llm.get_num_unfinished_requests():  # noqa: ASYNC110  # nothing to wait on
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def doomed(model: Path) -> Iterator[subprocess.Popen[str]]:
+    """A gateway process of its own, started early: it imports vLLM beside this one."""
+    del model
+    with subprocess.Popen([sys.executable, "-c", DOOMED], stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    return make_tiny()
+
+
+@pytest.fixture(scope="module")
+def house(model: Path, doomed: subprocess.Popen[str]) -> Iterator[House]:
+    del doomed
+    prepare(str(model))
+    house = House(model)
+    yield house
+    house.run(house.engine.stop())
+    house.runner.close()
+
+
+def test_capabilities_say_what_came_up(house: House) -> None:
+    found = house.capabilities
+    assert (found.engine, found.max_model_len, found.max_num_seqs, found.vocab_size) == ("vllm", 2048, 64, VOCABULARY)
+    assert found.eos_token_ids == {EOS}
+    assert found.kv_cache_tokens >= found.max_num_seqs * found.max_model_len
+    assert {"vllm", "torch", "python"} <= set(found.versions)
+    assert found.hardware["cores"] >= 1
+    assert house.run(house.engine.healthy())
+
+
+def test_forced_lengths_are_met_exactly_and_their_last_token_says_so(house: House) -> None:
+    lengths = [1, 2, 7, 20, 33]
+    for length, heard in zip(lengths, house.serve(*(work(50, forced=length) for length in lengths)), strict=True):
+        assert [token.ends for token in heard.tokens] == [False] * (length - 1) + [True]
+        assert heard.ends == ["length"]
+
+
+def test_the_limit_in_force_ends_a_forced_length_that_is_longer(house: House) -> None:
+    (heard,) = house.serve(work(5, forced=50))
+    assert len(heard.tokens) == 5
+    assert not any(token.ends for token in heard.tokens)
+
+
+def test_padded_members_run_on_behind_their_own_end_until_they_are_cancelled(house: House) -> None:
+    async def call() -> tuple[list[Heard], list[int]]:
+        works = [work(400, forced=3), work(400, forced=30)]
+        short, long = house.dispatch(*works, padded=True)
+        await long.at_least(30)
+        house.engine.cancel([one.request.id for one in works])
+        counts = [len(short.tokens), len(long.tokens)]
+        await house.idle()
+        await asyncio.sleep(0.05)
+        assert [len(short.tokens), len(long.tokens)] == counts
+        return [short, long], counts
+
+    (short, long), counts = house.run(call())
+    assert counts[0] >= 30
+    assert [place for place, token in enumerate(short.tokens, 1) if token.ends] == [3]
+    assert [place for place, token in enumerate(long.tokens, 1) if token.ends] == [30]
+    assert short.ends == long.ends == []
+
+
+def test_padded_members_stop_at_no_end_of_sequence_and_at_the_largest_limit(house: House) -> None:
+    eager = {EOS: 100.0}
+    short, long = house.serve(work(4, logit_bias=eager), work(12, stop_token_ids=(EOS,), logit_bias=eager), padded=True)
+    assert short.ids == long.ids == [EOS] * 12
+    assert short.ends == long.ends == ["length"]
+
+
+def test_unpadded_ends_at_the_end_of_sequence_and_at_stop_tokens(house: House) -> None:
+    natural, stopped, deaf = house.serve(
+        work(9, logit_bias={EOS: 100.0}),
+        work(9, logit_bias={500: 100.0}, stop_token_ids=(500,)),
+        work(9, logit_bias={EOS: 100.0}, ignore_eos=True),
+    )
+    assert (natural.ids, natural.ends) == ([EOS], ["stop"])
+    assert (stopped.ids, stopped.ends) == ([500], ["stop"])
+    assert (deaf.ids, deaf.ends) == ([EOS] * 9, ["length"])
+
+
+@pytest.mark.parametrize("size", [2, 4, 8, 16])
+def test_a_batch_begins_in_one_step(house: House, size: int) -> None:
+    for _ in range(3):
+        house.steps.clear()
+        house.serve(*(work(4, prompt=64, forced=4) for _ in range(size)))
+        assert [(step.admitted, step.running) for step in house.steps] == [(size, size)] + [(0, size)] * 3
+        assert house.steps[0].prompt_tokens == 64 * size
+
+
+def test_one_that_joins_does_not_hold_up_the_others_and_cancelling_frees_the_engine(house: House) -> None:
+    async def call() -> None:
+        running = work(1500)
+        (first,) = house.dispatch(running)
+        await first.at_least(5)
+        joining = work(6, forced=6)
+        (second,) = house.dispatch(joining, joining=True)
+        await second.over.wait()
+        assert len(second.tokens) == 6
+        house.engine.cancel([running.request.id, "unknown"])
+        await house.idle()
+        assert first.ends == first.failures == []
+
+    house.run(call())
+
+
+def test_a_cancel_right_behind_its_dispatch_is_not_lost(house: House) -> None:
+    async def call() -> None:
+        for breaths in range(6):  # event loop turns between the two
+            works = [work(1500) for _ in range(3)]
+            heard = house.dispatch(*works)
+            for _ in range(breaths):
+                await asyncio.sleep(0)
+            house.engine.cancel([one.request.id for one in works])
+            (after,) = await house.served(work(2, forced=2))
+            assert after.ends == ["length"]
+            await house.idle()
+            assert all(one.ends == one.failures == [] for one in heard)
+
+    house.run(call())
+
+
+def test_a_listener_may_cancel_while_it_hears(house: House) -> None:
+    async def call() -> None:
+        one = work(1500)
+
+        class Stopper(Heard):
+            def on_tokens(self, tokens: Sequence[Token]) -> None:
+                super().on_tokens(tokens)
+                if len(self.tokens) == 4:
+                    house.engine.cancel([one.request.id])
+
+        stopper = Stopper()
+        (stream,) = house.engine.dispatch(0, [one], padded=False, joining=False)
+        stream.listener = stopper
+        await stopper.at_least(4)
+        await house.idle()
+        assert (len(stopper.tokens), stopper.ends) == (4, [])
+
+    house.run(call())
+
+
+def test_a_listener_that_fails_harms_no_other_sequence(house: House) -> None:
+    async def call() -> None:
+        class Broken(Heard):
+            def on_tokens(self, tokens: Sequence[Token]) -> None:
+                raise ZeroDivisionError
+
+        reported: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+        broken, whole = Broken(), Heard()
+        streams = house.engine.dispatch(0, [work(50), work(50, forced=20)], padded=False, joining=False)
+        streams[0].listener, streams[1].listener = broken, whole
+        await asyncio.gather(broken.over.wait(), whole.over.wait())
+        await house.idle()
+        asyncio.get_running_loop().set_exception_handler(None)
+        assert (len(whole.tokens), len(broken.failures), len(reported)) == (20, 1, 1)
+
+    house.run(call())
+    assert house.deaths == []
+
+
+def test_a_seed_reproduces_even_behind_a_long_prompt(house: House) -> None:
+    again = [house.serve(work(12, prompt=1900, seed=7, ignore_eos=True))[0].ids for _ in range(2)]
+    other = house.serve(work(12, prompt=1900, seed=8, ignore_eos=True))[0].ids
+    assert again[0] == again[1] != other
+
+
+def test_output_so_far_is_continued_not_repeated(house: House) -> None:
+    (whole,) = house.serve(work(24, temperature=0.0, ignore_eos=True))
+    (rest,) = house.serve(work(24, temperature=0.0, ignore_eos=True, made=whole.ids[:10]))
+    assert rest.ids == whole.ids[10:]
+    assert rest.text == "".join(token.text for token in whole.tokens[10:])
+    (forced,) = house.serve(work(24, forced=24, made=whole.ids[:10]))
+    assert [token.ends for token in forced.tokens] == [False] * 13 + [True]
+
+
+def test_the_pieces_are_the_text(house: House) -> None:
+    (heard,) = house.serve(work(200, ignore_eos=True, seed=3))
+    whole = house.engine.decode(heard.ids)
+    assert len(heard.text) > 100
+    assert whole.startswith(heard.text)
+    assert set(whole[len(heard.text) :]) <= {"\ufffd"}  # half a character at the very end
+
+
+def test_characters_of_several_tokens_come_whole(house: House) -> None:
+    ids = house.run(house.engine.encode("Größe 你好 🙂"))
+    assert house.engine.decode(ids) == "Größe 你好 🙂"
+    from server.engines.vllm_reader import FastDetokenizer
+
+    assert house.engine._core is not None
+    backend = house.engine._core.tokenizer.backend_tokenizer
+    # the prompt ends in half a character: nothing of the prompt may come out
+    pieces = [FastDetokenizer(backend, [*ids, ids[-1]], True)]
+    assert pieces[0].piece(300) == backend.decode([300])
+    fresh = FastDetokenizer(backend, [], True)
+    assert "".join(fresh.piece(number) for number in ids) == "Größe 你好 🙂"
+
+
+def test_logprobs_come_with_each_token(house: House) -> None:
+    (heard,) = house.serve(work(5, logprobs=3, ignore_eos=True))
+    for token in heard.tokens:
+        assert token.logprobs is not None
+        assert len(token.logprobs) in {3, 4}  # the chosen one beside the best three
+        assert token.logprobs[token.id].logprob < 0
+        assert all(isinstance(candidate.token, str) for candidate in token.logprobs.values())
+
+
+def test_min_tokens_holds_off_the_end(house: House) -> None:
+    eager = {EOS: 50.0}
+    unpadded = house.serve(work(20, min_tokens=6, logit_bias=eager))[0]
+    assert (unpadded.ids.index(EOS), unpadded.ends) == (6, ["stop"])
+    padded = house.serve(work(20, min_tokens=6, logit_bias=eager), work(20), padded=True)[0]
+    assert padded.ids.index(EOS) == 6
+
+
+def test_a_chat_is_rendered_by_the_models_template(house: House) -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+    assert house.engine.decode(house.run(house.engine.encode_chat(messages, {}))) == "user: Hello\nassistant:"
+    bare = house.run(house.engine.encode_chat(messages, {"add_generation_prompt": False}))
+    assert house.engine.decode(bare) == "user: Hello\n"
+
+
+@pytest.mark.parametrize("messages", [[{"content": "no role"}], [{"role": "user", "content": 5}], ["text"]])
+def test_badly_shaped_messages_are_the_clients_fault(house: House, messages: list[Any]) -> None:
+    with pytest.raises(InvalidPromptError):
+        house.run(house.engine.encode_chat(messages, {}))
+
+
+def test_a_text_longer_than_the_context_is_the_clients_fault(house: House) -> None:
+    with pytest.raises(InvalidPromptError):
+        house.run(house.engine.encode("word " * 4000))
+
+
+def test_a_refused_request_fails_alone(house: House) -> None:
+    bad, good = house.serve(work(5, logprobs=9999), work(5, forced=5))
+    assert len(bad.failures) == 1
+    assert "\n" not in bad.failures[0]
+    assert len(good.tokens) == 5
+
+
+def test_death_fails_every_stream_and_a_new_start_serves_again(house: House) -> None:
+    async def call() -> float:
+        heard = house.dispatch(work(1500), work(1500))
+        await heard[0].at_least(3)
+        loop = asyncio.get_running_loop()
+        killed_at = loop.time()
+        os.kill(house.engine.process_id, signal.SIGKILL)
+        await asyncio.gather(*(one.over.wait() for one in heard))
+        took = loop.time() - killed_at
+        await asyncio.sleep(0.3)
+        assert [len(one.failures) for one in heard] == [1, 1]
+        (late,) = house.dispatch(work(5))
+        await late.over.wait()
+        assert late.failures
+        return took
+
+    assert house.run(call()) < 2.0  # 0.1 s on a quiet machine
+    assert len(house.deaths) == 1
+    assert not house.run(house.engine.healthy())
+    house.run(house.engine.start(), 120)
+    assert house.serve(work(5, forced=5))[0].ends == ["length"]
+
+
+def test_an_idle_engines_death_is_noticed_and_stop_leaves_no_process(house: House) -> None:
+    house.deaths.clear()
+
+    async def call() -> None:
+        os.kill(house.engine.process_id, signal.SIGKILL)
+        while not house.deaths:  # noqa: ASYNC110  # nothing to wait on
+            await asyncio.sleep(0.01)
+
+    house.run(call(), 5)
+    house.run(house.engine.start(), 120)
+    pid = house.engine.process_id
+    house.run(house.engine.stop())
+    assert not alive(pid)
+    assert len(house.deaths) == 1
+    house.run(house.engine.start(), 120)
+
+
+def test_a_stopped_process_is_noticed_by_its_silence(house: House) -> None:
+    house.deaths.clear()
+    house.engine._hang_timeout = 1.0
+
+    async def call() -> None:
+        (heard,) = house.dispatch(work(1500))
+        await heard.at_least(3)
+        os.kill(house.engine.process_id, signal.SIGSTOP)
+        await heard.over.wait()
+        assert len(heard.failures) == 1
+
+    house.run(call(), 20)
+    assert "did not answer" in house.deaths[0]
+    house.engine._hang_timeout = 5.0
+    house.run(house.engine.start(), 120)
+
+
+def test_a_killed_gateway_leaves_no_engine(house: House, doomed: subprocess.Popen[str]) -> None:
+    del house  # only for the order: this one is ready when the others are done
+    assert doomed.stdout is not None
+    engine = int(doomed.stdout.readline())
+    assert alive(engine)
+    doomed.send_signal(signal.SIGKILL)
+    doomed.wait()
+
+    async def gone() -> None:
+        async with asyncio.timeout(5):
+            while alive(engine):  # noqa: ASYNC110  # nothing to wait on
+                await asyncio.sleep(0.02)
+
+    asyncio.run(gone())
+
+
+@pytest.mark.parametrize(
+    ("spoil", "expected"),
+    [("tokenizer.json", "no tokenizer"), ("config.json", "no config.json"), ("", "no directory")],
+)
+def test_a_model_that_cannot_be_is_refused_in_one_line(tmp_path: Path, model: Path, spoil: str, expected: str) -> None:
+    folder = tmp_path / "model"
+    if spoil:
+        folder.mkdir()
+        for file in model.iterdir():
+            if file.name != spoil:
+                (folder / file.name).symlink_to(file)
+    with pytest.raises(EngineStartError, match=expected) as caught:
+        asyncio.run(VllmEngine(str(folder)).start())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"no-such-thing": "1"}, "no_such_thing"),
+        ({"max_model_len": "999999"}, "max_model_len"),
+        ({"kv_cache_memory_bytes": "4096"}, "cache blocks"),
+    ],
+)
+def test_arguments_that_vllm_refuses_are_told_in_one_line(model: Path, arguments: dict[str, str], expected: str) -> None:
+    async def call() -> str:
+        engine = VllmEngine(str(model), engine_args=arguments)
+        with pytest.raises(EngineStartError, match=expected) as caught:
+            await engine.start()
+        await engine.stop()
+        return str(caught.value)
+
+    assert "\n" not in asyncio.run(call())
+
+
+def alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False

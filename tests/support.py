@@ -1,0 +1,34 @@
+"""What tests share: parts of the system that may be missing, and what a missing one means."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from typing import NoReturn
+
+import pytest
+
+
+def on_ci() -> bool:
+    """Continuous integration has every part: there a missing one is a failure, elsewhere a visible skip."""
+    return os.environ.get("CI") == "true"
+
+
+def missing(what: str, remedy: str) -> NoReturn:
+    """Skip the test, or fail it under CI=true."""
+    message = f"{what} is missing; {remedy}"
+    if on_ci():
+        pytest.fail(message, pytrace=False)
+    pytest.skip(message)
+
+
+def require_program(name: str) -> str:
+    """The path of a program of the system, such as promtool or chromium."""
+    return shutil.which(name) or missing(name, "`make setup-system` installs it")
+
+
+def require_vllm() -> None:
+    """Go on only where the real engine can be imported."""
+    if importlib.util.find_spec("vllm") is None:
+        missing("vllm", "`make setup` installs it where it exists for the platform")

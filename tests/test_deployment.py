@@ -1,0 +1,219 @@
+"""What is deployed names only what is there: files, metrics, versions."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support import require_program
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCKER = ROOT / "docker"
+HISTOGRAMS = {
+    "queueing_delay_seconds",
+    "batch_forming_delay_seconds",
+    "service_time_seconds",
+    "sojourn_time_seconds",
+    "time_to_first_token_seconds",
+    "inter_token_latency_seconds",
+    "batch_size",
+    "output_tokens",
+}
+COUNTERS = {"requests_total", "clipped_requests_total", "policy_switches_total"}
+GAUGES = {
+    "queue_length",
+    "in_service",
+    "load",
+    "utilisation",
+    "arrival_rate",
+    "predicted_queueing_delay_seconds",
+    "observed_queueing_delay_seconds",
+    "prediction_error_ratio",
+    "assumption_holds",
+    "policy_info",
+}
+SERIES = {f"kendall_{name}_{part}" for name in HISTOGRAMS for part in ("bucket", "sum", "count")}
+SERIES |= {f"kendall_{name}" for name in COUNTERS | GAUGES}
+
+YAML_FILES = sorted(
+    [*DOCKER.glob("*.y*ml"), *(ROOT / "grafana").rglob("*.y*ml"), ROOT / ".pre-commit-config.yaml", ROOT / "tests/rules_test.yml"]
+)
+DASHBOARDS = sorted((ROOT / "grafana/dashboards").glob("*.json"))
+
+
+def read_yaml(path: Path) -> Any:
+    return yaml.safe_load(path.read_text())
+
+
+def compose() -> dict[str, dict[str, Any]]:
+    services: dict[str, dict[str, Any]] = read_yaml(DOCKER / "compose.yaml")["services"]
+    return services
+
+
+def values(tree: Any, key: str) -> Iterator[Any]:
+    """Every value that stands under `key`, however deep."""
+    children = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for name, child in children:
+        if name == key:
+            yield child
+        yield from values(child, key)
+
+
+def series_of(expression: str) -> set[str]:
+    """The series that a query names: no recorded rule (level:metric:operation), no label."""
+    return {name for name in re.findall(r"[a-zA-Z_:][\w:]*", expression) if name.startswith("kendall_")}
+
+
+@pytest.mark.parametrize("path", YAML_FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_yaml_is_read(path: Path) -> None:
+    assert read_yaml(path)
+
+
+@pytest.mark.parametrize("service", sorted(compose()))
+def test_compose_mounts_and_builds_what_exists(service: str) -> None:
+    settings = compose()[service]
+    for mount in settings.get("volumes", []):
+        source = mount.split(":")[0]
+        if source.startswith("."):
+            assert (DOCKER / source).exists(), source
+        else:
+            assert source in read_yaml(DOCKER / "compose.yaml")["volumes"]
+    if "build" in settings:
+        context = DOCKER / settings["build"]["context"]
+        assert (context / settings["build"]["dockerfile"]).is_file()
+    else:
+        assert re.fullmatch(r"[\w/.-]+:v?\d+(\.\d+)+", settings["image"]), "a version, not latest"
+
+
+def test_prometheus_scrapes_the_gateway_of_compose() -> None:
+    """Every five seconds, at its own name and port; Grafana asks Prometheus at its."""
+    settings = read_yaml(DOCKER / "prometheus.yml")
+    assert settings["global"]["scrape_interval"] == "5s"
+    target = settings["scrape_configs"][0]["static_configs"][0]["targets"]
+    assert target == ["gateway:8080"]
+    assert compose()["gateway"]["command"][2:6] == ["--host", "0.0.0.0", "--port", "8080"]
+    assert all((DOCKER / name).is_file() for name in settings["rule_files"])
+    source = read_yaml(ROOT / "grafana/provisioning/datasources/prometheus.yaml")["datasources"][0]
+    assert source["url"] == "http://prometheus:9090"
+    assert "prometheus" in compose()
+
+
+def test_grafana_finds_its_dashboards() -> None:
+    provider = read_yaml(ROOT / "grafana/provisioning/dashboards/kendall.yaml")["providers"][0]
+    folder = provider["options"]["path"]
+    assert f"../grafana/dashboards:{folder}:ro" in compose()["grafana"]["volumes"]
+    home = compose()["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert home == f"{folder}/{DASHBOARDS[0].name}"
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.name)
+def test_a_dashboard_asks_only_for_metrics_that_exist(path: Path) -> None:
+    dashboard = json.loads(path.read_text())
+    expressions = [*values(dashboard, "expr"), *values(dashboard, "definition")]
+    asked = set().union(*map(series_of, expressions))
+    assert len(asked) > 10
+    assert asked <= SERIES
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.name)
+def test_a_dashboard_is_whole(path: Path) -> None:
+    """Each panel has a unit, a description, an id of its own, a place of its own, and the provisioned data source."""
+    dashboard = json.loads(path.read_text())
+    panels = dashboard["panels"]
+    uid = read_yaml(ROOT / "grafana/provisioning/datasources/prometheus.yaml")["datasources"][0]["uid"]
+    assert {source["uid"] for source in values(dashboard, "datasource")} == {uid}
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    cells = [cell for panel in panels for cell in cells_of(panel["gridPos"])]
+    assert len(set(cells)) == len(cells), "two panels overlap"
+    for panel in panels:
+        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        assert panel["description"], panel["title"]
+    assert {variable["name"] for variable in dashboard["templating"]["list"]} == {"instance", "policy"}
+
+
+def cells_of(place: dict[str, int]) -> Iterator[tuple[int, int]]:
+    for x in range(place["x"], place["x"] + place["w"]):
+        assert x < 24, "the grid has 24 columns"
+        for y in range(place["y"], place["y"] + place["h"]):
+            yield x, y
+
+
+def test_the_rules_record_only_from_metrics_that_exist() -> None:
+    rules = read_yaml(DOCKER / "rules.yml")["groups"][0]["rules"]
+    recorded = {rule["record"] for rule in rules}
+    for rule in rules:
+        assert series_of(rule["expr"]) <= SERIES
+        assert set(re.findall(r"\w+:\w+:\w+", rule["expr"])) <= recorded
+
+
+def test_promtool_accepts_the_rules_and_they_compute_what_they_say() -> None:
+    promtool = require_program("promtool")
+    for command in (
+        ["check", "config", "docker/prometheus.yml"],
+        ["check", "rules", "docker/rules.yml"],
+        ["test", "rules", "tests/rules_test.yml"],
+    ):
+        result = subprocess.run([promtool, *command], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_promtool_accepts_every_query_of_the_dashboards(tmp_path: Path) -> None:
+    """As the expressions of recording rules, Grafana's variables filled in."""
+    promtool = require_program("promtool")
+    expressions = [expr for path in DASHBOARDS for expr in values(json.loads(path.read_text()), "expr")]
+    filled = [expr.replace("$__rate_interval", "20s").replace("$instance", ".*").replace("$policy", ".*") for expr in expressions]
+    assert not [expr for expr in filled if "$" in expr]
+    rules = [{"record": f"query:{number}", "expr": expr} for number, expr in enumerate(filled)]
+    file = tmp_path / "queries.yml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
+    result = subprocess.run([promtool, "check", "rules", str(file)], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def copied() -> set[str]:
+    """What the Dockerfile copies from the source tree."""
+    lines = re.findall(r"^COPY (?!--from)(.+)$", (DOCKER / "Dockerfile").read_text(), flags=re.MULTILINE)
+    return {source for line in lines for source in line.split()[:-1]}
+
+
+def test_the_dockerfile_copies_what_exists_and_what_the_context_holds() -> None:
+    ignore = (ROOT / ".dockerignore").read_text().splitlines()
+    assert "*" in ignore
+    for source in copied():
+        assert (ROOT / source).exists(), source
+        assert f"!{source.split('/')[0]}" in ignore, f"{source} is kept out of the build context"
+
+
+def test_the_dockerfile_copies_all_that_a_wheel_is_made_of() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed = {*wheel["only-include"], project["project"]["readme"], *project["project"]["license-files"]}
+    assert needed | {"pyproject.toml", "requirements", "tools/setup_env.py"} == copied()
+
+
+def pins(lock: str) -> dict[str, str]:
+    lines = (ROOT / "requirements" / lock).read_text().splitlines()
+    return dict(line.split("==") for line in lines if "==" in line)
+
+
+@pytest.mark.parametrize("flavour", ["cpu.txt", "cuda.txt", "emulated.txt"])
+def test_a_flavour_and_the_tools_of_development_pin_the_same_versions(flavour: str) -> None:
+    """They are installed together, in one environment."""
+    ours, tools = pins(flavour), pins("dev.txt")
+    assert {name: ours[name] for name in ours.keys() & tools} == {name: tools[name] for name in ours.keys() & tools}
+
+
+def test_no_file_names_a_package_index_or_a_folder_of_wheels() -> None:
+    """Locks and set-up take them from the configuration of whoever installs."""
+    named = re.compile(r"^\s*(--)?(extra-)?(index-url|find-links)\b|https?://\S*(simple|whl)\b", re.MULTILINE)
+    files = [*(ROOT / "requirements").glob("*.[it][nx]*"), *(ROOT / "tools").glob("*.*"), DOCKER / "Dockerfile", ROOT / "Makefile"]
+    assert [file.name for file in files if named.search(file.read_text())] == []
