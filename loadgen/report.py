@@ -17,12 +17,12 @@ HEADINGS = (
     "policy",
     "load",
     "n",
-    "mean\nbatch",
+    "batch",
     "speed",
     "observed\n(ms)",
     "measured\nservice (ms)",
     "same\narrivals (ms)",
-    "predicted\n(ms)",
+    "predicted",
 )
 
 
@@ -38,9 +38,12 @@ def table(comparisons: Iterable[Comparison]) -> Table:
 
 def notes(comparisons: Sequence[Comparison]) -> list[str]:
     """What a reader of the table must know, one line each."""
-    lines = ["mean queueing delay ± 95 % half width (batch means); in brackets observed / theory - 1"]
+    lines = [
+        "means of the queueing delay in ms ± 95 % half width (batch means)",
+        "in brackets: observed / theory - 1, ± its half width where a sample stands behind it",
+    ]
     if any(c.compared == "sojourn_time" for c in comparisons):
-        lines.append("*: mean sojourn time; before a continuous engine, waiting for its next step belongs to service")
+        lines.append("*: means of the sojourn time; before a continuous engine, waiting for its next step belongs to service")
     short = [c.policy for c in comparisons if c.too_short]
     if short:
         lines.append(f"too short to judge (half width > 25 % of the mean): {', '.join(short)}")
@@ -81,7 +84,9 @@ def _row(comparison: Comparison) -> tuple[str, ...]:
 def _beside(estimate: Estimate | None) -> str:
     if estimate is None or math.isnan(estimate.mean):
         return "-"
-    return f"{_ms(estimate.mean)} ({estimate.deviation:+.1%})"
+    shown = estimate.half_width >= 5e-4 and math.isfinite(estimate.half_width)
+    width = f"±{estimate.half_width * 100:.0f}" if shown else ""
+    return f"{_ms(estimate.mean)} ({estimate.deviation * 100:+.1f}{width}%)"
 
 
 def _plain(value: float | None, form: str) -> str:

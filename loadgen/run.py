@@ -21,7 +21,7 @@ from loadgen.statistics import Summary, summarise
 from loadgen.timetable import IntArray, Timetable, draw_prompts
 from queueing.record import Header, Record
 
-VOCABULARY = range(10, 1000)  # above the special tokens of common vocabularies, below the end of small ones
+VOCABULARY = range(10, 250)  # above the special tokens of common vocabularies, below the end of the smallest (bytes)
 START_DELAY = 0.2  # seconds between the start of the clock and instant 0 of the timetable
 
 

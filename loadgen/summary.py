@@ -18,6 +18,8 @@ from loadgen.statistics import FloatArray, Interval, Summary, mean_interval, sum
 from loadgen.timetable import delivered_rate
 from queueing.record import Record
 
+LATE = 0.02  # mean lateness over mean end-to-end time beyond which the sender is part of the result
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSummary:
@@ -107,6 +109,8 @@ def load_lines(summary: LoadSummary) -> list[str]:
         basis = f"95 %, n={delay.n}, as good as {delay.effective_n:.0f} independent"
         warning = "; batch means hang together: the run is too short" if delay.correlated else ""
         lines.append(f"queueing delay (ms): mean {delay.mean * 1e3:.4g} ± {delay.half_width * 1e3:.3g} ({basis}{warning})")
+    if summary.lateness.mean > LATE * summary.end_to_end.mean:
+        lines.append(f"the sender was late (mean {summary.lateness.mean * 1e3:.3g} ms): its machine is too busy to judge short delays")
     return lines + [f"{count} x {error}" for error, count in summary.errors.items()]
 
 

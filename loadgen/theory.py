@@ -35,7 +35,9 @@ def theory_of(
 
     def predicted(policy: Policy, rate: float, group: Sequence[Served]) -> Predicted:
         lengths = output_tokens or TokenDistribution.from_counts([r.output_tokens for r in group if r.output_tokens])
-        return predict_means(policy, asked_rate or rate, lengths, law, max_num_seqs)
+        prompts = TokenDistribution.from_counts([max(1, r.prompt_tokens) for r in group]) if law.kp else None
+        servers = 1 + max(request.server_id for request in group)
+        return predict_means(policy, asked_rate or rate, lengths, law, max_num_seqs=max_num_seqs, prompt_tokens=prompts, servers=servers)
 
     return Theory(law=law, replay=replay, predict=predicted, asked_rate=asked_rate)
 
@@ -74,12 +76,21 @@ def _instants(record: Record) -> tuple[float, float]:
     return record.dispatched_at, record.released_at
 
 
-def predict_means(policy: Policy, rate: float, lengths: TokenDistribution, law: LatencyModel, max_num_seqs: int | None = None) -> Predicted:
+def predict_means(
+    policy: Policy,
+    rate: float,
+    lengths: TokenDistribution,
+    law: LatencyModel,
+    *,
+    max_num_seqs: int | None = None,
+    prompt_tokens: TokenDistribution | None = None,
+    servers: int = 1,
+) -> Predicted:
     """Means of a prediction; None where there is no steady state or no method for it."""
     if not 0 < rate < math.inf:
         return Predicted(load=None, queueing_delay=None, sojourn_time=None)
     try:
-        prediction = predict(policy, rate, lengths, law, max_num_seqs=max_num_seqs)
+        prediction = predict(policy, rate, lengths, law, max_num_seqs=max_num_seqs, prompt_tokens=prompt_tokens, servers=servers)
     except UnstableQueueError as error:
         return Predicted(load=error.load, queueing_delay=None, sojourn_time=None)
     except PredictionError:

@@ -15,6 +15,7 @@ and a Gauss-Laguerre rule over X (Golub-Welsch), doubled until the transform sta
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +26,9 @@ from queueing.distributions import TokenDistribution, Vector
 from queueing.errors import NotConvergedError
 from queueing.latency import LatencyModel
 
-Complex = npt.NDArray[np.complex128]
-_BLOCK = 400_000  # complex numbers held at once
+Complex = npt.NDArray[np.complexfloating[Any, Any]]
+_BLOCK = 400_000  # numbers held at once
+_CACHED = 16_000  # complex numbers that stay in a core's cache: three times as quick
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,8 +114,20 @@ class BatchTime:
     def transform(self, s: Complex, batch_size: int) -> Complex:
         """E[exp(-s H) | b] at the points s."""
         if self.law.cv == 0:
-            return self._table(s, [batch_size])[0]
-        return self._mixed(s, *gamma_rule(self.law.cv, 64), [batch_size])[0]
+            return np.asarray(self._table(s, [batch_size])[0])
+        if not (self.padded and self._prompts_are_fixed):
+            return np.asarray(self._mixed(s, *gamma_rule(self.law.cv, 64), [batch_size])[0])
+        step, variance = self.law.step(batch_size), self.law.cv**2
+        swing = float(np.abs(s).max()) * step * self.output_tokens.longest
+        counts, weights = condensed(self.output_tokens.maximum(batch_size), nodes=32 + int(swing))
+        seconds = self._setup_mean(batch_size) + step * counts
+        terms = (weight * np.exp(-np.log1p(s * second * variance) / variance) for second, weight in zip(seconds, weights, strict=True))
+        return np.asarray(np.sum(list(terms), axis=0))  # E exp(-s X h) = (1 + s h cv^2)^(-1/cv^2)
+
+    def longest(self, batch_size: int) -> float:
+        """The largest service time where X = 1."""
+        prompts = 0 if self.prompt_tokens is None else batch_size * self.prompt_tokens.longest
+        return self.law.padded(batch_size, self.output_tokens.longest, prompts)
 
     @property
     def _prompts_are_fixed(self) -> bool:
@@ -122,7 +136,7 @@ class BatchTime:
     def _mixed(self, s: Complex, x: Vector, weights: Vector, sizes: range | list[int]) -> Complex:
         points = np.multiply.outer(x, s)
         table = self._table(points.ravel(), sizes).reshape(len(sizes), *points.shape)
-        return np.einsum("i,bis->bs", weights, table)
+        return np.asarray(np.einsum("i,bis->bs", weights, table))
 
     def _table(self, s: Complex, sizes: range | list[int]) -> Complex:
         decode = self._padded_decode if self.padded else self._unpadded_decode
@@ -139,7 +153,7 @@ class BatchTime:
             return np.ones_like(s)
         support = np.flatnonzero(self.prompt_tokens.pmf)
         terms = [self.prompt_tokens.pmf[n] * np.exp(-s * (kp * n)) for n in support]
-        return np.sum(terms, axis=0, dtype=complex)
+        return np.asarray(np.sum(terms, axis=0, dtype=complex))
 
     def _padded_decode(self, s: Complex, sizes: range | list[int]) -> Complex:
         table = np.empty((len(sizes), len(s)), dtype=complex)
@@ -153,7 +167,7 @@ class BatchTime:
 
     def _unpadded_decode(self, s: Complex, sizes: range | list[int]) -> Complex:
         table = np.empty((len(sizes), len(s)), dtype=complex)
-        chunk = max(1, _BLOCK // len(self.output_tokens.pmf))
+        chunk = max(1, _CACHED // len(self.output_tokens.pmf))
         for start in range(0, len(s), chunk):
             table[:, start : start + chunk] = self._unpadded_chunk(s[start : start + chunk], sizes)
         return table
@@ -200,10 +214,11 @@ class BatchTime:
 def _mixed_poisson(j: npt.NDArray[np.int64], mean: Vector, cv: float) -> Vector:
     """P(A = j) for A Poisson with mean `mean` times a gamma residual of SCV cv^2: negative binomial, Poisson where cv = 0."""
     if cv == 0:
-        return np.exp(j * np.log(mean) - mean - gammaln(j + 1))
+        return np.asarray(np.exp(j * np.log(mean) - mean - gammaln(j + 1)))
     shape = cv**-2
     odds = mean / shape
-    return np.exp(gammaln(j + shape) - gammaln(shape) - gammaln(j + 1) + j * np.log(odds) - (j + shape) * np.log1p(odds))
+    log = gammaln(j + shape) - gammaln(shape) - gammaln(j + 1) + j * np.log(odds) - (j + shape) * np.log1p(odds)
+    return np.asarray(np.exp(log))
 
 
 def gamma_rule(cv: float, nodes: int) -> tuple[Vector, Vector]:

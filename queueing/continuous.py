@@ -6,9 +6,10 @@ With n slots taken, each one passes through a gap (turnaround, then the wait for
     A = a + l (k4 + k3 (1 + (n - 1) f)) + (n - 1) f a,   a = k1 + kp E[P]
     S = A + gap,   throughput X(n) = n / S(n)
 
-gap: `turnaround` plus what is left of a step, half of it on average, if another slot is in one. While requests wait, a slot is refilled at the end of a step,
-so its gap is a whole number of steps: the first at or after the turnaround. Birth-death in the number of requests n: up lam, down X(min(n, c)), the
-refilled X above c; gives E[slots taken] and the delay Wq_M of exponential work. General lengths (c slots, slot time S):
+gap: `turnaround` plus what is left of a step, half of it on average, if another slot is in one. While requests wait, a slot
+is refilled at the end of a step, so its gap is a whole number of steps: to the first end at or after the turnaround.
+Birth-death in the number of requests n: up lam, down X(min(n, c)), the refilled X above c; gives E[slots taken] and the delay
+Wq_M of exponential work. General lengths (c slots, slot time S):
 
     Wq = Wq_M (1 + C^2)/2 * 2 w_D / (2 alpha w_D + 1 - alpha),   w_D = Wq(M/D/c) / Wq(M/M/c),  C^2 = SCV of the slot time
     alpha = ((1 + C^2) E[S] / g - c - 1) / (c - 1),   g = int_0^inf P(Se > x)^c dx,  Se the residual slot time
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import gammaln, pdtr
 
-from queueing.distributions import TokenDistribution
+from queueing.distributions import TokenDistribution, Vector
 from queueing.errors import UnstableQueueError
 from queueing.latency import LatencyModel
 
@@ -97,8 +98,9 @@ class SlotTime:
         if turnaround == 0:
             return 0.0
         most = math.ceil(turnaround / step)
-        short = [1.0] + [_at_most((turnaround - k * step) / self._admitted if self._admitted else math.inf, k * rate) for k in range(1, most)]
-        return sum(short) * (step + rate * self._admitted)
+        room = [(turnaround - k * step) / self._admitted if self._admitted else math.inf for k in range(1, most)]
+        steps = 1.0 + sum(_at_most(count, k * rate) for k, count in enumerate(room, start=1))
+        return steps * (step + rate * self._admitted)
 
     def scv(self, mean: float) -> float:
         """Squared coefficient of variation of the slot time, the lengths being what varies."""
@@ -139,13 +141,13 @@ def solve_continuous(time: SlotTime, arrival_rate: float, slots: int | None) -> 
     return _summary(states, arrival_rate, load, delay, slots)
 
 
-def _summary(states: np.ndarray, arrival_rate: float, load: float, delay: float, slots: float) -> SlotQueue:
+def _summary(states: Vector, arrival_rate: float, load: float, delay: float, slots: float) -> SlotQueue:
     taken = np.minimum(np.arange(len(states)), slots)
     after = float(states @ np.minimum(taken + 1, slots))
     return SlotQueue(delay, delay + float(states @ taken) / arrival_rate, after, 1 - float(states[0]), load)
 
 
-def _throughputs(time: SlotTime, arrival_rate: float, slots: int | None) -> np.ndarray:
+def _throughputs(time: SlotTime, arrival_rate: float, slots: int | None) -> Vector:
     """X(1), ..., X(c); without a bound as many as matter."""
     if slots is not None:
         return np.array([time.throughput(n, refilled=False) for n in range(1, slots + 1)])
@@ -184,11 +186,12 @@ def _power_mean(high: float, low: float, power: int) -> float:
     return (high ** (power + 1) - low ** (power + 1)) / ((power + 1) * (high - low))
 
 
-def _binomial(n: int, p: float) -> np.ndarray:
+def _binomial(n: int, p: float) -> Vector:
     k = np.arange(n + 1)
     if p in (0.0, 1.0):
-        return (k == n * p).astype(float)
-    return np.exp(gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1) + k * math.log(p) + (n - k) * math.log1p(-p))
+        return np.asarray(k == n * p, dtype=float)
+    log = gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1) + k * math.log(p) + (n - k) * math.log1p(-p)
+    return np.asarray(np.exp(log))
 
 
 def _at_most(count: float, mean: float) -> float:

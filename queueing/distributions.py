@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ from scipy.special import ndtr
 from policies.text import SpecError, parse_number, split_spec, suggest
 from queueing.record import read_run
 
-Vector = npt.NDArray[np.float64]
+Vector = npt.NDArray[np.floating[Any]]
 Survival = Callable[[Vector], Vector]
 
 SUPPORT_LIMIT = 100_000
@@ -66,7 +67,7 @@ class TokenDistribution:
     def cdf(self) -> Vector:
         """`cdf[n]` = P(at most n tokens)."""
         cumulative = np.cumsum(self.pmf)
-        return cumulative / cumulative[-1]
+        return np.asarray(cumulative / cumulative[-1])
 
     def clip(self, cap: int) -> TokenDistribution:
         """The law of min(N, cap): the gateway's token limit."""

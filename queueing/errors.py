@@ -1,8 +1,8 @@
 """Why a prediction has no value.
 
-    PredictionError
-      +- UnstableQueueError   the queue grows without bound; carries the load
-      +- NotConvergedError    the numerical method stopped before it was accurate; carries the residual
+PredictionError
+  +- UnstableQueueError   the queue grows without bound; carries the load
+  +- NotConvergedError    the numerical method stopped before it was accurate; carries the residual
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ class UnstableQueueError(PredictionError):
     """More arrives than the policy can serve: there is no stationary delay."""
 
     def __init__(self, load: float) -> None:
-        super().__init__(f"got load {load:.4g}; a steady state needs a load below 1: lower the arrival rate or the token limit, or serve larger batches")
+        super().__init__(
+            f"got load {load:.4g}; a steady state needs a load below 1: lower the arrival rate or the token limit, or serve larger batches"
+        )
         self.load = load
 
 
@@ -24,5 +26,7 @@ class NotConvergedError(PredictionError):
     """The numbers could not be made accurate; `residual` is what was left of the equation that must hold."""
 
     def __init__(self, what: str, residual: float) -> None:
-        super().__init__(f"{what} did not converge: residual {residual:.3g}; lower the load, bound the batch size, or use --method simulation")
+        super().__init__(
+            f"{what} did not converge: residual {residual:.3g}; lower the load, bound the batch size, or use --method simulation"
+        )
         self.residual = residual

@@ -41,7 +41,9 @@ class LatencyModel:
             if not math.isfinite(value):
                 raise SpecError(f"got {field.name}={value} in a latency law; expected a finite number")
         if self.cv < 0 or self.speed <= 0 or self.turnaround < 0:
-            raise SpecError(f"got cv={self.cv}, speed={self.speed}, turnaround={self.turnaround}; expected cv, turnaround >= 0 and speed > 0")
+            raise SpecError(
+                f"got cv={self.cv}, speed={self.speed}, turnaround={self.turnaround}; expected cv, turnaround >= 0 and speed > 0"
+            )
         if self.k3 < 0 or self.k4 < 0 or self.k3 + self.k4 <= 0:
             raise SpecError(f"got k3={self.k3}, k4={self.k4}; expected both >= 0 and a step that takes time")
 

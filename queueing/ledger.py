@@ -6,21 +6,22 @@ from dataclasses import dataclass
 
 from policies.core import Policy, Request, Running, Waiting
 from policies.fixed import Fixed
-from policies.text import format_policy
 from queueing.record import Outcome, Record
 from queueing.service import Member
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class Batch:
     """One dispatch: its members share it."""
 
-    __slots__ = ("at", "epoch", "formed_at", "id", "policy", "policy_text", "server_id", "size")
-
-    def __init__(self, batch_id: int, size: int, server_id: int, at: float, policy: Policy, epoch: int, taken: list[Waiting]) -> None:
-        self.id, self.size, self.server_id, self.at = batch_id, size, server_id, at
-        self.policy, self.epoch = policy, epoch
-        self.policy_text = _text(policy)
-        self.formed_at = formed_at(policy, taken)
+    id: int
+    size: int
+    server_id: int
+    at: float
+    policy: Policy
+    policy_text: str
+    epoch: int
+    formed_at: float | None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -69,12 +70,12 @@ def ended(started: Started, outcome: Outcome, released_at: float | None, free_at
     )
 
 
-def lost(request: Request, outcome: Outcome, at: float, policy: Policy, epoch: int) -> Record:
+def lost(request: Request, outcome: Outcome, at: float, policy_text: str, epoch: int) -> Record:
     """The record of a request that never started: it has waited until `at`, and has no queueing delay."""
     return Record(
         request_id=request.id,
         outcome=outcome,
-        policy=_text(policy),
+        policy=policy_text,
         epoch=epoch,
         arrived_at=request.arrived_at,
         released_at=at,
@@ -82,13 +83,3 @@ def lost(request: Request, outcome: Outcome, at: float, policy: Policy, epoch: i
         output_tokens=0,
         max_output_tokens=request.max_output_tokens,
     )
-
-
-_texts: dict[int, tuple[Policy, str]] = {}
-
-
-def _text(policy: Policy) -> str:
-    known = _texts.get(id(policy))
-    if known is None or known[0] is not policy:
-        known = _texts[id(policy)] = policy, format_policy(policy)
-    return known[1]

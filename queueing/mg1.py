@@ -3,10 +3,10 @@
     E[Wq] = lam E[S^2] / (2 (1 - rho)),  rho = lam E[S] < 1                          (Pollaczek-Khinchine)
     P(Wq <= x) = (1 - rho) U(x),  U = sum_n rho^n Fe^{*n},  Fe' = P(S > y) / E[S]     (renewal series)
 
-Quantiles: Fe is put on a grid by matching local first moments (mean-preserving, error O(h^2)); the geometric sum is one FFT, tilted so that
-nothing wraps around. X is represented by 256 equally likely values (conditional means). Accuracy about 1e-4 of the mean delay; the means are exact.
-A quantile is 0 exactly where P(Wq = 0) = 1 - rho reaches it. Conditions: Poisson arrivals, first come first served. Source: THEORY a;
-Takacs (1962).
+Quantiles: Fe is put on a grid by matching local first moments (mean-preserving, error O(h^2)); the geometric sum is one FFT,
+tilted so that nothing wraps around. X is represented by its conditional means in 400 cells. Accuracy about 1e-4 of the mean delay;
+ the means are exact. A quantile is 0 exactly where P(Wq = 0) = 1 - rho reaches it. Conditions: Poisson arrivals,
+first come first served. Source: Takacs (1962); THEORY a.
 
 >>> from queueing.distributions import parse_distribution
 >>> from queueing.latency import LatencyModel
@@ -24,20 +24,9 @@ from scipy.special import gammainc, gammaincinv
 from queueing.distributions import TokenDistribution, Vector
 from queueing.errors import UnstableQueueError
 from queueing.latency import LatencyModel
+from queueing.result import LEVELS, Quantiles
 
-LEVELS = (0.5, 0.9, 0.95, 0.99)
 _POINTS = 2**15
-
-
-@dataclass(frozen=True)
-class Quantiles:
-    """Mean and quantiles of a duration, seconds; None where the method cannot give it."""
-
-    mean: float | None
-    p50: float | None = None
-    p90: float | None = None
-    p95: float | None = None
-    p99: float | None = None
 
 
 @dataclass(frozen=True)
@@ -49,7 +38,9 @@ class SingleQueue:
     load: float
 
 
-def solve_mg1(law: LatencyModel, output_tokens: TokenDistribution, arrival_rate: float, prompt_tokens: TokenDistribution | None = None) -> SingleQueue:
+def solve_mg1(
+    law: LatencyModel, output_tokens: TokenDistribution, arrival_rate: float, prompt_tokens: TokenDistribution | None = None
+) -> SingleQueue:
     """Delay and sojourn. Raises UnstableQueueError."""
     services, weights = _services(law, output_tokens, prompt_tokens)
     mean, second = float(weights @ services), (1 + law.cv**2) * float(weights @ services**2)
@@ -72,13 +63,15 @@ def _services(law: LatencyModel, output_tokens: TokenDistribution, prompt_tokens
     return np.add.outer(prompts, seconds).ravel(), np.multiply.outer(prompt_tokens.pmf[support], output_tokens.pmf[1:]).ravel()
 
 
-def _with_residual(services: Vector, weights: Vector, cv: float, parts: int = 256) -> tuple[Vector, Vector]:
+def _with_residual(services: Vector, weights: Vector, cv: float, parts: int = 200) -> tuple[Vector, Vector]:
     if cv == 0:
         return services, weights
     shape = cv**-2
-    edges = gammaincinv(shape, np.arange(parts + 1) / parts)
-    values = parts * np.diff(gammainc(shape + 1, edges))  # conditional means of X between its quantiles
-    return np.multiply.outer(values, services).ravel(), np.repeat(weights[None, :] / parts, parts, axis=0).ravel()
+    levels = np.arange(parts + 1) / parts
+    edges = np.union1d(gammaincinv(shape, levels), gammaincinv(shape + 2, levels[1:-1]))  # equal shares of 1 and of X^2
+    mass = np.diff(gammainc(shape, edges))
+    values = np.diff(gammainc(shape + 1, edges)) / mass
+    return np.multiply.outer(values, services).ravel(), np.multiply.outer(mass, weights).ravel()
 
 
 def _quantiles(services: Vector, weights: Vector, load: float, horizon: float) -> tuple[list[float], list[float]]:
@@ -86,6 +79,7 @@ def _quantiles(services: Vector, weights: Vector, load: float, horizon: float) -
     grid = width * np.arange(-1, _POINTS + 1)
     excess = np.array(_partial_excess(services, weights, grid))  # E (S - x)^+ and E ((S - x)^+)^2 / 2
     mean = float(weights @ services)
+    excess[1, 0] = excess[1, 1] + width * mean  # left of 0 the integrated tail of the residual life is a straight line
     residual_life = np.diff(excess[1] / mean, 2) / width
     service = np.diff(excess[0], 2) / width
     tilt = np.exp(-20.0 * np.arange(2 * _POINTS) / (2 * _POINTS))
@@ -94,7 +88,7 @@ def _quantiles(services: Vector, weights: Vector, load: float, horizon: float) -
     life, own = np.fft.rfft(padded * tilt, axis=1)
     wait = (1 - load) / (1 - load * life)
     laws = np.fft.irfft(np.array([wait, wait * own]), n=2 * _POINTS, axis=1) / tilt
-    return [_quantile(laws[0], level, width) for level in LEVELS], [_quantile(laws[1], level, width) for level in LEVELS]
+    return [_quantile(laws[0], level, width) for level in LEVELS.values()], [_quantile(laws[1], level, width) for level in LEVELS.values()]
 
 
 def _partial_excess(services: Vector, weights: Vector, grid: Vector) -> tuple[Vector, Vector]:

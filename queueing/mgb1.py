@@ -8,8 +8,9 @@ R = requests left behind when a batch starts is a Lindley recursion R' = (R + A 
     E[W] = E[Wq] + E[H(b)]
 
 Conditions: Poisson arrivals, one server, lam E[H] < b. The circle is the r > 1 that makes r^{-b} E r^A smallest: there it is below 1, the
-logarithm is single-valued and its Laurent coefficients come from one FFT, with an error that falls geometrically; the number of points doubles
-until E[R] stands still. Equals Bailey's (1954) sum over the roots of z^b = E z^A inside the unit circle (THEORY d), needs none of them.
+logarithm is single-valued and its Laurent coefficients come from one FFT, with an error that falls geometrically; the number
+of points doubles until E[R] stands still. Equals Bailey's (1954) sum over the roots of
+z^b = E z^A inside the unit circle (THEORY d), needs none of them.
 Bailey's mean is the queue at departures: the queueing delay is that minus lam E[H], plus the forming delay.
 """
 
@@ -61,6 +62,7 @@ def _radius(time: BatchTime, arrival_rate: float, batch_size: int) -> float:
         point = np.array([arrival_rate * (1 - math.exp(u)) + 0j])
         return float(np.log(time.transform(point, batch_size)[0].real)) - batch_size * u
 
-    limit = 0.5 * math.log1p(1 / (arrival_rate * time.mean(batch_size) * time.law.cv**2)) if time.law.cv else math.inf
-    best = minimize_scalar(height, bounds=(0.0, min(limit, 4 * slack / (spread - (batch_size - slack) ** 2), 3.0)), method="bounded")
-    return math.exp(float(best.x))
+    # the transform of the gamma residual has its pole at w = 1 + 1 / (lam h cv^2)
+    pole = math.log1p(0.9 / (arrival_rate * time.longest(batch_size) * time.law.cv**2)) if time.law.cv else math.inf
+    widest = min(pole, 4 * slack / (spread - (batch_size - slack) ** 2), 3.0)  # twice the minimum of the parabola at 0
+    return math.exp(float(minimize_scalar(height, bounds=(0.0, widest), method="bounded").x))

@@ -70,7 +70,9 @@ def load_profile(name_or_path: str) -> Profile:
     found = next((place for place in places if place.is_file()), None)
     if found is None:
         shipped = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.json")))
-        raise SpecError(f"got latency {name_or_path!r}; expected k1=..,k2=..,k3=..,k4=.., a=..,c=.., a profile's file or its name (shipped: {shipped})")
+        raise SpecError(
+            f"got latency {name_or_path!r}; expected k1=..,k2=..,k3=..,k4=.., a=..,c=.., a profile's file or its name (shipped: {shipped})"
+        )
     try:
         return msgspec.json.decode(found.read_bytes(), type=Profile)
     except msgspec.MsgspecError as error:

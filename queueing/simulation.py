@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies.core import Dispatch, Policy, Preempt, QueueState, Request, Server, Waiting
-from policies.text import SpecError
+from policies.text import SpecError, format_policy
 from queueing.errors import PredictionError
 from queueing.latency import LatencyModel
-from queueing.ledger import Batch, Started, ended, lost
+from queueing.ledger import Batch, Started, ended, formed_at, lost
 from queueing.record import Outcome, Record
 from queueing.service import Member, ServiceProcess
 from queueing.waiting import WaitingQueue
@@ -77,6 +77,7 @@ class _Engine:
 class _Driver:
     def __init__(self, policy: Policy, jobs: Sequence[Job], engines: list[_Engine]) -> None:
         self.policy, self.jobs, self.engines = policy, jobs, engines
+        self.text = format_policy(policy)
         self.queue = WaitingQueue()
         self.records: list[Record] = []
         self.epoch = self.batches = self.arrived = 0
@@ -141,7 +142,17 @@ class _Driver:
         policy, engine = self.policy, self.engines[decision.server_id]
         taken = self.queue.take(decision.request_ids)
         size = len(taken) + (len(engine.in_service) if policy.joins_running else 0)
-        batch = Batch(self.batches, size, engine.view.id, now, policy, self.epoch, taken)
+        formed = formed_at(policy, taken)
+        batch = Batch(
+            id=self.batches,
+            size=size,
+            server_id=engine.view.id,
+            at=now,
+            policy=policy,
+            policy_text=self.text,
+            epoch=self.epoch,
+            formed_at=formed,
+        )
         self.batches += 1
         members = []
         for waiting in taken:
@@ -190,7 +201,7 @@ class _Driver:
         _, kind, _, what = heapq.heappop(self.agenda)
         if kind == _SWITCH:
             assert not isinstance(what, str)
-            self.policy, self.epoch = what, self.epoch + 1
+            self.policy, self.text, self.epoch = what, format_policy(what), self.epoch + 1
             self._show()
         elif isinstance(what, str):
             self._drop(what, now, "cancelled" if kind == _CANCELLATION else "abandoned")
@@ -198,7 +209,7 @@ class _Driver:
     def _drop(self, request_id: str, now: float, outcome: Outcome) -> None:
         waiting = self.queue.remove(request_id)
         if waiting is not None:
-            self.records.append(lost(waiting.request, outcome, now, self.policy, self.epoch))
+            self.records.append(lost(waiting.request, outcome, now, self.text, self.epoch))
         elif outcome == "cancelled" and request_id in self.running:
             engine, started = self.running.pop(request_id)
             engine.in_service.remove(started)

@@ -45,7 +45,7 @@ class WaitingQueue(Sequence[Waiting]):
         """Remove these, and return them in the order asked. Raises KeyError where one does not wait."""
         end = self._head + len(request_ids)
         taken = self._items[self._head : end]
-        if all(waiting.request.id == request_id for waiting, request_id in zip(taken, request_ids, strict=False)) and len(taken) == len(request_ids):
+        if [waiting.request.id for waiting in taken] == list(request_ids):
             self._head = end
             self._compact()
             return taken

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from policies import Continuous, Elastic, Fixed, Policy, Request
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 LENGTHS = (1, 4, 16, 32, 64, 128, 256)
-SPEED_SECONDS = 5.0
 Progress = Callable[[int, int], None]
 
 
@@ -129,14 +129,14 @@ class Calibrator:
         grid = [cell for cell in self._grid(plan) if len(cell.lengths) in (1, 4, 16) and cell.lengths[0] in (4, 16, 32)]
         law = known.law.at_speed(1.0)
         await self._warm_up(grid, rng)
-        until = self._gateway.now() + SPEED_SECONDS
+        until = self._gateway.now() + plan.seconds
         measured: list[Measured] = []
         while self._gateway.now() < until or len(measured) < len(grid):
             for index in rng.permutation(len(grid)):
                 measured.append(await self.measure(grid[index], rng))
         lawful = sum(law.padded(len(batch.lengths), max(batch.lengths), batch.prompt_tokens) for batch in measured)
         speed = sum(batch.service_time for batch in measured) / lawful
-        return dataclasses.replace(known, law=known.law.at_speed(speed), date=_now())
+        return msgspec.structs.replace(known, law=known.law.at_speed(speed), date=_now())
 
     async def _warm_up(self, grid: Sequence[Cell], rng: np.random.Generator) -> None:
         """Every batch size once, unmeasured."""

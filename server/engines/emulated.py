@@ -41,7 +41,7 @@ class EmulatedEngine:
         """Ready at once."""
         for server in self._servers:
             server.loop = asyncio.get_running_loop()
-        bounds = {"max_model_len": 2048, "max_num_seqs": 64, "max_num_batched_tokens": 131072, "kv_cache_tokens": 131072} | self._bounds
+        bounds: dict[str, int] = {"max_model_len": 2048, "max_num_seqs": 64, "max_num_batched_tokens": 131072, "kv_cache_tokens": 131072} | self._bounds
         return Capabilities(
             engine="emulated",
             model="emulated",
@@ -127,6 +127,7 @@ class _EmulatedServer:
         self._answers: dict[str, _Answer] = {}
         self._padded = False
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
         self._new: set[str] = set()
 
     def dispatch(self, works: Sequence[Work], *, padded: bool, joining: bool) -> list[TokenStream]:
@@ -151,9 +152,10 @@ class _EmulatedServer:
     def _schedule(self) -> None:
         at = self.process.next_step_at()
         if self._timer is not None:
-            if self._timer.when() == at:
+            if self._timer_at == at:
                 return
             self._timer.cancel()
+        self._timer_at = at
         self._timer = self.loop.call_at(at, self._step) if at < math.inf else None
 
     def _step(self) -> None:

@@ -17,7 +17,7 @@ import threading
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
+from tqdm import tqdm  # type: ignore[import-untyped]
 from vllm.v1.executor import uniproc_executor
 
 from server.engines.executor_names import ERROR_FILE, GATEWAY_PID

@@ -120,7 +120,7 @@ class Core:
             kv_cache_tokens=(cache.num_gpu_blocks or 0) * cache.block_size,
             eos_token_ids=self._eos_token_ids(),
             vocab_size=model.get_vocab_size(),
-            versions={"vllm": vllm.__version__, "torch": torch.__version__, "python": platform.python_version()},
+            versions={"vllm": vllm.__version__, "torch": str(torch.__version__), "python": platform.python_version()},
             hardware=_hardware(),
         )
 

@@ -70,14 +70,15 @@ class VllmEngine:
             check_model(self._model, "tokenizer" in self._engine_args)
             self._booting = asyncio.ensure_future(asyncio.to_thread(self._boot, asyncio.get_running_loop()))
             core = await asyncio.shield(self._booting)
+            self._core, self._booting = core, None
+            await core.warm()
         except EngineStartError:
             raise
         except Exception as error:
+            await self.stop()
             raise EngineStartError(_start_message(error)) from error
-        self._core, self._booting = core, None
-        await core.warm()
         self._capabilities = core.capabilities()
-        self._submitter = Submitter(core, self._begin)
+        self._submitter = Submitter(core, self._begin, self._lost)
         self._watch = Watch(core.pid, core.ping, self._patience, self._lost)
         if cpus:
             self._pin(core.pid, cpus)

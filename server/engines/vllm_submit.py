@@ -57,12 +57,14 @@ class Submitter:
     needs to be awaited between them, and the engine sees all or none.
     """
 
-    def __init__(self, core: Any, begin: Callable[[Reader, int | None], Coroutine[Any, Any, None]]) -> None:
+    def __init__(self, core: Any, begin: Callable[[Reader, int | None], Coroutine[Any, Any, None]], lost: Callable[[str], None]) -> None:
         self._core = core
         self._begin = begin
+        self._lost = lost
         self._line: asyncio.Queue[Start | Cancel] = asyncio.Queue()
         self._sent: set[asyncio.Task[None]] = set()  # pauses and resumes whose answers are still on the way
         self._task = asyncio.create_task(self._work_off(), name="vllm-submitter")
+        self._task.add_done_callback(self._ended)
 
     def put(self, command: Start | Cancel) -> None:
         """Queue a command; does not wait."""
@@ -73,6 +75,10 @@ class Submitter:
         for task in (self._task, *self._sent):
             task.cancel()
         await asyncio.gather(self._task, *self._sent, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():  # by an exception, then: what was asked of the engine does not reach it
+            self._lost(f"the way into the engine is broken: {task.exception()!r}")
 
     async def _work_off(self) -> None:
         while True:

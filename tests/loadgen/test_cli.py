@@ -97,7 +97,7 @@ def test_no_success_is_exit_1() -> None:
     [
         ("--request-rate", "0"),
         ("--num-prompts", "0"),
-        ("--output-tokens", "normale:mean=3"),
+        ("--output-tokens", "gaussian:mean=3"),
         ("--max-tokens", "0"),
         ("--drain-limit", "-1"),
     ],

@@ -114,6 +114,7 @@ FIXED: list[Row] = [
     ("busy and closing", Fixed(batch_size=2), state(BUSY, closing=True), 105.0, IDLE),
     ("nothing waits: no deadline", Fixed(batch_size=2, max_wait=1.0), state(queue=[]), 105.0, IDLE),
     ("the engine's bound makes a smaller batch full", Fixed(batch_size=8), state(Server(0, max_batch_size=4)), 105.0, batch("abcd")),
+    ("exactly the engine's bound is full", Fixed(batch_size=8), state(Server(0, max_batch_size=5)), 105.0, batch("abcde")),
     ("not yet full under the engine's bound", Fixed(batch_size=8), state(Server(0, max_batch_size=6)), 105.0, IDLE),
     (
         "memory for two makes two a full batch: a sixth would not help",

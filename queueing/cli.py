@@ -1,0 +1,126 @@
+"""`kendall predict` and `kendall simulate`. Bad arguments raise SpecError, which the root command turns into one line and exit status 2."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from policies.text import parse_policy
+from queueing.distributions import parse_distribution
+from queueing.errors import UnstableQueueError
+from queueing.experiment import NUM_REQUESTS, simulate_model
+from queueing.model import Model
+from queueing.prediction import predict_model, unstable
+from queueing.profile import load_law
+from queueing.result import Prediction
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="The steady state of a policy: predicted, or simulated.")
+
+
+def _option(flag: str, description: str) -> Any:
+    return typer.Option(flag, help=description)
+
+
+PolicyText = Annotated[str, _option("--policy", "single, dynamic, capped:max_batch_size=8, fixed:batch_size=8, elastic, continuous")]
+ArrivalRate = Annotated[float, _option("--arrival-rate", "requests per second, Poisson")]
+OutputTokens = Annotated[str, _option("--output-tokens", "distribution, for example lognormal:mu=5,sigma=0.7")]
+Latency = Annotated[str, _option("--latency", "k1=..,k2=..,k3=..,k4=.. in seconds, a=..,c=.., or a profile's name or path")]
+TokenLimit = Annotated[int | None, _option("--max-output-tokens", "token limit: lengths above it are clipped")]
+Patience = Annotated[float | None, _option("--patience", "seconds a request waits before it is lost")]
+Servers = Annotated[int, _option("--servers", "engines fed from one queue")]
+EngineBound = Annotated[int | None, _option("--max-num-seqs", "the engine's bound on the batch size")]
+PromptTokens = Annotated[str | None, _option("--prompt-tokens", "distribution of the prompt lengths; needs kp in the law")]
+Json = Annotated[bool, typer.Option("--json", help="one JSON object and nothing else")]
+
+
+@app.command()
+def predict(
+    *,
+    policy: PolicyText,
+    arrival_rate: ArrivalRate,
+    output_tokens: OutputTokens,
+    latency: Latency,
+    max_output_tokens: TokenLimit = None,
+    patience: Patience = None,
+    servers: Servers = 1,
+    max_num_seqs: EngineBound = None,
+    prompt_tokens: PromptTokens = None,
+    method: Annotated[str, _option("--method", "auto, exact, approximation, bound, paper, simulation")] = "auto",
+    as_json: Json = False,
+) -> None:
+    """The queueing delay of a policy, by the best method there is."""
+    bounds: dict[str, Any] = {"prompt_tokens": prompt_tokens, "max_num_seqs": max_num_seqs, "servers": servers, "patience": patience}
+    model = _model(policy, output_tokens, latency, max_output_tokens, **bounds)
+    try:
+        answer = predict_model(model, arrival_rate, method)
+    except UnstableQueueError as error:
+        answer = unstable(model, error.load, method)
+    _show(answer, as_json)
+
+
+@app.command()
+def simulate(
+    *,
+    policy: PolicyText,
+    arrival_rate: ArrivalRate,
+    output_tokens: OutputTokens,
+    latency: Latency,
+    max_output_tokens: TokenLimit = None,
+    patience: Patience = None,
+    servers: Servers = 1,
+    max_num_seqs: EngineBound = None,
+    prompt_tokens: PromptTokens = None,
+    num_requests: Annotated[int, _option("--num-requests", "requests per replication, a tenth of them warm-up")] = NUM_REQUESTS,
+    seed: Annotated[int, _option("--seed", "of every random stream")] = 0,
+    replications: Annotated[int, _option("--replications", "independent runs")] = 1,
+    as_json: Json = False,
+) -> None:
+    """The same, by event-driven simulation of the policy itself, with standard errors."""
+    bounds: dict[str, Any] = {"prompt_tokens": prompt_tokens, "max_num_seqs": max_num_seqs, "servers": servers, "patience": patience}
+    model = _model(policy, output_tokens, latency, max_output_tokens, **bounds)
+    load = model.load(arrival_rate)
+    if load >= 1 and patience is None:
+        answer = unstable(model, load, "simulation")
+    else:
+        answer = simulate_model(model, arrival_rate, num_requests=num_requests, seed=seed, replications=replications)
+    _show(answer, as_json)
+
+
+def _model(policy: str, output_tokens: str, latency: str, limit: int | None, *, prompt_tokens: str | None, **bounds: Any) -> Model:
+    return Model(
+        policy=parse_policy(policy),
+        output_tokens=parse_distribution(output_tokens, limit),
+        law=load_law(latency),
+        prompt_tokens=None if prompt_tokens is None else parse_distribution(prompt_tokens),
+        **bounds,
+    )
+
+
+def _show(answer: Prediction, as_json: bool) -> None:
+    typer.echo(json.dumps(answer.to_dict()) if as_json else _table(answer))
+
+
+def _table(answer: Prediction) -> str:
+    bound = "" if answer.effective_max_batch_size is None else f", at most {answer.effective_max_batch_size} together"
+    lines = [f"{answer.policy}  {answer.model}{bound}  ({answer.method})"]
+    lines.append(f"load          {answer.load:.4g}" + ("" if answer.stable else "  UNSTABLE: the queue grows without bound"))
+    if answer.stable:
+        lines.append(f"utilisation   {_number(answer.utilisation)}")
+        lines.append(f"batch size    {_number(answer.batch_size.mean)}")
+        lines.append(f"loss fraction {_number(answer.loss_fraction)}")
+        lines.append(f"{'seconds':<22}" + "".join(f"{name:>11}" for name in ("mean", "p50", "p90", "p95", "p99", "std. error")))
+        for label, value in (("queueing delay", answer.queueing_delay), ("sojourn time", answer.sojourn_time)):
+            numbers = (value.mean, value.p50, value.p90, value.p95, value.p99, value.standard_error)
+            lines.append(f"{label:<22}" + "".join(f"{_number(number):>11}" for number in numbers))
+    lines.append("assumes " + "; ".join(answer.assumptions))
+    return "\n".join(lines)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,94 @@
+"""Policy, lengths, law and engine bounds put together: which queue this is, and where its stability ends."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from policies.core import Policy
+from policies.fixed import Fixed
+from policies.immediate import Continuous, Single
+from policies.text import SpecError, format_policy, policy_batch_size
+from queueing.batch_time import BatchTime
+from queueing.continuous import SlotTime
+from queueing.distributions import TokenDistribution
+from queueing.latency import LatencyModel
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Model:
+    """Everything a prediction depends on but the arrival rate; `output_tokens` are those after clipping."""
+
+    policy: Policy
+    output_tokens: TokenDistribution
+    law: LatencyModel
+    prompt_tokens: TokenDistribution | None = None
+    max_num_seqs: int | None = None
+    servers: int = 1
+    patience: float | None = None  # seconds a request waits before it is lost
+
+    def __post_init__(self) -> None:
+        if self.servers < 1:
+            raise SpecError(f"got servers={self.servers}; expected at least 1")
+        if self.max_num_seqs is not None and self.max_num_seqs < 1:
+            raise SpecError(f"got max_num_seqs={self.max_num_seqs}; expected at least 1")
+        if self.patience is not None and not self.patience > 0:
+            raise SpecError(f"got patience={self.patience}; expected seconds > 0")
+
+    @property
+    def text(self) -> str:
+        """The policy text as asked."""
+        return format_policy(self.policy)
+
+    @property
+    def bound(self) -> int | None:
+        """`effective_max_batch_size`: the policy's bound or the engine's, whichever is less; None where there is neither."""
+        bounds = [bound for bound in (policy_batch_size(self.policy), self.max_num_seqs) if bound is not None]
+        return min(bounds) if bounds else None
+
+    @property
+    def batch_time(self) -> BatchTime:
+        """The law of a batch's service time."""
+        return BatchTime(self.law, self.output_tokens, self.prompt_tokens, self.policy.padded)
+
+    @property
+    def slot_time(self) -> SlotTime:
+        """How long a slot of a continuous engine is taken."""
+        return SlotTime(self.law, self.output_tokens, self.prompt_tokens)
+
+    @property
+    def largest_stable_rate(self) -> float:
+        """Requests/s that all servers together can just not serve for ever."""
+        if isinstance(self.policy, Continuous):
+            each = self.slot_time.limit() if self.bound is None else self.slot_time.throughput(self.bound, refilled=True)
+        else:
+            each = self.batch_time.largest_stable_rate(self.bound)
+        return self.servers * each
+
+    def load(self, arrival_rate: float) -> float:
+        """arrival_rate / largest stable rate."""
+        if not 0 < arrival_rate < math.inf:
+            raise SpecError(f"got arrival_rate={arrival_rate}; expected requests per second > 0")
+        return arrival_rate / self.largest_stable_rate
+
+    @property
+    def name(self) -> str:
+        """The queue in Kendall's notation, as near as it comes."""
+        size = "inf" if self.bound is None else str(self.bound)
+        patience = "+D" if self.patience is not None else ""
+        if isinstance(self.policy, Single):
+            kind = "M/G"
+        elif isinstance(self.policy, Fixed):
+            kind = f"M/G^{size}"
+        else:
+            kind = f"M/G(n)-PS[{size}]" if isinstance(self.policy, Continuous) else f"M/G^[1,{size}]"
+        return f"{kind}/{self.servers}{patience}"
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What must hold for the prediction to hold."""
+        common = ["Poisson arrivals at a constant rate", "lengths independent of each other and of the queue", "first come, first served"]
+        common += ["service times obey the latency law", "token and memory bounds of the engine do not bind"]
+        if self.bound is None and self.policy.padded:
+            common.append(f"padded batches without a bound: stable only while no output exceeds {self.output_tokens.longest} tokens")
+        return tuple(common)

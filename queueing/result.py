@@ -1,0 +1,79 @@
+"""What a prediction or a simulation answers: the same object, and its JSON form (DESIGN, Contracts)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+LEVELS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """Mean and quantiles of a duration, seconds; None where the method cannot give it."""
+
+    mean: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    standard_error: float | None = None  # of the mean; simulation only
+
+    def to_dict(self) -> dict[str, float | None]:
+        """As JSON: `standard_error` only where there is one."""
+        return _without_empty_error(self)
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean that has no quantiles here."""
+
+    mean: float | None = None
+    standard_error: float | None = None
+
+    def to_dict(self) -> dict[str, float | None]:
+        """As JSON: `standard_error` only where there is one."""
+        return _without_empty_error(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """The steady state of one policy under one load. Null where the method cannot give a quantity, or the queue is unstable."""
+
+    policy: str
+    effective_max_batch_size: int | None  # what holds: the policy's own bound or the engine's, whichever is less
+    model: str
+    method: str  # exact | approximation | simulation
+    stable: bool
+    load: float
+    utilisation: float | None
+    queueing_delay: Quantiles = field(default_factory=Quantiles)
+    sojourn_time: Quantiles = field(default_factory=Quantiles)
+    batch_size: Mean = field(default_factory=Mean)
+    loss_fraction: float | None = 0.0
+    served_queueing_delay: Quantiles = field(default_factory=Quantiles)
+    bounds: dict[str, float] = field(default_factory=dict)
+    assumptions: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object of the contract; an infinite number, which JSON does not have, is null."""
+        answer: dict[str, Any] = {}
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, Quantiles | Mean):
+                value = value.to_dict()
+            elif isinstance(value, tuple):
+                value = list(value)
+            elif isinstance(value, float) and not math.isfinite(value):
+                value = None
+            answer[item.name] = value
+        return answer
+
+
+def _without_empty_error(value: Quantiles | Mean) -> dict[str, float | None]:
+    numbers = dataclasses.asdict(value)
+    if numbers["standard_error"] is None:
+        del numbers["standard_error"]
+    return numbers
