@@ -18,9 +18,9 @@ from typing import Literal
 
 import numpy as np
 
-from loadgen.recursion import Served, batches, measured_starts, served
-from loadgen.speed import Replay, Speed, measured_speed
-from loadgen.statistics import FloatArray, Interval, mean_interval, warm_up
+from queueing.recursion import Served, batches, measured_starts, served
+from queueing.speed import Replay, Speed, measured_speed
+from queueing.statistics import FloatArray, Interval, mean_interval, warm_up
 from loadgen.timetable import delivered_rate
 from policies import Policy, parse_policy
 from queueing.latency import LatencyModel

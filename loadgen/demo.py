@@ -23,11 +23,11 @@ from loadgen.client import Target
 from loadgen.compare import Comparison, compare
 from loadgen.gateway_process import GatewayProcess
 from loadgen.picture import draw_picture
-from loadgen.report import as_object, notes, table
+from loadgen.report import WIDTH, as_object, notes, table
 from loadgen.run import Tally, run_load
 from loadgen.theory import theory_of
 from loadgen.timetable import draw
-from policies import parse_policy
+from policies import parse_policy, policy_batch_size
 from queueing.distributions import parse_distribution
 from queueing.latency import LatencyModel
 from queueing.prediction import largest_stable_rate
@@ -127,7 +127,8 @@ class _Demo:
         in_force = await self._gateway.ask("PUT", "/admin/policy", {"policy": policy_text})
         prompts = parse_distribution(f"deterministic:value={PROMPT_TOKENS}")
         rate = load * largest_stable_rate(policy, self._lengths, law, max_num_seqs=MAX_NUM_SEQS, prompt_tokens=prompts)
-        count = round(rate * SECONDS.get(policy.name, OTHER_SECONDS) * plan.scale)
+        whole = policy_batch_size(policy) or 1  # fixed batching would keep the last, partial batch waiting
+        count = whole * max(1, round(rate * SECONDS.get(policy.name, OTHER_SECONDS) * plan.scale / whole))
         timetable = draw(rate, count, plan.seed, prompts, self._lengths)
         bar = self._progress.add_task(f"load {load}  {policy_text}", total=count)
         target = Target(base_url=self._gateway.url, model="tiny", max_tokens=MAX_OUTPUT_TOKENS)
@@ -177,12 +178,12 @@ def _share_the_gateways_cpus() -> None:
 
 def _report(plan: Plan, cells: Sequence[Cell], console: Console) -> None:
     comparisons = [dataclasses.replace(cell.comparison, load=cell.load) for cell in cells]
-    console.print(table(comparisons))
+    console.print(table(comparisons), width=max(console.width, WIDTH), no_wrap=True)
     for line in notes(comparisons):
         console.print(line, highlight=False)
     drift = [abs(after / before - 1) for before, after in (cell.speeds for cell in cells)]
     console.print(f"speed of the machine between two short calibrations: changed by {max(drift):.0%} at most", highlight=False)
     found = [as_object(comparison) | {"bracketing_speeds": cell.speeds} for cell, comparison in zip(cells, comparisons, strict=True)]
-    (plan.folder / "comparison.json").write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
+    (plan.folder / "comparison.json").write_bytes(msgspec.json.format(msgspec.json.encode(found, enc_hook=float), indent=1))
     picture = draw_picture(comparisons, plan.folder / "observed-and-predicted.png")
     console.print(f"run files and picture: {plan.folder}/ ({picture.name})", highlight=False)

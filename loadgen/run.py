@@ -17,7 +17,7 @@ import numpy as np
 
 from loadgen.client import Exchange, Target, open_session, run_prefix
 from loadgen.pacing import pace, quiet_garbage_collector
-from loadgen.statistics import Summary, summarise
+from queueing.statistics import Summary, summarise
 from loadgen.timetable import IntArray, Timetable, draw_prompts
 from queueing.record import Header, Record
 

@@ -14,7 +14,7 @@ import numpy as np
 from rich.table import Table
 
 from loadgen.run import LoadResult
-from loadgen.statistics import FloatArray, Interval, Summary, mean_interval, summarise, warm_up
+from queueing.statistics import FloatArray, Interval, Summary, mean_interval, summarise, warm_up
 from loadgen.timetable import delivered_rate
 from queueing.record import Record
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from loadgen.compare import Predicted, Theory
-from loadgen.recursion import Served
+from queueing.recursion import Served
 from policies import Policy, Request
 from queueing.distributions import TokenDistribution
 from queueing.errors import PredictionError, UnstableQueueError

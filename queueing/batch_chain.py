@@ -29,6 +29,7 @@ from queueing.distributions import Vector
 from queueing.errors import NotConvergedError, UnstableQueueError
 
 _FIRST, _LAST = 64, 4096
+_LARGEST_BATCH = 512  # rows; beyond, simulation is quicker
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def solve_batch_chain(time: BatchTime, arrival_rate: float, bound: int | None) -
         if tail < 1e-12:
             return _means(time, arrival_rate, start, rows, bound)
         states *= 2
-        if states > _LAST:
+        if states > _LAST or min(states, bound or states) > _LARGEST_BATCH:
             raise NotConvergedError(f"the chain of batch sizes (tail mass at {states // 2} states)", tail)
 
 

@@ -33,12 +33,13 @@ class Started(Running):
     ended_at: float | None = None  # its own last token
 
 
-def formed_at(policy: Policy, taken: list[Waiting]) -> float | None:
+def formed_at(policy: Policy, taken: list[Waiting], bound: int, now: float) -> float | None:
     """The instant at which a fixed batch stopped waiting for company; None where nobody ever waits for it."""
     if not isinstance(policy, Fixed):
         return None
-    arrivals = [waiting.request.arrived_at for waiting in taken]
-    return min(max(arrivals), min(arrivals) + policy.max_wait)
+    if len(taken) >= min(policy.batch_size, bound):
+        return max(waiting.request.arrived_at for waiting in taken)
+    return min(now, taken[0].request.arrived_at + policy.max_wait)
 
 
 def ended(started: Started, outcome: Outcome, released_at: float | None, free_at: float | None) -> Record:

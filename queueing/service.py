@@ -50,6 +50,7 @@ class ServiceProcess:
         self._steps = 0  # completed in this stretch
         self._changed = True  # composition changed at `_now`: the next step opens a new stretch
         self._now = -math.inf  # end of the last completed step
+        self._target: int | None = None  # step at which the next change is, once it has been looked for
 
     @property
     def idle(self) -> bool:
@@ -58,6 +59,7 @@ class ServiceProcess:
 
     def admit(self, now: float, members: Iterable[Member], *, padded: bool, joining: bool) -> None:
         """Take members in. A batch (`joining=False`) needs an idle engine and enters one step together, now."""
+        self._target = None
         if not joining:
             if not self.idle:
                 raise ValueError("a batch was dispatched to an engine that is not empty")
@@ -72,10 +74,12 @@ class ServiceProcess:
     def remove(self, member_id: str, now: float) -> None:
         """Drop a member (its client left); the step in flight keeps its end. Unknown ids are no error."""
         if self._pending.pop(member_id, None) or member_id not in self._active:
+            self._target = None
             return
         self._open()
         while self._instant(self._steps + 1) <= now:
             self._complete(1)
+        self._target = None
         del self._active[member_id]
         if all(member.ended for member in self._active.values()):
             self._active.clear()  # nobody is left who needs another token
@@ -117,6 +121,7 @@ class ServiceProcess:
     def _complete(self, steps: int) -> None:
         done = self._steps
         self._steps += steps
+        self._target = None
         self._now = self._instant(self._steps)
         for member in self._active.values():
             if not member.produced:
@@ -143,13 +148,18 @@ class ServiceProcess:
         cost = self.law.setup if self._opens_batch else self.law.admission
         self._rest = self._residual * self.law.step(len(self._active))
         self._first_end = at + (self._residual * cost(len(entering), prompts) + self._rest)
-        self._steps, self._opens_batch, self._changed = 0, False, False
+        self._steps, self._opens_batch, self._changed, self._target = 0, False, False, None
 
     def _instant(self, step: int) -> float:
         return self._first_end if step == 1 or self._first_end == math.inf else self._first_end + (step - 1) * self._rest
 
     def _steps_to_change(self) -> int:
-        left = [member.output_tokens - member.produced for member in self._active.values() if not member.ended]
+        if self._target is None:
+            self._target = self._look_for_change()
+        return self._target
+
+    def _look_for_change(self) -> int:
+        left = [member.output_tokens - member.produced for member in self._active.values() if member.produced < member.output_tokens]
         if not left:
             return self._steps + 1
         steps = self._steps + (max(left) if self._padded else min(left))

@@ -142,7 +142,7 @@ class _Driver:
         policy, engine = self.policy, self.engines[decision.server_id]
         taken = self.queue.take(decision.request_ids)
         size = len(taken) + (len(engine.in_service) if policy.joins_running else 0)
-        formed = formed_at(policy, taken)
+        formed = formed_at(policy, taken, engine.view.max_batch_size, now)
         batch = Batch(
             id=self.batches,
             size=size,
@@ -211,7 +211,10 @@ class _Driver:
         if waiting is not None:
             self.records.append(lost(waiting.request, outcome, now, self.text, self.epoch))
         elif outcome == "cancelled" and request_id in self.running:
-            engine, started = self.running.pop(request_id)
+            engine, started = self.running[request_id]
+            if started.ended_at is not None and started.batch.policy.release == "request":
+                return  # its answer has left already
+            del self.running[request_id]
             engine.in_service.remove(started)
             engine.process.remove(request_id, now)
             self.records.append(ended(started, outcome, now, None))

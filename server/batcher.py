@@ -117,7 +117,7 @@ class Batcher:
         self._batch_ids = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
         self._expiries: dict[str, asyncio.TimerHandle] = {}
-        self._asking = self._ask_again = False
+        self._asking = self._ask_again = self._ask_scheduled = False
         self._unsettled: dict[str, Ticket] = {}  # not in the queue, or in it: without an outcome yet
 
     # what it holds
@@ -257,6 +257,12 @@ class Batcher:
     def _after_departure(self, batch: Batch) -> None:
         if not batch.open and batch.tickets:
             self._end_batch(batch)
+        if not self._ask_scheduled:  # once for all that end in the same engine step
+            self._ask_scheduled = True
+            self._loop.call_soon(self._ask_after_departures)
+
+    def _ask_after_departures(self) -> None:
+        self._ask_scheduled = False
         self._ask()
 
     def _end_batch(self, batch: Batch) -> None:
@@ -359,13 +365,24 @@ class Batcher:
             ticket.running = slot.running[ticket.id] = Running(ticket.work.request, now, len(ticket.work.output_token_ids))
         for ticket in tickets:
             ticket.batch_size = len(slot.running)
-        works = [ticket.work for ticket in tickets]
-        streams = self.engine.dispatch(slot.id, works, padded=policy.padded, joining=policy.joins_running)
+        for observer in self._observers:
+            observer.on_dispatch(batch)
+        self._start(batch)
+
+    def _start(self, batch: Batch) -> None:
+        """Hand a batch to the engine; an engine that refuses loses these requests, not the loop."""
+        tickets, policy = tuple(batch.tickets), batch.policy
+        try:
+            works = [ticket.work for ticket in tickets]
+            streams = self.engine.dispatch(batch.server_id, works, padded=policy.padded, joining=policy.joins_running)
+        except Exception as error:
+            log.exception("the engine refused a batch")
+            for ticket in tickets:
+                self.lose(ticket, "failed", "engine_error", f"the engine refused the request: {error}")
+            return
         for ticket, stream in zip(tickets, streams, strict=True):
             stream.listener = ticket
             ticket.consumer.on_dispatched()
-        for observer in self._observers:
-            observer.on_dispatch(batch)
 
     def _forming_until(self, tickets: Sequence[Ticket], now: float) -> float:
         """Only fixed batching makes a request wait for company; elsewhere a batch forms of what is there."""

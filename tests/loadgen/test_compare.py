@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from loadgen.compare import Comparison, Predicted, Theory, compare
-from loadgen.recursion import Served, measured_starts, served
+from queueing.recursion import Served, measured_starts, served
 from loadgen.report import as_object, notes, text
 from loadgen.timetable import Timetable
 from policies import Policy, parse_policy

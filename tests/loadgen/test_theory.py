@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from loadgen.compare import compare
-from loadgen.recursion import served
+from queueing.recursion import served
 from loadgen.theory import predict_means, replay_arrivals, theory_of
 from policies import parse_policy
 from queueing.distributions import TokenDistribution

@@ -75,10 +75,8 @@ async def replay(
 
     def arrive(request: Request, output_tokens: int) -> None:
         consumer = Immediate()
-        work = work_of(request, output_tokens)
-        consumer.ticket = Ticket.__new__(Ticket)
-        (ticket,) = batcher.submit([work], [consumer])
-        consumer.ticket = tickets[request.id] = ticket
+        (consumer.ticket,) = batcher.submit([work_of(request, output_tokens)], [consumer])
+        tickets[request.id] = consumer.ticket
 
     for request, output_tokens in jobs:
         loop.call_at(request.arrived_at, arrive, request, output_tokens)

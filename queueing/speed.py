@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadgen.recursion import Served, batches
+from queueing.recursion import Served, batches
 from policies import Policy
 from queueing.latency import LatencyModel
 

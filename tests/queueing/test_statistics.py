@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from loadgen.statistics import lag_correlation, mean_interval, summarise, warm_up
+from queueing.statistics import lag_correlation, mean_interval, summarise, warm_up
 
 
 def mm1_waits(utilisation: float, n: int, rng: np.random.Generator) -> NDArray[np.float64]:

@@ -1,0 +1,123 @@
+"""`kendall predict` and `kendall simulate`: the JSON of the contract, the table, wrong arguments, unstable queues."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from policies.text import SpecError
+from queueing.cli import app
+from queueing.profile import load_profile, profile_path
+
+QUANTILES = {"mean", "p50", "p90", "p95", "p99"}
+KEYS = {"policy", "effective_max_batch_size", "model", "method", "stable", "load", "utilisation", "queueing_delay", "sojourn_time"}
+KEYS |= {"batch_size", "loss_fraction", "served_queueing_delay", "bounds", "assumptions"}
+COMMON = {"--arrival-rate": "60", "--output-tokens": "uniform:low=1,high=32", "--latency": "k1=3e-4,k2=1.4e-3,k3=25e-6,k4=9.2e-4,cv=0.12"}
+
+
+def call(command: str, *arguments: str, **options: str) -> str:
+    flags = COMMON | {"--" + name.replace("_", "-"): value for name, value in options.items()}
+    result = CliRunner().invoke(app, [command, *arguments, *(part for pair in flags.items() for part in pair)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def answer(command: str, **options: str) -> dict[str, Any]:
+    return dict(json.loads(call(command, "--json", **options)))
+
+
+@pytest.mark.parametrize(
+    ("policy", "bound", "method"),
+    [
+        ("single", 1, "exact"),
+        ("fixed:batch_size=4", 4, "exact"),
+        ("capped:max_batch_size=8", 8, "exact"),
+        ("elastic:max_batch_size=64", 16, "exact"),
+        ("dynamic", 16, "exact"),
+        ("continuous:max_batch_size=4", 4, "approximation"),
+    ],
+)
+def test_predict_prints_the_object_of_the_contract(policy: str, bound: int, method: str) -> None:
+    printed = answer("predict", policy=policy, arrival_rate="20", max_num_seqs="16")
+    assert set(printed) == KEYS
+    assert printed["policy"] == policy
+    assert (printed["effective_max_batch_size"], printed["method"], printed["stable"]) == (bound, method, True)
+    assert 0 < printed["load"] < 1
+    assert set(printed["queueing_delay"]) == set(printed["sojourn_time"]) == QUANTILES
+    assert printed["sojourn_time"]["mean"] > printed["queueing_delay"]["mean"] >= 0
+    assert printed["queueing_delay"] == printed["served_queueing_delay"]
+    assert printed["loss_fraction"] == 0
+
+
+def test_simulate_puts_a_standard_error_beside_each_mean() -> None:
+    printed = answer("simulate", policy="capped:max_batch_size=4", num_requests="2000", replications="2", seed="5")
+    assert set(printed) == KEYS
+    for name in ("queueing_delay", "sojourn_time", "served_queueing_delay"):
+        assert set(printed[name]) == QUANTILES | {"standard_error"}
+    assert set(printed["batch_size"]) == {"mean", "standard_error"}
+    assert printed["method"] == "simulation"
+    assert printed == answer("simulate", policy="capped:max_batch_size=4", num_requests="2000", replications="2", seed="5")
+
+
+@pytest.mark.parametrize("command", ["predict", "simulate"])
+def test_an_unstable_queue_has_no_delays(command: str) -> None:
+    printed = answer(command, policy="single", arrival_rate="100")
+    assert printed["stable"] is False
+    assert printed["load"] > 1
+    assert printed["queueing_delay"] == dict.fromkeys(QUANTILES)
+    assert printed["batch_size"] == {"mean": None}
+
+
+def test_patience_makes_an_overloaded_queue_stable() -> None:
+    printed = answer("simulate", policy="single", arrival_rate="100", patience="0.05", num_requests="3000")
+    assert printed["stable"] is True
+    assert 0.3 < printed["loss_fraction"] < 0.6
+    assert printed["queueing_delay"]["p99"] == pytest.approx(0.05)
+    assert printed["served_queueing_delay"]["mean"] < printed["queueing_delay"]["mean"]
+
+
+def test_a_token_limit_shortens_the_delay() -> None:
+    long, short = (answer("predict", policy="single", arrival_rate="40", max_output_tokens=limit) for limit in ("32", "16"))
+    assert short["queueing_delay"]["mean"] < long["queueing_delay"]["mean"]
+
+
+def test_the_table_is_readable_and_names_units() -> None:
+    table = call("predict", policy="dynamic", max_num_seqs="8")
+    assert "dynamic" in table
+    assert "seconds" in table
+    assert "UNSTABLE" in call("predict", policy="single", arrival_rate="100")
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"policy": "singel"}, "single"),
+        ({"policy": "single", "method": "exakt"}, "expected one of auto"),
+        ({"policy": "single", "method": "bound"}, "expected auto, exact or simulation"),
+        ({"policy": "single", "servers": "2", "method": "exact"}, "expected auto or simulation"),
+        ({"policy": "single", "patience": "1", "method": "exact"}, "expected auto or simulation"),
+        ({"policy": "single", "arrival_rate": "0"}, "expected requests per second > 0"),
+        ({"policy": "single", "servers": "0"}, "at least 1"),
+        ({"policy": "single", "max_num_seqs": "0"}, "at least 1"),
+        ({"policy": "single", "patience": "-1"}, "seconds > 0"),
+        ({"policy": "single", "latency": "nowhere"}, "reference"),
+        ({"policy": "single", "max_output_tokens": "0"}, "at least 1"),
+    ],
+)
+def test_wrong_arguments_say_what_was_expected(options: dict[str, str], part: str) -> None:
+    with pytest.raises(SpecError, match=part):
+        call("predict", **options)
+
+
+def test_a_profile_is_found_by_name_and_by_path_the_users_own_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    shipped = load_profile("reference")
+    assert "example" in (shipped.note or "")
+    slower = type(shipped)(name="reference", law=shipped.law.at_speed(2.0))
+    slower.save(profile_path("reference"))
+    assert load_profile("reference").law.speed == 2
+    slower.save(tmp_path / "other.json")
+    assert load_profile(str(tmp_path / "other.json")) == slower
+    assert answer("predict", policy="single", arrival_rate="10", latency="reference")["stable"] is True

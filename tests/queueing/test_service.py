@@ -1,0 +1,113 @@
+"""The service process: jumping from change to change and moving step by step are the same to the last bit, and H obeys the law."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from queueing.latency import LatencyModel
+from queueing.service import Member, ServiceProcess
+
+LAW = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3, kp=7e-6, cv=0.3, turnaround=1.55e-3, speed=1.3)
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happens to the process from outside: `members` enter, or one of them leaves (removed > 0)."""
+
+    after: float
+    members: tuple[tuple[int, int], ...]  # prompt and output tokens
+    removed: int = 0
+
+
+lengths = st.tuples(st.integers(0, 40), st.integers(1, 12))
+admissions = st.builds(Event, st.floats(0, 0.03), st.lists(lengths, min_size=1, max_size=4).map(tuple))
+removals = st.builds(Event, st.floats(0, 0.03), st.just(()), st.integers(1, 20))
+schedules = st.lists(st.one_of(admissions, removals), min_size=1, max_size=14)
+
+
+def play(schedule: list[Event], *, jump: bool, joining: bool, padded: bool) -> list[tuple[str, float, float | None, float | None]]:
+    """Ends as (id, instant, first token, last token)."""
+    process, now, names, ends = ServiceProcess(LAW, np.random.default_rng(5)), 0.0, 0, []
+
+    def due() -> float:
+        return process.next_change_at() if jump else process.next_step_at()
+
+    def run_to(instant: float) -> None:
+        while due() <= instant and due() < math.inf:
+            at = due()
+            ends.extend((m.id, at, m.first_token_at, m.last_token_at) for m in process.advance(to_change=jump))
+
+    for event in [*schedule, Event(math.inf, ())]:
+        now += event.after
+        run_to(now)
+        if event.removed:
+            process.remove(str(names - event.removed), now)
+        elif event.members and (joining or process.idle):
+            members = [Member(str(names + i), prompt, output) for i, (prompt, output) in enumerate(event.members)]
+            names += len(members)
+            process.admit(now, members, padded=padded, joining=joining)
+    assert process.idle
+    return ends
+
+
+@given(schedules)
+def test_jumping_equals_stepping_for_a_continuous_engine(schedule: list[Event]) -> None:
+    ends = play(schedule, jump=True, joining=True, padded=False)
+    assert ends == play(schedule, jump=False, joining=True, padded=False)
+    assert all(at == last for _, at, _, last in ends)
+
+
+@given(schedules)
+def test_jumping_equals_stepping_for_an_unpadded_batch(schedule: list[Event]) -> None:
+    assert play(schedule, jump=True, joining=False, padded=False) == play(schedule, jump=False, joining=False, padded=False)
+
+
+@given(schedules)
+def test_jumping_equals_stepping_for_a_padded_batch(schedule: list[Event]) -> None:
+    """A jump reports all ends with the last, a walk each at its own: the instants of the tokens are the same."""
+    jumped, walked = (play(schedule, jump=jump, joining=False, padded=True) for jump in (True, False))
+    tokens = {name: (first, last) for name, _, first, last in walked}
+    assert all(tokens[name] == (first, last) for name, _, first, last in jumped)
+    assert all(at == last for _, at, _, last in walked)
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_a_batch_takes_what_the_law_says(padded: bool) -> None:
+    process = ServiceProcess(LAW, np.random.default_rng(9))
+    residual = LAW.residual(np.random.default_rng(9))
+    outputs, prompts = [7, 3, 12, 3], [10, 0, 5, 20]
+    members = [Member(str(i), prompt, output) for i, (prompt, output) in enumerate(zip(prompts, outputs, strict=True))]
+    process.admit(2.0, members, padded=padded, joining=False)
+    end = 2.0
+    while not process.idle:
+        end = process.next_change_at()
+        process.advance(to_change=True)
+    law = LAW.padded(4, 12, sum(prompts)) if padded else LAW.unpadded(4, sum(outputs), 12, sum(prompts))
+    assert end - 2.0 == pytest.approx(residual * law, rel=1e-12)
+
+
+def test_a_request_on_an_empty_continuous_engine_pays_its_turnaround_once() -> None:
+    process = ServiceProcess(LAW, np.random.default_rng(9))
+    process.admit(1.0, [Member("a", 10, 6)], padded=False, joining=True)
+    expected = 1.0 + LAW.turnaround * LAW.speed + LAW.admission(1, 10) + 6 * LAW.step(1)
+    assert process.next_change_at() == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_batch_needs_an_empty_engine() -> None:
+    process = ServiceProcess(LAW, np.random.default_rng(9))
+    process.admit(1.0, [Member("a", 10, 6)], padded=True, joining=False)
+    with pytest.raises(ValueError, match="not empty"):
+        process.admit(1.0, [Member("b", 10, 6)], padded=True, joining=False)
+
+
+def test_removing_the_last_that_needs_a_token_ends_a_padded_batch() -> None:
+    process = ServiceProcess(LAW, np.random.default_rng(9))
+    process.admit(0.0, [Member("short", 0, 1), Member("long", 0, 50)], padded=True, joining=False)
+    first = process.next_step_at()
+    process.remove("long", first * 1.5)
+    assert process.idle
+    process.remove("long", first * 1.5)  # unknown by now: no error
