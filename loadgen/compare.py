@@ -2,7 +2,8 @@
 
     measured service   the recursion on the run's own arrivals, batches and service times: gateway right or wrong
     same arrivals      the run's own arrivals and lengths through the simulator, law at the run's speed: law right or wrong
-    predicted          the asked rate and lengths and the law as calibrated: what could be known before the run
+    a priori           the asked rate and lengths and the law as calibrated: what could be known before the run
+    predicted          the same, with the law at the run's own speed and residual: taken from service times, never from delays
     observed           with an interval from batch means
 
 Deviation = observed / theory - 1. For `continuous` the sojourn is compared: waiting for the engine's next step
@@ -18,13 +19,13 @@ from typing import Literal
 
 import numpy as np
 
-from queueing.recursion import Served, batches, measured_starts, served
-from queueing.speed import Replay, Speed, measured_speed
-from queueing.statistics import FloatArray, Interval, mean_interval, warm_up
 from loadgen.timetable import delivered_rate
 from policies import Policy, parse_policy
 from queueing.latency import LatencyModel
 from queueing.record import Record
+from queueing.recursion import Served, batches, measured_starts, served
+from queueing.speed import Replay, Speed, measured_speed
+from queueing.statistics import FloatArray, Interval, mean_interval, warm_up
 
 TOO_WIDE = 0.25  # half width over mean beyond which a run is too short to say anything
 
@@ -45,6 +46,7 @@ class Quantity:
     observed: Interval
     measured_service: Estimate | None = None
     same_arrivals: Estimate | None = None
+    a_priori: Estimate | None = None
     predicted: Estimate | None = None
 
 
@@ -90,7 +92,7 @@ class Comparison:
         return self.quantity.observed.relative > TOO_WIDE
 
 
-Predict = Callable[[Policy, float, Sequence[Served]], Predicted]  # policy, measured rate, the run
+Predict = Callable[[Policy, float, Sequence[Served], LatencyModel], Predicted]  # policy, measured rate, the run, the law
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +135,7 @@ def _compare(group: list[Served], starts: dict[str, float], theory: Theory | Non
     finished = [request for request in kept if request.completed and request.released_at is not None]
     rate = delivered_rate(np.array([request.arrived_at for request in group]))
     speed = measured_speed(policy, group, theory.law, theory.replay) if theory else None
-    predicted = theory.predict(policy, rate, group) if theory and theory.predict else None
+    a_priori, predicted = _predictions(policy, rate, group, theory, speed)
     replayed = _replay(policy, group, theory, speed)
     return Comparison(
         policy=group[0].policy,
@@ -142,22 +144,34 @@ def _compare(group: list[Served], starts: dict[str, float], theory: Theory | Non
         n=len(kept),
         arrival_rate=rate,
         asked_rate=theory.asked_rate if theory else None,
-        load=predicted.load if predicted else None,
+        load=a_priori.load if a_priori else None,
         batch_size=float(np.mean([members[0].batch_size for members in batches(kept)])),
         speed=speed,
         queueing_delay=_quantity(
             _array(r.dispatched_at - r.arrived_at for r in kept),
             _array(starts[r.id] - r.arrived_at for r in kept),
             _array(replayed[r.id][0] - r.arrived_at for r in kept) if replayed else None,
+            a_priori.queueing_delay if a_priori else None,
             predicted.queueing_delay if predicted else None,
         ),
         sojourn_time=_quantity(
             _array(_sojourn(r) for r in finished),
             _array(_sojourn(r) + starts[r.id] - r.dispatched_at for r in finished),
             _array(replayed[r.id][1] - r.arrived_at for r in finished) if replayed else None,
+            a_priori.sojourn_time if a_priori else None,
             predicted.sojourn_time if predicted else None,
         ),
     )
+
+
+def _predictions(
+    policy: Policy, rate: float, group: Sequence[Served], theory: Theory | None, speed: Speed | None
+) -> tuple[Predicted | None, Predicted | None]:
+    """With the law as calibrated, and at the run's speed."""
+    if theory is None or theory.predict is None:
+        return None, None
+    a_priori = theory.predict(policy, rate, group, theory.law)
+    return a_priori, a_priori if speed is None else theory.predict(policy, rate, group, speed.law(theory.law))
 
 
 def _replay(policy: Policy, group: Sequence[Served], theory: Theory | None, speed: Speed | None) -> dict[str, tuple[float, float]] | None:
@@ -166,12 +180,15 @@ def _replay(policy: Policy, group: Sequence[Served], theory: Theory | None, spee
     return theory.replay(policy, group, speed.law(theory.law))
 
 
-def _quantity(observed: FloatArray, measured: FloatArray, replayed: FloatArray | None, predicted: float | None) -> Quantity:
+def _quantity(
+    observed: FloatArray, measured: FloatArray, replayed: FloatArray | None, a_priori: float | None, predicted: float | None
+) -> Quantity:
     interval = mean_interval(observed)
     return Quantity(
         observed=interval,
         measured_service=_paired(observed, measured),
         same_arrivals=None if replayed is None else _paired(observed, replayed),
+        a_priori=None if a_priori is None else _estimate(interval.mean, a_priori, interval.half_width),
         predicted=None if predicted is None else _estimate(interval.mean, predicted, interval.half_width),
     )
 

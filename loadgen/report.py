@@ -63,7 +63,11 @@ def text(comparisons: Sequence[Comparison], width: int = WIDTH) -> str:
 
 def as_object(comparison: Comparison) -> dict[str, Any]:
     """The comparison as JSON has it: seconds, and what follows from its fields."""
-    return {**msgspec.to_builtins(comparison, enc_hook=float), "prediction_error": comparison.prediction_error, "too_short": comparison.too_short}
+    return {
+        **msgspec.to_builtins(comparison, enc_hook=float),
+        "prediction_error": comparison.prediction_error,
+        "too_short": comparison.too_short,
+    }
 
 
 def _row(comparison: Comparison) -> tuple[str, ...]:

@@ -17,9 +17,9 @@ import numpy as np
 
 from loadgen.client import Exchange, Target, open_session, run_prefix
 from loadgen.pacing import pace, quiet_garbage_collector
-from queueing.statistics import Summary, summarise
 from loadgen.timetable import IntArray, Timetable, draw_prompts
 from queueing.record import Header, Record
+from queueing.statistics import Summary, summarise
 
 VOCABULARY = range(10, 250)  # above the special tokens of common vocabularies, below the end of the smallest (bytes)
 START_DELAY = 0.2  # seconds between the start of the clock and instant 0 of the timetable

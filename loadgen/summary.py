@@ -14,9 +14,9 @@ import numpy as np
 from rich.table import Table
 
 from loadgen.run import LoadResult
-from queueing.statistics import FloatArray, Interval, Summary, mean_interval, summarise, warm_up
 from loadgen.timetable import delivered_rate
 from queueing.record import Record
+from queueing.statistics import FloatArray, Interval, Summary, mean_interval, summarise, warm_up
 
 LATE = 0.02  # mean lateness over mean end-to-end time beyond which the sender is part of the result
 

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from loadgen.compare import Predicted, Theory
-from queueing.recursion import Served
 from policies import Policy, Request
 from queueing.distributions import TokenDistribution
 from queueing.errors import PredictionError, UnstableQueueError
 from queueing.latency import LatencyModel
 from queueing.prediction import predict
 from queueing.record import Record
+from queueing.recursion import Served
 from queueing.simulation import Job, simulate_trace
 
 REPLICATIONS = 5  # draws of the residuals; without a residual one is enough
@@ -33,11 +33,11 @@ def theory_of(
     def replay(policy: Policy, group: Sequence[Served], at: LatencyModel) -> dict[str, tuple[float, float]]:
         return replay_arrivals(policy, group, at, max_num_seqs, seed)
 
-    def predicted(policy: Policy, rate: float, group: Sequence[Served]) -> Predicted:
+    def predicted(policy: Policy, rate: float, group: Sequence[Served], at: LatencyModel) -> Predicted:
         lengths = output_tokens or TokenDistribution.from_counts([r.output_tokens for r in group if r.output_tokens])
         prompts = TokenDistribution.from_counts([max(1, r.prompt_tokens) for r in group]) if law.kp else None
         servers = 1 + max(request.server_id for request in group)
-        return predict_means(policy, asked_rate or rate, lengths, law, max_num_seqs=max_num_seqs, prompt_tokens=prompts, servers=servers)
+        return predict_means(policy, asked_rate or rate, lengths, at, max_num_seqs=max_num_seqs, prompt_tokens=prompts, servers=servers)
 
     return Theory(law=law, replay=replay, predict=predicted, asked_rate=asked_rate)
 

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from queueing.recursion import Served, batches
 from policies import Policy
 from queueing.latency import LatencyModel
+from queueing.recursion import Served, batches
 
 TOLERANCE = 0.002  # of the logarithm of the holding time
 ROUNDS = 5

@@ -137,17 +137,19 @@ class Answer(Response):
             assert choice.ticket is not None
             ending = choice.ticket.ending
             assert ending.finish_reason is not None
-            choices.append(
-                self.format.choice(choice.index, "".join(choice.text), choice.tokens, ending.finish_reason, ending.stop_reason)
-            )
+            choices.append(self.format.choice(choice.index, "".join(choice.text), choice.tokens, ending.finish_reason, ending.stop_reason))
         body = self.format.whole(choices, self._usage())
-        headers = [*self._headers(whole=True), (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        headers = [*self._start_headers(whole=True), (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
         self._release()
 
     async def _write_stream(self, send: Send) -> None:
-        headers = [*self._headers(whole=False), (b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        headers = [
+            *self._start_headers(whole=False),
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-cache"),
+        ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         self.chunks[:0] = [self.format.first(choice.index) for choice in self._choices]
         left = len(self._choices)
@@ -199,7 +201,7 @@ class Answer(Response):
         dispatched, ticket = max(starts, key=lambda pair: pair[0])
         return round((dispatched - ticket.work.request.arrived_at) * 1e3, 3), round((now - dispatched) * 1e3, 3)
 
-    def _headers(self, *, whole: bool) -> list[tuple[bytes, bytes]]:
+    def _start_headers(self, *, whole: bool) -> list[tuple[bytes, bytes]]:
         queue, service = self._delays()
         timing = f"queue;dur={queue}, service;dur={service}" if whole else f"queue;dur={queue}"
         return [

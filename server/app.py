@@ -51,6 +51,7 @@ def create_app(
     _add_errors(app)
     _add_openai(app, gateway)
     _add_state(app, gateway)
+    _add_policy(app, gateway)
     _add_admin(app, gateway)
     return app
 
@@ -102,7 +103,9 @@ async def parse(request: Request, model: type[_Model]) -> _Model:
 
 def _check(gateway: Gateway, call: CompletionRequest | ChatRequest) -> None:
     if call.model != gateway.settings.served_model_name:
-        raise ApiError(404, "model_not_found", f"got model {call.model!r}; this gateway serves {gateway.settings.served_model_name!r}", param="model")
+        raise ApiError(
+            404, "model_not_found", f"got model {call.model!r}; this gateway serves {gateway.settings.served_model_name!r}", param="model"
+        )
     if unsupported := call.unsupported():
         raise ApiError(501, "unsupported", f"{unsupported[0]} is not served by this gateway; leave it out", param=unsupported[0])
     if call.kendall_forced_output_tokens is not None and not gateway.settings.allow_forced_lengths:
@@ -168,7 +171,7 @@ def _add_state(app: FastAPI, gateway: Gateway) -> None:
         return {"server_load": gateway.batcher.unanswered if gateway.ready else 0}
 
 
-def _add_admin(app: FastAPI, gateway: Gateway) -> None:
+def _add_policy(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/admin/policy")
     async def policy() -> dict[str, Any]:
         return gateway.policy_in_force()
@@ -177,6 +180,8 @@ def _add_admin(app: FastAPI, gateway: Gateway) -> None:
     async def change_policy(request: Request) -> dict[str, Any]:
         return gateway.change(await parse(request, PolicyChange))
 
+
+def _add_admin(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/admin/state")
     async def state() -> dict[str, Any]:
         gateway.flush()
@@ -196,7 +201,9 @@ def _add_admin(app: FastAPI, gateway: Gateway) -> None:
     async def prediction() -> dict[str, Any]:
         live = gateway.live
         if live is None or live.prediction is None:
-            reason = "no latency law: POST /admin/calibrate or start with --latency" if gateway.law is None else "too few requests in the window"
+            reason = (
+                "no latency law: POST /admin/calibrate or start with --latency" if gateway.law is None else "too few requests in the window"
+            )
             return {"prediction": None, "reason": reason}
         return {"prediction": live.prediction, "reason": None}
 

@@ -37,7 +37,7 @@ class Observer(Protocol):
     def on_idle(self, server_id: int, at: float) -> None:
         """A server holds nothing any more."""
 
-    def on_record(self, ticket: Ticket, record: Record) -> None:
+    def on_record(self, record: Record) -> None:
         """A request met its one outcome and everything about it is known."""
 
 
@@ -118,6 +118,7 @@ class Batcher:
         self._timer: asyncio.TimerHandle | None = None
         self._expiries: dict[str, asyncio.TimerHandle] = {}
         self._asking = self._ask_again = self._ask_scheduled = False
+        self._settled = asyncio.Event()  # something met its outcome
         self._unsettled: dict[str, Ticket] = {}  # not in the queue, or in it: without an outcome yet
 
     # what it holds
@@ -177,6 +178,12 @@ class Batcher:
         self.closing = True
         self._ask()
 
+    async def answered(self) -> None:
+        """Return once nothing is unanswered."""
+        while self._unsettled:
+            self._settled.clear()
+            await self._settled.wait()
+
     def hold(self, held: bool) -> None:
         """Stop dispatching (what waits keeps its place), or go on."""
         self.held = held
@@ -218,6 +225,7 @@ class Batcher:
         """Give a ticket its one outcome; its record leaves once its server's end is known too."""
         ticket.outcome = outcome
         self._unsettled.pop(ticket.id, None)
+        self._settled.set()
         if ticket.at.server_free is not None or ticket.batch is None:
             self._emit(ticket)
 
@@ -267,21 +275,21 @@ class Batcher:
 
     def _end_batch(self, batch: Batch) -> None:
         """Every member has met its own end: padding stops, the server is free, held answers leave."""
-        tickets, batch.tickets = batch.tickets, []
+        tickets = [ticket for ticket in batch.tickets if ticket.batch is batch]  # a preempted one has moved on
+        batch.tickets = []
         slot = self._slots[batch.server_id]
-        padding = [ticket.id for ticket in tickets if ticket.batch is batch and ticket.id in slot.running]
+        padding = [ticket.id for ticket in tickets if ticket.id in slot.running]
         if padding:
             self.engine.cancel(padding)
             for request_id in padding:
                 del slot.running[request_id]
         if not batch.policy.joins_running:
             for ticket in tickets:
-                if ticket.batch is batch:
-                    self._free(ticket)
+                self._free(ticket)
             self._tell_idle(slot)
         if batch.policy.release == "batch":
             for ticket in tickets:
-                if ticket.outcome is None and ticket.batch is batch:
+                if ticket.outcome is None:
                     ticket.consumer.on_release()
 
     def _tell_idle(self, slot: _Slot) -> None:
@@ -297,7 +305,7 @@ class Batcher:
     def _emit(self, ticket: Ticket) -> None:
         record = ticket.record()
         for observer in self._observers:
-            observer.on_record(ticket, record)
+            observer.on_record(record)
 
     def _forget_expiry(self, ticket: Ticket) -> None:
         if timer := self._expiries.pop(ticket.id, None):
@@ -356,9 +364,7 @@ class Batcher:
         slot, policy = self._slots[decision.server_id], self.policy
         slot.policy = policy
         forming = self._forming_until(tickets, now)
-        batch = Batch(
-            next(self._batch_ids), slot.id, policy, self.policy_text, now, forming, tickets, {ticket.id for ticket in tickets}
-        )
+        batch = Batch(next(self._batch_ids), slot.id, policy, self.policy_text, now, forming, tickets, {ticket.id for ticket in tickets})
         for ticket in tickets:
             self._forget_expiry(ticket)
             ticket.batch, ticket.at.dispatched, ticket.epoch = batch, now, self.epoch

@@ -31,7 +31,9 @@ def calibrate(target: str, plan: dict[str, Any], output: Path | None, *, json_ou
     console = Console()
     console.print(f"law       {profile.law}", highlight=False)
     for name, (low, high) in profile.intervals.items():
-        console.print(f"  {name}      {getattr(profile.law, name) * 1e3:8.4f} ms   95 % [{low * 1e3:.4f}, {high * 1e3:.4f}]", highlight=False)
+        console.print(
+            f"  {name}      {getattr(profile.law, name) * 1e3:8.4f} ms   95 % [{low * 1e3:.4f}, {high * 1e3:.4f}]", highlight=False
+        )
     console.print(f"fit       R2 {profile.r2:.4f}, mean absolute error of the cells {profile.mape:.1%}", highlight=False)
     console.print(f"profile   {path}", highlight=False)
 

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from policies import Continuous, Elastic, Fixed, Policy, Request
-from queueing.fit import Measured, fit_law
+from queueing.fit import Fit, Measured, fit_law
 from queueing.latency import LatencyModel
 from queueing.profile import Profile
 from queueing.service import Member, ServiceProcess
@@ -67,6 +67,7 @@ class _Awaited:
 
     def on_lost(self, outcome: str, code: str, message: str) -> None:
         """The calibration fails with it."""
+        del outcome
         if not self.answered.done():
             self.answered.set_exception(ApiError(503, code, f"calibration: {message}"))
 
@@ -112,14 +113,14 @@ class Calibrator:
         grid = self._grid(plan)
         order = [cell for _ in range(plan.repeats) for cell in rng.permutation(len(grid))]
         await self._warm_up(grid, rng)
-        measured = []
-        for done, index in enumerate(order):
-            measured.append(await self.measure(grid[index], rng))
+        measured: list[Measured] = []
+        for index in order:
+            measured += [await self.measure(grid[index], rng)]
             if self._on_progress is not None:
-                self._on_progress(done + 1, len(order))
+                self._on_progress(len(measured), len(order))
         fit = fit_law(measured, rng)
         law = dataclasses.replace(fit.law, turnaround=await self._turnaround(fit.law, plan, rng))
-        return self._profile(plan, law, fit.r2, fit.mape, fit.intervals, measured)
+        return self._profile(plan, dataclasses.replace(fit, law=law), measured)
 
     async def _speed(self, plan: CalibrationRequest, rng: np.random.Generator) -> Profile:
         """Measured over lawful time of a few mixed cells, for five seconds."""
@@ -133,7 +134,7 @@ class Calibrator:
         measured: list[Measured] = []
         while self._gateway.now() < until or len(measured) < len(grid):
             for index in rng.permutation(len(grid)):
-                measured.append(await self.measure(grid[index], rng))
+                measured += [await self.measure(grid[index], rng)]
         lawful = sum(law.padded(len(batch.lengths), max(batch.lengths), batch.prompt_tokens) for batch in measured)
         speed = sum(batch.service_time for batch in measured) / lawful
         return msgspec.structs.replace(known, law=known.law.at_speed(speed), date=_now())
@@ -194,22 +195,14 @@ class Calibrator:
         held = [ticket.at.server_free - ticket.at.dispatched for ticket in tickets if ticket.at.server_free and ticket.at.dispatched]
         return float(np.mean(held))
 
-    def _profile(
-        self,
-        plan: CalibrationRequest,
-        law: LatencyModel,
-        r2: float,
-        mape: float,
-        intervals: dict[str, tuple[float, float]],
-        measured: Sequence[Measured],
-    ) -> Profile:
+    def _profile(self, plan: CalibrationRequest, fit: Fit, measured: Sequence[Measured]) -> Profile:
         bounds = self._capabilities
         return Profile(
             name=plan.name or self._gateway.settings.served_model_name,
-            law=law,
-            intervals=intervals,
-            r2=r2,
-            mape=mape,
+            law=fit.law,
+            intervals=fit.intervals,
+            r2=fit.r2,
+            mape=fit.mape,
             engine=bounds.engine,
             model=self._gateway.settings.served_model_name,
             machine=dict(bounds.hardware),

@@ -94,7 +94,9 @@ def calibrate_command(
     target: Annotated[str, typer.Argument(help="URL of a running gateway, or a model to start an engine for.")] = "tiny",
     speed_only: Annotated[bool, typer.Option(help="Five seconds: only the speed factor against the known law.")] = False,
     max_batch_size: Annotated[int | None, typer.Option(min=1, help="Largest batch to measure; default: the engine's bound.")] = None,
-    max_output_tokens: Annotated[int | None, typer.Option(min=2, help="Longest answer to measure; default: the gateway's limit or 64.")] = None,
+    max_output_tokens: Annotated[
+        int | None, typer.Option(min=2, help="Longest answer to measure; default: the gateway's limit or 64.")
+    ] = None,
     prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Prompt length of the cells; default 32.")] = None,
     repeats: Annotated[int, typer.Option(min=2, max=100, help="Measurements per cell.")] = 5,
     seed: Annotated[int, typer.Option(help="Order of the cells.")] = 0,

@@ -58,7 +58,9 @@ class Format:
     def __init__(self, call_id: str, created: int, model: str, top_logprobs: int | None) -> None:
         self.top_logprobs = top_logprobs
         self._identity = {"id": call_id, "created": created, "model": model}
-        self._head = b"data: " + encode({"id": call_id, "object": self.chunk_kind, "created": created, "model": model})[:-1] + b',"choices":['
+        self._head = (
+            b"data: " + encode({"id": call_id, "object": self.chunk_kind, "created": created, "model": model})[:-1] + b',"choices":['
+        )
 
     def first(self, index: int) -> bytes:
         """What opens a choice's stream."""

@@ -91,8 +91,7 @@ class Gateway:
         self.draining = True
         if self._batcher is not None:
             self._batcher.close()
-            while self._batcher.unanswered and not self.dead:
-                await asyncio.sleep(0.02)
+            await self._batcher.answered()
             self.flush()
 
     def flush(self) -> None:
@@ -181,7 +180,7 @@ class Gateway:
         """The sequences of a call: prompts tokenised, limits applied, one per choice."""
         prompts = await self._encode(call)
         logprobs = _logprobs(call)
-        works = []
+        works: list[Work] = []
         for prompt in prompts:
             limit = self._limit(call, len(prompt))
             for choice in range(call.n):
@@ -242,8 +241,6 @@ class Gateway:
         return f"{prefix}-{next(self._ids):x}"
 
 
-
-
 def _logprobs(call: CompletionRequest | ChatRequest) -> int | None:
     if isinstance(call, ChatRequest):
         return (call.top_logprobs or 0) if call.logprobs else None
@@ -271,5 +268,3 @@ def _sampling(call: Generation, limit: int, logprobs: int | None, seed: int | No
         skip_special_tokens=call.skip_special_tokens,
         **given,
     )
-
-

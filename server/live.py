@@ -79,7 +79,7 @@ class LiveModel:
         if since is not None:
             self._busy.append((since, at))
 
-    def on_record(self, ticket: Ticket, record: Record) -> None:
+    def on_record(self, record: Record) -> None:
         """Lengths and service times."""
         if record.outcome == "completed":
             self._records.append(record)
@@ -104,7 +104,7 @@ class LiveModel:
         if epoch != self._epoch:
             self._epoch, self._since, self.prediction = epoch, now, None
             for queue in (self._arrivals, self._delays, self._records):
-                queue.clear()  # type: ignore[attr-defined]
+                queue.clear()
         start = max(self._since, now - WINDOW)
         _drop_before(self._arrivals, start, lambda arrived_at: arrived_at)
         _drop_before(self._delays, start, lambda pair: pair[0])

@@ -71,7 +71,7 @@ class Metrics:
     def on_idle(self, server_id: int, at: float) -> None:
         """The live window sees to it."""
 
-    def on_record(self, ticket: Ticket, record: Record) -> None:
+    def on_record(self, record: Record) -> None:
         """Outcome and durations."""
         policy = self.label(record.policy or "")
         self.requests.labels(policy, record.outcome).inc()

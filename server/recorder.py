@@ -27,7 +27,7 @@ class Recorder:
     def on_idle(self, server_id: int, at: float) -> None:
         """Nothing yet."""
 
-    def on_record(self, ticket: Ticket, record: Record) -> None:
+    def on_record(self, record: Record) -> None:
         """One line."""
         self._file.write(to_line(record))
 

@@ -6,7 +6,6 @@ import asyncio
 import importlib.util
 import logging
 import os
-import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -75,7 +74,9 @@ def bind(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), backlog=2048, reuse_port=False)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
-        raise SpecError(f"got --host {host} --port {port}; expected a free address ({reason}): stop what listens there or take another port") from None
+        raise SpecError(
+            f"got --host {host} --port {port}; expected a free address ({reason}): stop what listens there or take another port"
+        ) from None
 
 
 class _Server(uvicorn.Server):
@@ -102,10 +103,9 @@ def serve(settings: Settings, *, on_ready: Callable[[Gateway], Any] | None = Non
     except BaseException:
         sock.close()
         raise
-    failures: list[BaseException] = []
     runner = asyncio.Runner(loop_factory=_loop_factory())
     with sock, runner:
-        runner.run(_serve(settings, engine, law, sock, failures, on_ready))
+        failures = runner.run(_serve(lambda: Gateway(settings, engine, law), sock, on_ready))
     if failures:
         if isinstance(failures[0], EngineStartError):
             raise SpecError(str(failures[0]))
@@ -113,15 +113,9 @@ def serve(settings: Settings, *, on_ready: Callable[[Gateway], Any] | None = Non
     return 0
 
 
-async def _serve(
-    settings: Settings,
-    engine: Engine,
-    law: LatencyModel | None,
-    sock: socket.socket,
-    failures: list[BaseException],
-    on_ready: Callable[[Gateway], Any] | None,
-) -> None:
-    gateway = Gateway(settings, engine, law)
+async def _serve(make: Callable[[], Gateway], sock: socket.socket, on_ready: Callable[[Gateway], Any] | None) -> list[BaseException]:
+    gateway = make()
+    failures: list[BaseException] = []
 
     def failed(error: BaseException) -> None:
         failures.append(error)
@@ -132,12 +126,13 @@ async def _serve(
         log_level="warning",
         access_log=False,
         http="httptools",
-        timeout_graceful_shutdown=max(1, round(settings.shutdown_timeout)),
+        timeout_graceful_shutdown=max(1, round(gateway.settings.shutdown_timeout)),
         timeout_keep_alive=75,
     )
     server = _Server(config, gateway)
     # uvicorn raises a captured signal again when it is done; by then the engine has been let go
     await server.serve(sockets=[sock])
+    return failures
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -146,9 +141,3 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     import uvloop  # noqa: PLC0415
 
     return uvloop.new_event_loop  # type: ignore[no-any-return]
-
-
-def ignore_signal_deaths() -> None:
-    """A stop that was asked for is no failure: status 0 after SIGINT or SIGTERM has been served."""
-    for sig in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(sig, lambda *_: None)

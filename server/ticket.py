@@ -46,7 +46,21 @@ class Instants:
 class Ticket:
     """One waiting or running sequence. Its batcher moves it on; it listens to its own token stream."""
 
-    __slots__ = ("_batcher", "_lost", "at", "batch", "batch_size", "client_limit", "consumer", "ending", "epoch", "outcome", "output_token_ids", "running", "work")
+    __slots__ = (
+        "_batcher",
+        "_lost",
+        "at",
+        "batch",
+        "batch_size",
+        "client_limit",
+        "consumer",
+        "ending",
+        "epoch",
+        "outcome",
+        "output_token_ids",
+        "running",
+        "work",
+    )
 
     def __init__(self, batcher: Batcher, work: Work, ending: Ending, consumer: Consumer, client_limit: int | None) -> None:
         self._batcher = batcher

@@ -16,12 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from policies import SpecError
 from queueing.latency import LatencyModel
 from queueing.service import Member, ServiceProcess
 from server.clock import clock_of
 from server.engines.base import Capabilities, InvalidPromptError, Step, Token, TokenStream, Work
 
 EOS = 0
+BOUNDS = {"max_model_len": 2048, "max_num_seqs": 64, "max_num_batched_tokens": 131072, "kv_cache_tokens": 131072}
 VOCABULARY = ("", *(f" word{index}" for index in range(1, 256)))
 
 
@@ -32,7 +34,10 @@ class EmulatedEngine:
         self.law = law
         self.on_step: Callable[[Step], None] | None = None
         self.on_death: Callable[[str], None] | None = None
-        self._bounds = bounds
+        unknown = set(bounds) - set(BOUNDS)
+        if unknown:
+            raise SpecError(f"the emulated engine has no argument {min(unknown)!r}; it has {', '.join(BOUNDS)}")
+        self._bounds = BOUNDS | bounds
         rngs = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(servers + 1)]
         self._lengths, self._mean = rngs[0], mean_output_tokens
         self._servers = [_EmulatedServer(self, index, ServiceProcess(law, rng)) for index, rng in enumerate(rngs[1:])]
@@ -41,7 +46,6 @@ class EmulatedEngine:
         """Ready at once."""
         for server in self._servers:
             server.loop = asyncio.get_running_loop()
-        bounds: dict[str, int] = {"max_model_len": 2048, "max_num_seqs": 64, "max_num_batched_tokens": 131072, "kv_cache_tokens": 131072} | self._bounds
         return Capabilities(
             engine="emulated",
             model="emulated",
@@ -50,7 +54,10 @@ class EmulatedEngine:
             servers=len(self._servers),
             versions={"python": platform.python_version()},
             hardware={"emulated_law": str(self.law)},
-            **bounds,
+            max_model_len=self._bounds["max_model_len"],
+            max_num_seqs=self._bounds["max_num_seqs"],
+            max_num_batched_tokens=self._bounds["max_num_batched_tokens"],
+            kv_cache_tokens=self._bounds["kv_cache_tokens"],
         )
 
     async def stop(self) -> None:

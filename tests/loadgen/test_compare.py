@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from loadgen.compare import Comparison, Predicted, Theory, compare
-from queueing.recursion import Served, measured_starts, served
 from loadgen.report import as_object, notes, text
 from loadgen.timetable import Timetable
 from policies import Policy, parse_policy
 from queueing.latency import LatencyModel
 from queueing.record import Record
+from queueing.recursion import Served, measured_starts, served
 from tests.loadgen.driver import LAW, Driver, drive, timetable
 
 CASES = {  # policy -> rate at a load of 0.5 to 0.8
@@ -156,7 +156,7 @@ def test_what_never_was_dispatched_is_not_compared() -> None:
         compare([lost])
 
 
-def predict(policy: Policy, rate: float, group: Sequence[Served]) -> Predicted:
+def predict(policy: Policy, rate: float, group: Sequence[Served], law: LatencyModel) -> Predicted:
     return Predicted(load=0.625, queueing_delay=0.1, sojourn_time=0.2)
 
 

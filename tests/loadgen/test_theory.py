@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from loadgen.compare import compare
-from queueing.recursion import served
 from loadgen.theory import predict_means, replay_arrivals, theory_of
 from policies import parse_policy
 from queueing.distributions import TokenDistribution
 from queueing.latency import LatencyModel
+from queueing.recursion import served
 from tests.loadgen.driver import LAW, LENGTHS, drive
 from tests.loadgen.test_compare import CASES, each_policy
 

@@ -118,10 +118,9 @@ def main(policies: Sequence[str]) -> None:
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
         for case, outcome in zip(cases, pool.map(play, cases), strict=True):
             text = f"{case[0]:<28} {case[1]:<28} {case[2]:<5} {1e3 * outcome.predicted[0]:9.4f} {1e3 * outcome.simulated[0]:9.4f} ms"
-            print(
-                f"{text} {outcome.error:+8.2%} se {outcome.noise:.2%}  sojourn {outcome.sojourn_error:+7.2%}  x{outcome.replications}",
-                flush=True,
-            )
+            end = f"se {outcome.noise:.2%}  sojourn {outcome.sojourn_error:+7.2%}  x{outcome.replications}"
+            sys.stdout.write(f"{text} {outcome.error:+8.2%} {end}\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":

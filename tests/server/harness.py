@@ -24,7 +24,7 @@ class Collector:
     def on_arrival(self, ticket: Ticket) -> None: ...
     def on_dispatch(self, batch: Batch) -> None: ...
     def on_idle(self, server_id: int, at: float) -> None: ...
-    def on_record(self, ticket: Ticket, record: Record) -> None:
+    def on_record(self, record: Record) -> None:
         self.records.append(record)
 
 
@@ -85,6 +85,7 @@ async def replay(
     for at, other in switches:
         loop.call_at(at, batcher.switch, other)
     loop.call_at(max(request.arrived_at for request, _ in jobs), lambda: loop.call_soon(batcher.close))
-    while len(collector.records) < len(jobs):
-        await asyncio.sleep(1.0)
+    await asyncio.sleep(max(request.arrived_at for request, _ in jobs))
+    await batcher.answered()
+    await asyncio.sleep(0)
     return collector.records
