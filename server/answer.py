@@ -197,7 +197,11 @@ class Answer(Response):
     def _delays(self) -> tuple[float, float]:
         """Queueing delay and service so far of the sequence that waited longest, milliseconds."""
         now = self._batcher.now()
-        starts = [(choice.ticket.at.dispatched or now, choice.ticket) for choice in self._choices if choice.ticket is not None]
+        starts = [
+            (now if choice.ticket.at.dispatched is None else choice.ticket.at.dispatched, choice.ticket)
+            for choice in self._choices
+            if choice.ticket is not None
+        ]
         dispatched, ticket = max(starts, key=lambda pair: pair[0])
         return round((dispatched - ticket.work.request.arrived_at) * 1e3, 3), round((now - dispatched) * 1e3, 3)
 

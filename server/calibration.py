@@ -192,7 +192,11 @@ class Calibrator:
         self._batcher.switch(Continuous(max_batch_size=slots))
         tickets = self._submit(lengths, prompt, rng)
         await _answers(tickets)
-        held = [ticket.at.server_free - ticket.at.dispatched for ticket in tickets if ticket.at.server_free and ticket.at.dispatched]
+        held = [
+            ticket.at.server_free - ticket.at.dispatched
+            for ticket in tickets
+            if ticket.at.server_free is not None and ticket.at.dispatched is not None
+        ]
         return float(np.mean(held))
 
     def _profile(self, plan: CalibrationRequest, fit: Fit, measured: Sequence[Measured]) -> Profile:

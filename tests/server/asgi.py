@@ -1,0 +1,97 @@
+"""Raw ASGI: a client that reads chunk by chunk, and can go away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+
+from queueing.latency import parse_law
+from server.app import create_app
+from server.engines.emulated import EmulatedEngine
+from server.gateway import Gateway
+from server.settings import Settings
+
+LAW = "k1=0.25e-3,k2=2e-3,k3=25e-6,k4=0.9e-3,turnaround=1.5e-3"
+
+
+@asynccontextmanager
+async def running(policy: str = "continuous:max_batch_size=4", **settings: Any) -> AsyncIterator[tuple[FastAPI, Gateway]]:
+    """A gateway on the emulated engine, started; its lifespan is run."""
+    defaults = {"model": "tiny", "served_model_name": "tiny", "policy": policy, "prediction_interval": 0, "allow_forced_lengths": True}
+    gateway = Gateway(Settings(**(defaults | settings)), EmulatedEngine(parse_law(LAW)), parse_law(LAW))
+    ready = asyncio.Event()
+    app = create_app(gateway, on_ready=lambda _: ready.set())
+    async with app.router.lifespan_context(app):
+        await ready.wait()
+        yield app, gateway
+
+
+class Call:
+    """One HTTP call by raw ASGI messages."""
+
+    def __init__(self, app: FastAPI, method: str, path: str, body: object = None, headers: dict[str, str] | None = None) -> None:
+        raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._incoming.put_nowait({"type": "http.request", "body": raw, "more_body": False})
+        self.status: int | None = None
+        self.headers: dict[str, str] = {}
+        self.chunks: list[bytes] = []
+        self.whole = False
+        self.started = asyncio.Event()
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "scheme": "http",
+            "headers": [(b"host", b"test"), *((key.encode(), value.encode()) for key, value in (headers or {}).items())],
+            "server": ("test", 80),
+            "client": ("test", 1),
+        }
+        self.task = asyncio.create_task(app(scope, self._incoming.get, self._send))
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = {key.decode(): value.decode() for key, value in message["headers"]}
+            self.started.set()
+        else:
+            self.chunks.append(message.get("body", b""))
+            self.whole = not message.get("more_body", False)
+
+    def leave(self) -> None:
+        """The client closes its connection."""
+        self._incoming.put_nowait({"type": "http.disconnect"})
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.chunks)
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    def events(self) -> list[Any]:
+        """SSE data so far; `[DONE]` as a text."""
+        data = [line[6:] for line in self.body.split(b"\n\n") if line.startswith(b"data: ")]
+        return ["[DONE]" if item == b"[DONE]" else json.loads(item) for item in data]
+
+
+async def call(app: FastAPI, method: str, path: str, body: object = None, headers: dict[str, str] | None = None) -> Call:
+    """A call that is waited for."""
+    made = Call(app, method, path, body, headers)
+    await made.task
+    return made
+
+
+def completion(**fields: Any) -> dict[str, Any]:
+    """A small request."""
+    return {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 8, "ignore_eos": True} | fields
