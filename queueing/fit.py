@@ -45,18 +45,20 @@ class Fit:
     intervals: dict[str, tuple[float, float]]
 
 
-def fit_law(batches: Sequence[Measured], rng: np.random.Generator, *, padded: bool = True) -> Fit:
+def fit_law(batches: Sequence[Measured], rng: np.random.Generator, *, padded: bool = True, bootstrap: int = BOOTSTRAP) -> Fit:
     """The law that fits these batches. Raises ValueError where they cannot tell the coefficients apart."""
     design, times = _design(batches, padded=padded), np.array([batch.service_time for batch in batches])
-    varied = design.std(axis=0) > 0
-    varied[1] = True  # the constant
+    prompts = design[:, 2] / design[:, 0]
+    varied = np.array([True, True, prompts.std() > 0, True, True])  # one prompt length: its cost is part of k1
     if np.linalg.matrix_rank(design[:, varied]) < np.count_nonzero(varied):
         raise ValueError("got batches whose sizes and lengths vary together; expected a grid of sizes and lengths")
     cells = _cells(batches)
     coefficients = _solve(design, times, varied)
     fitted = design @ coefficients
     ratios = times / fitted
-    draws = np.array([_solve(design[index], times[index], varied) for index in (_resample(cells, rng) for _ in range(BOOTSTRAP))])
+    draws = np.array(
+        [coefficients, *(_solve(design[index], times[index], varied) for index in (_resample(cells, rng) for _ in range(bootstrap)))]
+    )
     low, high = np.percentile(draws, [2.5, 97.5], axis=0)
     law = LatencyModel(**dict(zip(COEFFICIENTS, map(float, coefficients), strict=True)), cv=float(ratios.std(ddof=1) / ratios.mean()))
     errors = [abs(times[index].mean() / fitted[index].mean() - 1) for index in cells]

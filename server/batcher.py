@@ -148,7 +148,8 @@ class Batcher:
         """Put sequences into the queue, all of one call together, and ask the policy."""
         eos = self.capabilities.eos_token_ids
         tickets = [
-            Ticket(self, work, Ending(work.sampling, eos), consumer, client_limit) for work, consumer in zip(works, consumers, strict=True)
+            Ticket(self, work, Ending(work.sampling, eos if work.ends_by_itself else ()), consumer, client_limit)
+            for work, consumer in zip(works, consumers, strict=True)
         ]
         for ticket in tickets:
             if ticket.id in self._unsettled:

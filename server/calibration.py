@@ -47,7 +47,7 @@ class Cell:
     padded: bool = True
 
 
-class _Awaited:
+class Awaited:
     """A consumer that lets a coroutine wait for its ticket."""
 
     def __init__(self) -> None:
@@ -158,7 +158,7 @@ class Calibrator:
     def _submit(self, lengths: Sequence[int], prompt_tokens: int, rng: np.random.Generator) -> list[Ticket]:
         now = self._gateway.now()
         works = [self._work(length, prompt_tokens, now, rng) for length in lengths]
-        consumers = [_Awaited() for _ in works]
+        consumers = [Awaited() for _ in works]
         tickets = self._batcher.submit(works, consumers)
         for consumer, ticket in zip(consumers, tickets, strict=True):
             consumer.ticket = ticket

@@ -57,6 +57,11 @@ class Work:
     forced_output_tokens: int | None = None
     output_token_ids: Sequence[int] = ()  # already made, after a preemption: continue behind them
 
+    @property
+    def ends_by_itself(self) -> bool:
+        """Whether an end-of-sequence token ends it; under a forced length the engine marks the end instead."""
+        return self.forced_output_tokens is None
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:

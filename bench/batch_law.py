@@ -1,0 +1,233 @@
+"""Which law do batches on the real engine obey? Padded and elastic batches of the same lengths, measured and fitted.
+
+    padded     k1 b + k2 + (k3 b + k4) l_max
+    unpadded   k1 b + k2 + k3 sum(l) + k4 l_max
+
+Both laws are fitted to both kinds of batches; the own one must win, with a bootstrap interval over the shapes. The
+lengths are forced first (no policy can know them), then geometric by `logit_bias` on the end-of-sequence token (nobody
+knows them). Writes a table, a picture and the measurements.
+
+    .venv/bin/python bench/batch_law.py --output docs/batch-law
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from policies import Elastic, Fixed, Policy, Request
+from queueing.fit import Measured, fit_law
+from server.batcher import Batcher
+from server.calibration import Awaited
+from server.engines.base import Capabilities, Engine, Sampling, Step, Work
+from server.serving import choose_engine
+from server.settings import Settings
+
+PROMPT_TOKENS = 32
+LIMIT = 96  # output tokens
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
+MEAN_LENGTHS = (8, 16, 32)
+BOOTSTRAP = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One batch to be served: forced lengths, or seeds that let the model end by itself."""
+
+    lengths: tuple[int, ...] | None
+    seeds: tuple[int, ...]
+    mean_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One served batch."""
+
+    shape: int
+    padded: bool
+    lengths: tuple[int, ...]
+    service_time: float
+    start_steps: int
+
+
+def shapes(count: int, rng: np.random.Generator, *, forced: bool) -> list[Shape]:
+    """Sizes and length laws in turn; lengths geometric, cut at the limit."""
+    found = []
+    for index in range(count):
+        size, mean = SIZES[index % len(SIZES)], MEAN_LENGTHS[index // len(SIZES) % len(MEAN_LENGTHS)]
+        lengths = tuple(int(n) for n in np.minimum(rng.geometric(1 / mean, size), LIMIT))
+        found.append(Shape(lengths if forced else None, tuple(int(s) for s in rng.integers(1, 2**31, size)), mean))
+    return found
+
+
+class Bench:
+    """Serves shapes through the gateway's batcher and counts the engine steps in which a batch began."""
+
+    def __init__(self, engine: Engine, capabilities: Capabilities) -> None:
+        self._batcher = Batcher(engine, capabilities, Fixed(batch_size=1))
+        self._capabilities = capabilities
+        self._count = 0
+        self._steps: list[Step] = []
+        engine.on_step = self._steps.append
+
+    async def serve(self, index: int, shape: Shape, rng: np.random.Generator, *, padded: bool) -> Observed:
+        """One batch, from its dispatch until the server is free."""
+        size = len(shape.seeds)
+        policy: Policy = Fixed(batch_size=size) if padded else Elastic(max_batch_size=size)
+        self._batcher.switch(policy)
+        self._steps.clear()
+        consumers = [Awaited() for _ in shape.seeds]
+        tickets = self._batcher.submit([self._work(shape, member, rng) for member in range(size)], consumers)
+        for ticket, consumer in zip(tickets, consumers, strict=True):
+            await consumer.answered
+            ticket.released()
+        await asyncio.sleep(0.01)  # the engine's account of its last step
+        at = tickets[0].at
+        assert at.server_free is not None
+        assert at.dispatched is not None
+        starts = sum(step.admitted > 0 for step in self._steps)
+        return Observed(index, padded, tuple(t.ending.output_tokens for t in tickets), at.server_free - at.dispatched, starts)
+
+    def _work(self, shape: Shape, member: int, rng: np.random.Generator) -> Work:
+        self._count += 1
+        prompt = rng.integers(5, self._capabilities.vocab_size, PROMPT_TOKENS).tolist()
+        request = Request(id=f"bench-{self._count}", arrived_at=self._batcher.now(), prompt_tokens=PROMPT_TOKENS, max_output_tokens=LIMIT)
+        if shape.lengths is not None:
+            return Work(request, prompt, Sampling(max_tokens=LIMIT, temperature=0.0), shape.lengths[member])
+        bias = math.log((self._capabilities.vocab_size - 1) / (shape.mean_length - 1))
+        eos = min(self._capabilities.eos_token_ids)
+        return Work(request, prompt, Sampling(max_tokens=LIMIT, seed=shape.seeds[member], logit_bias={eos: bias}))
+
+
+async def measure(count: int, repeats: int, seed: int, *, forced: bool) -> list[Observed]:
+    """Every shape `repeats` times, padded and elastic, in random order."""
+    engine, _ = choose_engine(Settings(model="tiny", served_model_name="tiny", engine="vllm"))
+    rng = np.random.default_rng(seed)
+    try:
+        bench = Bench(engine, await engine.start())
+        wanted = shapes(count, rng, forced=forced)
+        prompts = [int(s) for s in rng.integers(1, 2**31, count)]
+        for size in SIZES:  # warm up
+            await bench.serve(-1, Shape((4,) * size, tuple(range(size)), 4), rng, padded=True)
+        order = [(index, padded) for index in range(count) for padded in (True, False) for _ in range(repeats)]
+        found = []
+        for done, at in enumerate(rng.permutation(len(order))):
+            index, padded = order[at]
+            found.append(await bench.serve(index, wanted[index], np.random.default_rng(prompts[index]), padded=padded))
+            if done % 40 == 0:
+                print(f"\r{done} of {len(order)} batches", end="", flush=True)
+        print(f"\r{len(order)} of {len(order)} batches")
+        return found
+    finally:
+        await engine.stop()
+
+
+def medians(observed: Sequence[Observed], *, padded: bool) -> list[Measured]:
+    """The median service time of every shape, by the lengths that it really had."""
+    times: dict[tuple[int, tuple[int, ...]], list[float]] = {}
+    for one in observed:
+        if one.padded == padded:
+            times.setdefault((one.shape, one.lengths), []).append(one.service_time)
+    return [Measured(lengths, len(lengths) * PROMPT_TOKENS, float(np.median(all_))) for (_, lengths), all_ in times.items()]
+
+
+def mape(batches: Sequence[Measured], *, padded_law: bool) -> float:
+    """Mean absolute percentage error of a law fitted to these batches."""
+    law = fit_law(batches, np.random.default_rng(0), padded=padded_law, bootstrap=0).law
+    errors = []
+    for batch in batches:
+        size, longest, total = len(batch.lengths), max(batch.lengths), sum(batch.lengths)
+        fitted = law.padded(size, longest, 0) if padded_law else law.unpadded(size, total, longest, 0)
+        errors.append(abs(batch.service_time / fitted - 1))
+    return float(np.mean(errors))
+
+
+def verdict(observed: Sequence[Observed], rng: np.random.Generator, *, padded: bool) -> dict[str, object]:
+    """The own law's error, the other's, and the interval of the difference over resampled shapes."""
+    batches = medians(observed, padded=padded)
+    differences = []
+    for _ in range(BOOTSTRAP):
+        drawn = [batches[i] for i in rng.integers(0, len(batches), len(batches))]
+        differences.append(mape(drawn, padded_law=not padded) - mape(drawn, padded_law=padded))
+    fit = fit_law(batches, rng, padded=padded)
+    low, high = np.percentile(differences, [2.5, 97.5])
+    return {
+        "served": "padded" if padded else "elastic",
+        "shapes": len(batches),
+        "law": str(fit.law),
+        "r2": fit.r2,
+        "own_mape": mape(batches, padded_law=padded),
+        "other_mape": mape(batches, padded_law=not padded),
+        "difference_low": float(low),
+        "difference_high": float(high),
+        "most_start_steps": max(one.start_steps for one in observed if one.padded == padded),
+    }
+
+
+def draw(results: dict[str, list[Observed]], path: Path) -> None:
+    """Measured against fitted, one panel per kind of batch."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(len(results), 2, figsize=(9, 4.2 * len(results)), squeeze=False, layout="constrained")
+    for row, (name, observed) in zip(axes, results.items(), strict=True):
+        for axis, padded in zip(row, (True, False), strict=True):
+            batches = medians(observed, padded=padded)
+            measured = np.array([batch.service_time for batch in batches]) * 1e3
+            for law_padded, colour, mark in ((padded, "#1f4e79", "o"), (not padded, "#e07b39", "x")):
+                law = fit_law(batches, np.random.default_rng(0), padded=law_padded, bootstrap=0).law
+                fitted = [
+                    1e3
+                    * (
+                        law.padded(len(b.lengths), max(b.lengths))
+                        if law_padded
+                        else law.unpadded(len(b.lengths), sum(b.lengths), max(b.lengths))
+                    )
+                    for b in batches
+                ]
+                axis.plot(fitted, measured, mark, ms=4, color=colour, alpha=0.8, label=f"{'padded' if law_padded else 'unpadded'} law")
+            ends = [0, measured.max() * 1.05]
+            axis.plot(ends, ends, lw=0.8, color="grey")
+            axis.set_title(f"{'padded' if padded else 'elastic'} batches, {name} lengths", fontsize=10)
+            axis.set_xlabel("fitted (ms)")
+            axis.set_ylabel("measured, median (ms)")
+            axis.legend(frameon=False)
+    figure.savefig(path, dpi=130)
+
+
+def main() -> None:
+    """Measure, judge, draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("runs/batch-law"))
+    parser.add_argument("--shapes", type=int, default=48)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    options.output.mkdir(parents=True, exist_ok=True)
+    results = {
+        name: asyncio.run(measure(options.shapes, options.repeats, options.seed, forced=forced))
+        for name, forced in (("forced", True), ("geometric", False))
+    }
+    table = []
+    for name, observed in results.items():
+        for padded in (True, False):
+            table.append({"lengths": name} | verdict(observed, np.random.default_rng(options.seed), padded=padded))
+            print(json.dumps(table[-1]))
+    run = {"seed": options.seed, "repeats": options.repeats, "machine": platform.processor() or platform.machine(), "verdicts": table}
+    run["batches"] = {name: [asdict(one) for one in observed] for name, observed in results.items()}
+    (options.output / "batch-law.json").write_text(json.dumps(run) + "\n")
+    draw(results, options.output / "batch-law.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,266 @@
+"""The whole gateway on the real vLLM engine: one `kendall serve tiny`, spoken to as its users do."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+
+from loadgen.client import Target
+from loadgen.gateway_process import GatewayProcess, free_port
+from loadgen.run import run_load
+from loadgen.timetable import draw
+from queueing.distributions import parse_distribution
+from queueing.record import Record, read_run
+
+pytestmark = pytest.mark.engine
+POLICIES = (
+    "single",
+    "dynamic",
+    "fixed:batch_size=3,max_wait=0.05",
+    "capped:max_batch_size=4",
+    "elastic:max_batch_size=8",
+    "continuous:max_batch_size=4",
+)
+FOLDER = "real-gateway"
+
+
+class Served:
+    """A running gateway and a way to run coroutines against it."""
+
+    def __init__(self, gateway: GatewayProcess, runner: asyncio.Runner, folder: Path) -> None:
+        self.gateway, self.runner, self.folder = gateway, runner, folder
+
+    def run(self, work: Callable[[GatewayProcess], Awaitable[Any]]) -> Any:
+        async def main() -> Any:
+            return await work(self.gateway)
+
+        return self.runner.run(main())
+
+    def openai(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=self.gateway.url + "/v1", api_key="none", max_retries=0, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp(FOLDER)
+    arguments = [
+        "tiny",
+        "--allow-forced-lengths",
+        "--prediction-interval",
+        "0",
+        "--record-file",
+        str(folder / "records.jsonl"),
+        "--policy",
+        "single",
+    ]
+    with asyncio.Runner() as runner:
+        gateway = GatewayProcess(arguments, free_port(0), folder / "gateway.log")
+
+        async def start() -> None:
+            await gateway.__aenter__()
+            await gateway.ready()
+
+        runner.run(start())
+        try:
+            yield Served(gateway, runner, folder)
+        finally:
+            runner.run(gateway.__aexit__(None, None, None))
+
+
+def test_the_official_client_completes_streams_and_chats(served: Served) -> None:
+    with served.openai() as client:
+        model = client.models.list().data[0].id
+        whole = client.completions.create(model=model, prompt="A robot may not injure a human being", n=2, logprobs=3, max_tokens=6, seed=1)
+        assert [choice.index for choice in whole.choices] == [0, 1]
+        for choice in whole.choices:
+            assert choice.logprobs is not None
+            assert choice.logprobs.tokens is not None
+            assert choice.logprobs.token_logprobs is not None
+            assert len(choice.logprobs.tokens) == len(choice.logprobs.token_logprobs)
+        parts = list(client.completions.create(model=model, prompt="A robot", max_tokens=9, stream=True, extra_body={"ignore_eos": True}))
+        assert parts[-1].choices[0].finish_reason == "length"
+        messages: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where was it played?"}]
+        chat = client.chat.completions.create(model=model, messages=messages, max_completion_tokens=7, extra_body={"ignore_eos": True})
+        assert chat.usage is not None
+        assert chat.usage.completion_tokens == 7
+        assert chat.choices[0].message.content
+        stream = client.chat.completions.create(
+            model=model, messages=messages, max_tokens=7, stream=True, stream_options={"include_usage": True}, logprobs=True, top_logprobs=2
+        )
+        chunks = list(stream)
+        assert chunks[0].choices[0].delta.role == "assistant"
+        assert chunks[-1].usage is not None
+        assert chunks[-1].usage.prompt_tokens == chat.usage.prompt_tokens
+
+
+def test_greedy_answers_do_not_depend_on_the_policy_or_on_streaming(served: Served) -> None:
+    """Padded service cuts each answer where it would have ended alone."""
+    texts = set()
+    with served.openai() as client:
+        for policy in POLICIES:
+            served.run(lambda gateway, policy=policy: gateway.ask("PUT", "/admin/policy", {"policy": policy}))
+            arguments: Any = {
+                "model": "tiny",
+                "prompt": "the queue",
+                "temperature": 0,
+                "max_tokens": 12,
+                "extra_body": {"ignore_eos": True},
+            }
+            texts.add(client.completions.create(**arguments).choices[0].text)
+            texts.add("".join(part.choices[0].text for part in client.completions.create(**arguments, stream=True)))
+    assert len(texts) == 1
+
+
+def test_errors_are_openais(served: Served) -> None:
+    with served.openai() as client:
+        with pytest.raises(openai.NotFoundError, match="serves 'tiny'"):
+            client.completions.create(model="other", prompt="x")
+        with pytest.raises(openai.BadRequestError, match="context"):
+            client.completions.create(model="tiny", prompt="x", max_tokens=100_000)
+
+
+def test_policies_switched_under_load_lose_and_mix_nothing(served: Served) -> None:
+    switch_under_load(served, seconds=8.0)
+
+
+@pytest.mark.slow
+def test_policies_switched_every_second_for_a_minute(served: Served) -> None:
+    """Acceptance A4: load 0.7 of single's capacity."""
+    switch_under_load(served, seconds=60.0)
+
+
+def switch_under_load(served: Served, seconds: float) -> None:
+    lengths = parse_distribution("uniform:low=1,high=24")
+    prompts = parse_distribution("deterministic:value=16")
+
+    async def main(gateway: GatewayProcess) -> Any:
+        await gateway.ask("PUT", "/admin/policy", {"policy": "single"})
+        target = Target(base_url=gateway.url, model="tiny", max_tokens=32)
+        pilot = await run_load(target, draw(2.0, 12, 5, prompts, lengths), seed=5)
+        await gateway.ask("GET", "/admin/state")
+        alone = [r for r in read_run(served.folder / "records.jsonl")[1] if r.policy == "single" and r.prompt_tokens == 16]
+        service = float(np.mean([record.service_time for record in alone[-len(pilot.records) :]]))
+        rate = 0.7 / service
+        before = len(read_run(served.folder / "records.jsonl")[1])
+        timetable = draw(rate, max(20, round(rate * seconds)), 6, prompts, lengths)
+        load = asyncio.create_task(run_load(target, timetable, seed=6))
+        for policy in itertools.cycle(POLICIES):
+            await asyncio.sleep(1.0)
+            if load.done():
+                break
+            await gateway.ask("PUT", "/admin/policy", {"policy": policy})
+        result = await load
+        state = await gateway.ask("GET", "/admin/state")
+        return timetable, result, state, read_run(served.folder / "records.jsonl")[1][before:]
+
+    timetable, result, state, records = served.run(main)
+    assert len(result.records) == len(timetable)
+    assert [r.output_tokens for r in result.records] == timetable.output_tokens.tolist()
+    assert {(r.outcome, r.finish_reason) for r in result.records} == {("completed", "stop")}
+    assert len(records) == len(timetable), "one record each"
+    assert {record.outcome for record in records} == {"completed"}
+    assert (state["queue_length"], state["in_service"], state["unanswered"]) == (0, 0, 0)
+    assert len({record.policy for record in records}) >= min(len(POLICIES), int(seconds / 2))
+    assert_no_server_mixes_policies(records)
+
+
+def assert_no_server_mixes_policies(records: list[Record]) -> None:
+    """Intervals of service under different epochs of one server do not overlap."""
+    last_end: dict[str | None, float] = {}
+    for record in sorted(records, key=lambda r: r.dispatched_at or 0.0):
+        assert record.dispatched_at is not None
+        assert record.server_free_at is not None
+        for policy, end in last_end.items():
+            assert policy == record.policy or record.dispatched_at >= end, (policy, record)
+        last_end[record.policy] = max(last_end.get(record.policy, 0.0), record.server_free_at)
+
+
+def test_a_client_that_leaves_frees_the_engine(served: Served) -> None:
+    async def main(gateway: GatewayProcess) -> None:
+        await gateway.ask("PUT", "/admin/policy", {"policy": "single"})
+        async with openai.AsyncOpenAI(base_url=gateway.url + "/v1", api_key="none", max_retries=0) as client:
+            for stream in (True, False):
+                arguments: Any = {"model": "tiny", "prompt": "x", "max_tokens": 1900, "stream": stream, "extra_body": {"ignore_eos": True}}
+                calls = [asyncio.create_task(client.completions.create(**arguments)) for _ in range(2)]
+                await asyncio.sleep(0.3)
+                assert (await gateway.ask("GET", "/admin/state"))["unanswered"] == 2
+                if stream:
+                    (await calls[0]).response  # noqa: B018 - the stream has begun
+                    await (await calls[0]).close()
+                for call in calls:
+                    call.cancel()
+                await asyncio.gather(*calls, return_exceptions=True)
+                for _ in range(100):
+                    if not (await gateway.ask("GET", "/admin/state"))["unanswered"]:
+                        break
+                    await asyncio.sleep(0.02)
+                state = await gateway.ask("GET", "/admin/state")
+                assert (state["queue_length"], state["in_service"]) == (0, 0)
+
+    served.run(main)
+
+
+def test_calibration_over_http_gives_a_law_that_fits(served: Served) -> None:
+    async def main(gateway: GatewayProcess) -> dict[str, Any]:
+        body = {"max_output_tokens": 16, "max_batch_size": 8, "repeats": 3}
+        profile = await gateway.ask("POST", "/admin/calibrate", body)
+        speed = await gateway.ask("POST", "/admin/calibrate", body | {"speed_only": True, "seconds": 1})
+        return {"full": profile, "speed": speed}
+
+    found = served.run(main)
+    law = found["full"]["law"]
+    assert law["k4"] > 0
+    assert law["k3"] >= 0
+    assert found["full"]["r2"] > 0.8
+    assert 0.5 < found["speed"]["law"]["speed"] < 2.0
+
+
+BAD_STARTS = [
+    (["serve", "tiny", "--policy", "fixd"], "did you mean 'fixed'"),
+    (["serve", "tiny", "--policy", "fixed"], "batch_size"),
+    (["serve", "/nowhere/model"], "expected a directory"),
+    (["serve", "tiny", "--engine-arg", "nonsense"], "KEY=VALUE"),
+    (["serve", "tiny", "--engine", "other"], "auto, vllm or emulated"),
+    (["predict", "--policy", "single", "--arrival-rate", "1", "--output-tokens", "unifrm:low=1,high=3", "--latency", "a=1,c=1"], "uniform"),
+    (["frobnicate"], "unknown command"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), BAD_STARTS)
+def test_bad_arguments_are_one_line_and_status_2(arguments: list[str], says: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "kendall", *arguments], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+def test_a_port_in_use_and_a_model_without_a_tokenizer_are_one_clear_line(served: Served, tmp_path: Path) -> None:
+    port = served.gateway.url.rsplit(":", 1)[1]
+    done = subprocess.run(
+        [sys.executable, "-m", "kendall", "serve", "tiny", "--port", port], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 2
+    assert "expected a free address" in done.stderr.strip().splitlines()[-1]
+    (tmp_path / "config.json").write_text("{}")
+    done = subprocess.run(
+        [sys.executable, "-m", "kendall", "serve", str(tmp_path), "--port", "0"],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+        env=os.environ | {"KENDALL_LOG_LEVEL": "error"},
+    )
+    assert done.returncode == 2, done.stderr
+    assert "tokenizer" in done.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in done.stderr
