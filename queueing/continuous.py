@@ -16,6 +16,13 @@ Wq_M of exponential work. General lengths (c slots, slot time S):
 
 (Boxma, Cohen and Huffels 1979, with w_D by Kimura 1986 after Cosmetatos): right in light and heavy traffic, exact for c = 1.
 Conditions: Poisson arrivals, one server. `load` = lam / refilled X(c).
+
+Measured error of the delay against simulation (3e5 to 2e6 requests a cell; simulation, not an engine):
+  reference law, c = 4, uniform(1, 32) and lognormal(2.5, 0.7) clipped at 64, load 0.3 to 0.85: at most 3 %; sojourn 1.3 %
+  same laws and lengths, c = 8: -4 to +7 %; geometric lengths, c = 2 to 8: +1 to +11 %
+  k4 = 10 ms, k3 = 0.1 ms, k1 = 2 ms: 2 to 13 %; k3 = k4: 4 to 13 %; c = 32: up to 60 % of delays below 1 % of the sojourn, else up to 25 %
+  outputs of a few tokens: not to be trusted (k3 = k4, 1 to 4 tokens: +74 %); deterministic lengths, c = 32: -25 % (they synchronise)
+The refilled X(c) is within 0.1 % of the simulated capacity (k3 = k4: 0.9 %), but for short or deterministic lengths (up to 5 % low).
 """
 
 from __future__ import annotations

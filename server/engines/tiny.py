@@ -21,8 +21,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 RECIPE = 1  # part of the folder's name: a changed recipe makes a new model
 SEED = 20260101
-VOCABULARY = 2048
-HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS = 256, 1536, 2, 2, 1
+VOCABULARY = 1024
+HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS = 128, 512, 2, 2, 1
 MAX_MODEL_LEN = 2048
 SPECIALS = ("<s>", "</s>", "<unk>", "<pad>")
 BOS, EOS, UNK, PAD = range(4)
