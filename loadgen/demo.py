@@ -23,7 +23,7 @@ from loadgen.client import Target
 from loadgen.compare import Comparison, compare
 from loadgen.gateway_process import GatewayProcess
 from loadgen.picture import draw_picture
-from loadgen.report import WIDTH, as_object, notes, table
+from loadgen.report import as_object, notes, table
 from loadgen.run import Tally, run_load
 from loadgen.theory import theory_of
 from loadgen.timetable import draw
@@ -178,7 +178,7 @@ def _share_the_gateways_cpus() -> None:
 
 def _report(plan: Plan, cells: Sequence[Cell], console: Console) -> None:
     comparisons = [dataclasses.replace(cell.comparison, load=cell.load) for cell in cells]
-    console.print(table(comparisons), width=max(console.width, WIDTH), no_wrap=True)
+    console.print(table(comparisons))
     for line in notes(comparisons):
         console.print(line, highlight=False)
     drift = [abs(after / before - 1) for before, after in (cell.speeds for cell in cells)]

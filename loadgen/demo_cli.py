@@ -28,6 +28,7 @@ def demo_command(
     """Calibrate a real engine, load it under every policy at two loads, print observed beside predicted."""
     from loadgen.demo import LOADS, POLICIES, Plan, run_demo  # noqa: PLC0415 - heavy
     from loadgen.gateway_process import GatewayError, free_port  # noqa: PLC0415
+    from loadgen.report import WIDTH  # noqa: PLC0415
 
     plan = Plan(
         engine=engine,
@@ -38,7 +39,10 @@ def demo_command(
         policies=tuple(policy or POLICIES),
         loads=tuple(load or LOADS),
     )
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH)
     try:
-        asyncio.run(run_demo(plan, Console(), once=once))
+        asyncio.run(run_demo(plan, console, once=once))
     except GatewayError as error:
         raise SpecError(str(error)) from None

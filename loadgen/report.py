@@ -12,17 +12,18 @@ from rich.table import Table
 
 from loadgen.compare import Comparison, Estimate
 
-WIDTH = 120
+WIDTH = 112
 HEADINGS = (
     "policy",
     "load",
     "n",
-    "batch",
+    "batch\nsize",
     "speed",
     "observed\n(ms)",
     "measured\nservice (ms)",
     "same\narrivals (ms)",
-    "predicted",
+    "predicted\n(ms)",
+    "deviation\n",
 )
 
 
@@ -39,14 +40,13 @@ def table(comparisons: Iterable[Comparison]) -> Table:
 def notes(comparisons: Sequence[Comparison]) -> list[str]:
     """What a reader of the table must know, one line each."""
     lines = [
-        "means of the queueing delay in ms ± 95 % half width (batch means)",
-        "in brackets: observed / theory - 1, ± its half width where a sample stands behind it",
+        "observed: mean queueing delay ± 95 % half width (batch means); deviation = observed / predicted - 1",
+        "in brackets: observed / theory - 1; speed: measured service times over the calibrated law's (> 1: slower)",
     ]
     if any(c.compared == "sojourn_time" for c in comparisons):
         lines.append("*: means of the sojourn time; before a continuous engine, waiting for its next step belongs to service")
-    short = [c.policy for c in comparisons if c.too_short]
-    if short:
-        lines.append(f"too short to judge (half width > 25 % of the mean): {', '.join(short)}")
+    if any(c.too_short for c in comparisons):
+        lines.append("too short: the half width is more than 25 % of the mean, the cell says nothing about agreement")
     correlated = [c.policy for c in comparisons if c.quantity.observed.correlated and not c.too_short]
     if correlated:
         lines.append(f"batch means hang together, the interval may be too narrow: {', '.join(correlated)}")
@@ -81,16 +81,23 @@ def _row(comparison: Comparison) -> tuple[str, ...]:
         f"{comparison.batch_size:.2f}",
         _plain(comparison.speed.factor if comparison.speed else None, ".3f"),
         f"{_ms(observed.mean)} ± {_ms(observed.half_width)}",
-        *(_beside(e) for e in (quantity.measured_service, quantity.same_arrivals, quantity.predicted)),
+        *(_beside(e) for e in (quantity.measured_service, quantity.same_arrivals)),
+        "-" if quantity.predicted is None else _ms(quantity.predicted.mean),
+        _deviation(comparison),
     )
+
+
+def _deviation(comparison: Comparison) -> str:
+    if comparison.too_short:
+        return "too short"
+    error = comparison.prediction_error
+    return "-" if error is None else f"{error * 100:+.1f} %"
 
 
 def _beside(estimate: Estimate | None) -> str:
     if estimate is None or math.isnan(estimate.mean):
         return "-"
-    shown = estimate.half_width >= 5e-4 and math.isfinite(estimate.half_width)
-    width = f"±{estimate.half_width * 100:.0f}" if shown else ""
-    return f"{_ms(estimate.mean)} ({estimate.deviation * 100:+.1f}{width}%)"
+    return f"{_ms(estimate.mean)} ({estimate.deviation * 100:+.1f} %)"
 
 
 def _plain(value: float | None, form: str) -> str:

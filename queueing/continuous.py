@@ -17,11 +17,13 @@ Wq_M of exponential work. General lengths (c slots, slot time S):
 (Boxma, Cohen and Huffels 1979, with w_D by Kimura 1986 after Cosmetatos): right in light and heavy traffic, exact for c = 1.
 Conditions: Poisson arrivals, one server. `load` = lam / refilled X(c).
 
-Measured error of the delay against simulation (3e5 to 2e6 requests a cell; simulation, not an engine):
-  reference law, c = 4, uniform(1, 32) and lognormal(2.5, 0.7) clipped at 64, load 0.3 to 0.85: at most 3 %; sojourn 1.3 %
-  same laws and lengths, c = 8: -4 to +7 %; geometric lengths, c = 2 to 8: +1 to +11 %
-  k4 = 10 ms, k3 = 0.1 ms, k1 = 2 ms: 2 to 13 %; k3 = k4: 4 to 13 %; c = 32: up to 60 % of delays below 1 % of the sojourn, else up to 25 %
-  outputs of a few tokens: not to be trusted (k3 = k4, 1 to 4 tokens: +74 %); deterministic lengths, c = 32: -25 % (they synchronise)
+Measured error of the delay against simulation of the same model (not an engine), prediction / simulation - 1:
+  k's of a 128x2 Llama (profile `reference`), c = 4, load 0.3 to 0.85, 6e6 requests a cell: uniform(1, 32) -2.0 to +1.2 %,
+  lognormal(2.5, 0.7) clipped at 64 +0.6 to +2.7 %; sojourn -0.1 to +1.2 %
+  also k4 = 10 ms with k3 = 0.1 ms, and turnaround 0, and geometric lengths; c = 4 and 8, load 0.6 and 0.85: -8 to +7 %
+  k3 = k4, c = 4 and 8, load 0.6 and 0.85: -1 to +6 %; sojourn up to 3 %
+  c = 8 at load 0.3 (delays of microseconds): -15 % to -6 %; c = 32: tens of per cent
+  outputs of a few tokens (k3 = k4, 1 to 4 tokens: about +70 %) and deterministic lengths, which synchronise: not to be trusted
 The refilled X(c) is within 0.1 % of the simulated capacity (k3 = k4: 0.9 %), but for short or deterministic lengths (up to 5 % low).
 """
 
@@ -60,7 +62,11 @@ class SlotTime:
     prompt_tokens: TokenDistribution | None = None
 
     def mean(self, slots: int, *, refilled: bool) -> float:
-        """S(n) by fixed-point iteration; `refilled` = each slot is taken again at the step in which it became free."""
+        """S(n), the mean time that a slot is taken."""
+        return self.parts(slots, refilled=refilled)[0]
+
+    def parts(self, slots: int, *, refilled: bool) -> tuple[float, float]:
+        """S(n) and its share in steps, by fixed-point iteration; `refilled` = a slot is taken again at the step in which it became free."""
         share, total = 0.5, math.inf
         for _ in range(500):
             active = self._active(slots, share)
@@ -68,7 +74,7 @@ class SlotTime:
             share = active / total
             if abs(total - previous) < 1e-13 * total:
                 break
-        return total
+        return total, share
 
     def gap(self, slots: int, share: float, *, refilled: bool) -> float:
         """Slot taken, not in a step: turnaround and the wait for a boundary; `share` of the others is in steps."""
@@ -109,13 +115,12 @@ class SlotTime:
         steps = 1.0 + sum(_at_most(count, k * rate) for k, count in enumerate(room, start=1))
         return steps * (step + rate * self._admitted)
 
-    def scv(self, mean: float) -> float:
-        """Squared coefficient of variation of the slot time, the lengths being what varies."""
-        return self._per_token(mean) ** 2 * self.output_tokens.variance / mean**2
+    def pace(self, mean: float, share: float) -> float:
+        """Seconds per token: only the time in steps grows with the length, the gap and the own admission do not."""
+        return (mean * share - self._admitted) / self.output_tokens.mean
 
-    def smallest_of(self, slots: int, mean: float) -> float:
+    def smallest_of(self, slots: int, mean: float, pace: float) -> float:
         """g = int P(Se > x)^c dx: until the first of c slots is free, seen at a random instant; Se the residual slot time."""
-        pace = self._per_token(mean)
         fixed = mean - pace * self.output_tokens.mean
         tail = 1 - self.output_tokens.cdf  # P(N > n): the slot time exceeds fixed + pace n
         left = (pace * np.append(np.cumsum(tail[::-1])[::-1], 0.0)) / mean  # P(Se > fixed + pace n)
@@ -123,10 +128,6 @@ class SlotTime:
         lows = np.append(left[0], left[1:])
         widths = np.append(fixed, np.full(len(lows) - 1, pace))
         return float(sum(w * _power_mean(a, b, slots) for w, a, b in zip(widths, heights, lows, strict=True)))
-
-    def _per_token(self, mean: float) -> float:
-        turnaround = self.law.turnaround * self.law.speed
-        return (mean - turnaround - self._admitted) / self.output_tokens.mean
 
 
 def solve_continuous(time: SlotTime, arrival_rate: float, slots: int | None) -> SlotQueue:
@@ -169,12 +170,13 @@ def _throughputs(time: SlotTime, arrival_rate: float, slots: int | None) -> Vect
 
 def _general_lengths(time: SlotTime, slots: int, load: float) -> float:
     """Wq / Wq_M."""
-    mean = time.mean(slots, refilled=True)
-    scv = time.scv(mean)
+    mean, share = time.parts(slots, refilled=True)
+    pace = time.pace(mean, share)
+    scv = pace**2 * time.output_tokens.variance / mean**2
     if slots == 1:
         return (1 + scv) / 2
     deterministic = _deterministic_ratio(slots, load)
-    alpha = ((1 + scv) * mean / time.smallest_of(slots, mean) - slots - 1) / (slots - 1)
+    alpha = ((1 + scv) * mean / time.smallest_of(slots, mean, pace) - slots - 1) / (slots - 1)
     return (1 + scv) * deterministic / (2 * alpha * deterministic + 1 - alpha)
 
 

@@ -175,6 +175,7 @@ class _Driver:
             started.ended_at = now
             if started.batch.policy.joins_running:
                 self._leave(engine, started, now, now)
+                self._ask(now)
         self._settle(engine, now)
 
     def _settle(self, engine: _Engine, now: float) -> None:

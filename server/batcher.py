@@ -117,7 +117,7 @@ class Batcher:
         self._batch_ids = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
         self._expiries: dict[str, asyncio.TimerHandle] = {}
-        self._asking = self._ask_again = self._ask_scheduled = False
+        self._asking = self._ask_again = False
         self._settled = asyncio.Event()  # something met its outcome
         self._unsettled: dict[str, Ticket] = {}  # not in the queue, or in it: without an outcome yet
 
@@ -218,9 +218,7 @@ class Batcher:
             self.engine.cancel([ticket.id])  # the engine knows no stop strings
         if not batch.policy.padded:
             self._leave_server(ticket)
-        if batch.policy.release == "request":
-            ticket.consumer.on_release()
-        self._after_departure(batch)
+        self._after_departure(batch, leaving=ticket if batch.policy.release == "request" else None)
 
     def settle(self, ticket: Ticket, outcome: Outcome) -> None:
         """Give a ticket its one outcome; its record leaves once its server's end is known too."""
@@ -263,19 +261,18 @@ class Batcher:
             self._free(ticket)
             self._tell_idle(slot)
 
-    def _after_departure(self, batch: Batch) -> None:
-        if not batch.open and batch.tickets:
-            self._end_batch(batch)
-        if not self._ask_scheduled:  # once for all that end in the same engine step
-            self._ask_scheduled = True
-            self._loop.call_soon(self._ask_after_departures)
+    def _after_departure(self, batch: Batch, leaving: Ticket | None = None) -> None:
+        """The next dispatch comes first, then the answers that may leave: writing them takes time."""
+        over = not batch.open and bool(batch.tickets)
+        held = self._end_batch(batch) if over else []
+        if over or batch.policy.joins_running:
+            self._ask()
+        for ticket in [leaving] if leaving is not None else held:
+            if ticket.outcome is None:
+                ticket.consumer.on_release()
 
-    def _ask_after_departures(self) -> None:
-        self._ask_scheduled = False
-        self._ask()
-
-    def _end_batch(self, batch: Batch) -> None:
-        """Every member has met its own end: padding stops, the server is free, held answers leave."""
+    def _end_batch(self, batch: Batch) -> list[Ticket]:
+        """Every member has met its own end: padding stops, the server is free; returns the answers held back."""
         tickets = [ticket for ticket in batch.tickets if ticket.batch is batch]  # a preempted one has moved on
         batch.tickets = []
         slot = self._slots[batch.server_id]
@@ -288,10 +285,7 @@ class Batcher:
             for ticket in tickets:
                 self._free(ticket)
             self._tell_idle(slot)
-        if batch.policy.release == "batch":
-            for ticket in tickets:
-                if ticket.outcome is None:
-                    ticket.consumer.on_release()
+        return tickets if batch.policy.release == "batch" else []
 
     def _tell_idle(self, slot: _Slot) -> None:
         if not slot.running:
