@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -42,6 +43,7 @@ def demo_command(
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDTH)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C: the gateway is stopped too
     try:
         asyncio.run(run_demo(plan, console, once=once))
     except GatewayError as error:

@@ -49,6 +49,8 @@ class ServiceProcess:
         self._first_end = self._rest = math.inf
         self._steps = 0  # completed in this stretch
         self._changed = True  # composition changed at `_now`: the next step opens a new stretch
+        self._began_at = -math.inf  # start of this stretch
+        self._entered: list[Member] = []  # those who entered with it
         self._now = -math.inf  # end of the last completed step
         self._target: int | None = None  # step at which the next change is, once it has been looked for
 
@@ -144,10 +146,13 @@ class ServiceProcess:
         entering = [member for member in self._pending.values() if member.enters_at <= at]
         for member in entering:
             self._active[member.id] = self._pending.pop(member.id)
-        prompts = sum(member.prompt_tokens for member in entering)
+        if at > self._began_at:
+            self._began_at, self._entered = at, []
+        self._entered += entering  # a stretch reopened at its own start keeps what those before have to pay
+        prompts = sum(member.prompt_tokens for member in self._entered)
         cost = self.law.setup if self._opens_batch else self.law.admission
         self._rest = self._residual * self.law.step(len(self._active))
-        self._first_end = at + (self._residual * cost(len(entering), prompts) + self._rest)
+        self._first_end = at + (self._residual * cost(len(self._entered), prompts) + self._rest)
         self._steps, self._opens_batch, self._changed, self._target = 0, False, False, None
 
     def _instant(self, step: int) -> float:

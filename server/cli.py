@@ -57,6 +57,7 @@ def serve_command(
     from server.serving import serve  # noqa: PLC0415 - heavy
 
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s  %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("vllm").setLevel(logging.WARNING)
     engine_args = parse_engine_args(engine_arg or [], config)
     for name, value in (("max_num_seqs", max_num_seqs), ("max_model_len", max_model_len)):
         if value is not None:

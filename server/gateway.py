@@ -70,6 +70,8 @@ class Gateway:
         self.metrics.gauge_of("queue_length", "Requests waiting", lambda: self.batcher.queue_length)
         self.metrics.gauge_of("in_service", "Sequences in service", lambda: self.batcher.in_service)
         self.metrics.switched(format_policy(self._policy), self.max_output_tokens, 0, changed_policy=False)
+        named = f"{capabilities.engine} engine, model {self.settings.served_model_name}, policy {format_policy(self._policy)}"
+        log.info("ready: %s, http://%s:%d", named, self.settings.host, self.settings.port)
         if self.settings.prediction_interval > 0:
             self._tasks.append(asyncio.create_task(self.live.run(self.settings.prediction_interval)))
 

@@ -146,7 +146,7 @@ def test_compare_without_a_law_shows_observation_and_measured_service(tmp_path: 
     result = invoke("compare", _run_file(tmp_path))
     assert result.exit_code == 0, result.output
     assert "dynamic" in result.stdout
-    assert "(+0.0%)" in result.stdout
+    assert "(+0.0 %)" in result.stdout
 
 
 def test_compare_with_a_law_fills_every_column(tmp_path: Path) -> None:

@@ -46,12 +46,15 @@ def by_steps(arrivals: list[float], outputs: list[int], slots: int, law: Latency
     return starts, ends
 
 
-def test_the_simulator_equals_an_independent_simulation_by_steps() -> None:
+@pytest.mark.parametrize("turnaround", [0.0, 0.5e-3, 1.55e-3])
+def test_the_simulator_equals_an_independent_simulation_by_steps(turnaround: float) -> None:
+    """Without a turnaround several may enter at the very end of a step: each pays its k1."""
+    law = LatencyModel(k1=0.3e-3, k3=25e-6, k4=0.92e-3, turnaround=turnaround)
     rng = np.random.default_rng(8)
     arrivals, outputs = np.cumsum(rng.exponential(1 / 150, 3000)).tolist(), UNIFORM.sample(rng, 3000).tolist()
     trace = [Job(Request(id=str(i), arrived_at=at, prompt_tokens=0, max_output_tokens=32), outputs[i]) for i, at in enumerate(arrivals)]
-    records = simulate_trace(parse_policy("continuous:max_batch_size=4"), trace, LAW, [rng])
-    starts, ends = by_steps(arrivals, outputs, 4, LAW)
+    records = simulate_trace(parse_policy("continuous:max_batch_size=4"), trace, law, [rng])
+    starts, ends = by_steps(arrivals, outputs, 4, law)
     for record in records:
         index = int(record.request_id)
         assert record.dispatched_at == pytest.approx(starts[index], abs=1e-9)
