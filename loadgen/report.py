@@ -20,8 +20,8 @@ HEADINGS = (
     "batch\nsize",
     "speed",
     "observed\n(ms)",
-    "measured\nservice (ms)",
-    "same\narrivals (ms)",
+    "measured\nservice",
+    "same\narrivals",
     "predicted\n(ms)",
     "deviation\n",
 )
@@ -29,9 +29,9 @@ HEADINGS = (
 
 def table(comparisons: Iterable[Comparison]) -> Table:
     """One row per policy and epoch: the observed mean, then what each theory says and the observation's deviation from it."""
-    result = Table(box=None, pad_edge=False, padding=(0, 1))
+    result = Table(box=None, pad_edge=False, collapse_padding=True, padding=(0, 1))
     for heading in HEADINGS:
-        result.add_column(heading, justify="left" if heading == "policy" else "right", no_wrap=heading != "policy", overflow="fold")
+        result.add_column(heading, justify="left" if heading == "policy" else "right", no_wrap=True)
     for comparison in comparisons:
         result.add_row(*_row(comparison))
     return result
@@ -41,7 +41,7 @@ def notes(comparisons: Sequence[Comparison]) -> list[str]:
     """What a reader of the table must know, one line each."""
     lines = [
         "observed: mean queueing delay ± 95 % half width (batch means); deviation = observed / predicted - 1",
-        "in brackets: observed / theory - 1; speed: measured service times over the calibrated law's (> 1: slower)",
+        "in percent: observed / theory - 1; speed: measured service times over the calibrated law's (> 1: slower)",
     ]
     if any(c.compared == "sojourn_time" for c in comparisons):
         lines.append("*: means of the sojourn time; before a continuous engine, waiting for its next step belongs to service")
@@ -97,7 +97,7 @@ def _deviation(comparison: Comparison) -> str:
 def _beside(estimate: Estimate | None) -> str:
     if estimate is None or math.isnan(estimate.mean):
         return "-"
-    return f"{_ms(estimate.mean)} ({estimate.deviation * 100:+.1f} %)"
+    return f"{_ms(estimate.mean)} {f'{estimate.deviation * 100:+.1f}%':>6}"
 
 
 def _plain(value: float | None, form: str) -> str:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from server.gateway import Gateway
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
+LOOP_REQUESTS = 40  # of one closed loop
 LENGTHS = (1, 4, 16, 32, 64, 128, 256)
 Progress = Callable[[int, int], None]
 
@@ -110,17 +111,23 @@ class Calibrator:
         return Measured(cell.lengths, size * cell.prompt_tokens, first.server_free - first.dispatched)
 
     async def _full(self, plan: CalibrationRequest, rng: np.random.Generator) -> Profile:
+        """The cells and the closed loop in one random order: both see the same slow and fast moments of the machine."""
         grid = self._grid(plan)
-        order = [cell for _ in range(plan.repeats) for cell in rng.permutation(len(grid))]
+        order = rng.permutation(np.repeat(np.arange(-1, len(grid)), plan.repeats))
         await self._warm_up(grid, rng)
         measured: list[Measured] = []
-        for index in order:
-            measured += [await self.measure(grid[index], rng)]
+        held: list[float] = []
+        slots, lengths = min(4, self._capabilities.max_num_seqs), [int(length) for length in rng.integers(8, 25, LOOP_REQUESTS)]
+        for done, index in enumerate(order):
+            if index < 0:
+                held += [await self._closed_loop(slots, lengths, plan.prompt_tokens or 32, rng)]
+            else:
+                measured += [await self.measure(grid[index], rng)]
             if self._on_progress is not None:
-                self._on_progress(len(measured), len(order))
+                self._on_progress(done + 1, len(order))
         fit = fit_law(measured, rng)
-        law = dataclasses.replace(fit.law, turnaround=await self._turnaround(fit.law, plan, rng))
-        return self._profile(plan, dataclasses.replace(fit, law=law), measured)
+        turnaround = solve_turnaround(fit.law, slots, lengths, plan.prompt_tokens or 32, float(np.mean(held)))
+        return self._profile(plan, dataclasses.replace(fit, law=dataclasses.replace(fit.law, turnaround=turnaround)), measured)
 
     async def _speed(self, plan: CalibrationRequest, rng: np.random.Generator) -> Profile:
         """Measured over lawful time of a few mixed cells, for five seconds."""
@@ -172,21 +179,6 @@ class Calibrator:
         prompt = rng.integers(5, self._capabilities.vocab_size, prompt_tokens).tolist()
         return Work(request, prompt, Sampling(max_tokens=limit, temperature=0.0), length)
 
-    async def _turnaround(self, law: LatencyModel, plan: CalibrationRequest, rng: np.random.Generator) -> float:
-        """Seconds a slot is held outside the steps: bisection on the law's own closed loop."""
-        slots = min(4, self._capabilities.max_num_seqs)
-        prompt = plan.prompt_tokens or 32
-        lengths = [int(length) for length in rng.integers(8, 25, 200)]
-        measured = await self._closed_loop(slots, lengths, prompt, rng)
-        low, high = 0.0, 0.05
-        for _ in range(30):
-            middle = (low + high) / 2
-            if closed_loop_slot_time(dataclasses.replace(law, turnaround=middle), slots, lengths, prompt) < measured:
-                low = middle
-            else:
-                high = middle
-        return low
-
     async def _closed_loop(self, slots: int, lengths: Sequence[int], prompt: int, rng: np.random.Generator) -> float:
         """Mean seconds a slot is held when the next request always waits."""
         self._batcher.switch(Continuous(max_batch_size=slots))
@@ -217,6 +209,18 @@ class Calibrator:
             max_output_tokens=max(max(batch.lengths) for batch in measured),
             cells=[dataclasses.asdict(batch) for batch in measured],
         )
+
+
+def solve_turnaround(law: LatencyModel, slots: int, lengths: Sequence[int], prompt_tokens: int, measured: float) -> float:
+    """Seconds a slot is held outside the steps: bisection until the law's own closed loop holds a slot as long as measured."""
+    low, high = 0.0, max(0.05, measured)
+    for _ in range(30):
+        middle = (low + high) / 2
+        if closed_loop_slot_time(dataclasses.replace(law, turnaround=middle), slots, lengths, prompt_tokens) < measured:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def closed_loop_slot_time(law: LatencyModel, slots: int, lengths: Sequence[int], prompt_tokens: int) -> float:
