@@ -150,6 +150,8 @@ class _Demo:
 
     def _done(self, task: Any, text: str) -> None:
         self._progress.update(task, description=text, total=1, completed=1)
+        if not self._progress.console.is_terminal:  # no bars there: a line for every step
+            self._progress.console.print(f"{self._progress.tasks[task].elapsed or 0:5.0f} s  {text}", highlight=False)
 
 
 class _Bar:
@@ -166,7 +168,8 @@ class _Bar:
 
 
 def _progress(console: Console) -> Progress:
-    return Progress(TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn(), console=console)
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn())
+    return Progress(*columns, console=console, disable=not console.is_terminal)
 
 
 def _share_the_gateways_cpus() -> None:

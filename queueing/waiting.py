@@ -41,6 +41,11 @@ class WaitingQueue(Sequence[Waiting]):
         """The newest."""
         self._items.append(waiting)
 
+    def put_back(self, waitings: Sequence[Waiting]) -> None:
+        """At the head, before everyone who waits."""
+        self._items[: self._head] = waitings
+        self._head = 0
+
     def take(self, request_ids: Sequence[str]) -> list[Waiting]:
         """Remove these, and return them in the order asked. Raises KeyError where one does not wait."""
         end = self._head + len(request_ids)

@@ -11,52 +11,19 @@ import asyncio
 import itertools
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, overload
 
-from policies import Dispatch, Fixed, Policy, Preempt, QueueState, Request, Running, Server, Waiting, WaitUntil, format_policy
-from queueing.record import Outcome, Record
+from policies import Dispatch, Fixed, Policy, Preempt, QueueState, Running, Server, WaitUntil, format_policy
+from queueing.record import Outcome
+from queueing.waiting import WaitingQueue
+from server.batch import Batch, Observer
 from server.clock import clock_of
 from server.ending import Ending
 from server.engines.base import Capabilities, Engine, Work
 from server.ticket import Consumer, Ticket
 
 log = logging.getLogger("kendall.batcher")
-
-
-class Observer(Protocol):
-    """Who is told what happens: metrics, the run file, the live model. Must not wait."""
-
-    def on_arrival(self, ticket: Ticket) -> None:
-        """A request joined the queue."""
-
-    def on_dispatch(self, batch: Batch) -> None:
-        """A batch (or one request of a continuous engine) began."""
-
-    def on_idle(self, server_id: int, at: float) -> None:
-        """A server holds nothing any more."""
-
-    def on_record(self, record: Record) -> None:
-        """A request met its one outcome and everything about it is known."""
-
-
-@dataclass(slots=True, eq=False)
-class Batch:
-    """What one Dispatch started, under the policy then in force."""
-
-    id: int
-    server_id: int
-    policy: Policy
-    policy_text: str
-    dispatched_at: float
-    forming_until: float  # instant its last member arrived, or max_wait passed (fixed)
-    tickets: list[Ticket]
-    open: set[str]  # ids whose own end has not come
-
-    def forming_delay(self, request: Request) -> float:
-        """Seconds this request waited for company."""
-        return max(0.0, self.forming_until - request.arrived_at)
 
 
 @dataclass(slots=True)
@@ -66,35 +33,6 @@ class _Slot:
     id: int
     running: dict[str, Running] = field(default_factory=dict)
     policy: Policy | None = None  # whose work it holds
-
-
-class _WaitingView(Sequence[Waiting]):
-    """The queue as policies read it: length, oldest, the first n."""
-
-    __slots__ = ("_tickets",)
-
-    def __init__(self, tickets: dict[str, Ticket]) -> None:
-        self._tickets = tickets
-
-    def __len__(self) -> int:
-        return len(self._tickets)
-
-    def __iter__(self) -> Iterator[Waiting]:
-        return (Waiting(ticket.work.request, len(ticket.work.output_token_ids)) for ticket in self._tickets.values())
-
-    @overload
-    def __getitem__(self, index: int) -> Waiting: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Waiting]: ...
-    def __getitem__(self, index: int | slice) -> Waiting | Sequence[Waiting]:
-        if isinstance(index, slice):
-            start, stop, step = index.indices(len(self._tickets))
-            return list(itertools.islice(self, start, stop, step))
-        if index < 0:
-            index += len(self._tickets)
-        for waiting in itertools.islice(self, index, None):
-            return waiting
-        raise IndexError(index)
 
 
 class Batcher:
@@ -111,8 +49,7 @@ class Batcher:
         self.closing = False
         self.held = False  # True while something else (a calibration) has the engine to itself
         self._observers = tuple(observers)
-        self._waiting: dict[str, Ticket] = {}
-        self._view = _WaitingView(self._waiting)
+        self._queue = WaitingQueue()
         self._slots = [_Slot(index) for index in range(capabilities.servers)]
         self._batch_ids = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
@@ -126,7 +63,7 @@ class Batcher:
     @property
     def queue_length(self) -> int:
         """Requests waiting."""
-        return len(self._waiting)
+        return len(self._queue)
 
     @property
     def in_service(self) -> int:
@@ -154,7 +91,8 @@ class Batcher:
         for ticket in tickets:
             if ticket.id in self._unsettled:
                 raise ValueError(f"request id {ticket.id!r} is in use")
-            self._unsettled[ticket.id] = self._waiting[ticket.id] = ticket
+            self._unsettled[ticket.id] = ticket
+            self._queue.append(ticket.waiting())
             deadline = ticket.work.request.deadline
             if deadline < math.inf:
                 self._expiries[ticket.id] = self._loop.call_at(deadline, self._expire, ticket)
@@ -231,13 +169,14 @@ class Batcher:
     # inside
 
     def _expire(self, ticket: Ticket) -> None:
-        if ticket.id in self._waiting:
+        if ticket.batch is None:
             self.lose(ticket, "abandoned", "queue_timeout", "the request's patience ran out while it waited")
 
     def _drop(self, ticket: Ticket, outcome: Outcome) -> None:
         if ticket.outcome is not None:
             return
-        if self._waiting.pop(ticket.id, None) is not None:
+        if ticket.batch is None:
+            self._queue.remove(ticket.id)
             self._forget_expiry(ticket)
             self.settle(ticket, outcome)
             self._ask()
@@ -351,11 +290,11 @@ class Batcher:
             for slot in self._slots
             if not slot.running or slot.policy is self.policy
         ]
-        return QueueState(self._view, servers, {}, self.closing)
+        return QueueState(self._queue, servers, {}, self.closing)
 
     def _dispatch(self, decision: Dispatch) -> None:
         now = self.now()
-        tickets = [self._waiting.pop(request_id) for request_id in decision.request_ids]
+        tickets = [self._unsettled[waiting.request.id] for waiting in self._queue.take(decision.request_ids)]
         slot, policy = self._slots[decision.server_id], self.policy
         slot.policy = policy
         forming = self._forming_until(tickets, now)
@@ -396,7 +335,7 @@ class Batcher:
 
     def _preempt(self, decision: Preempt) -> None:
         """Back to the head of the queue, with the tokens made so far."""
-        back = {}
+        back = []
         for request_id in decision.request_ids:
             ticket = self._unsettled[request_id]
             batch = ticket.batch
@@ -404,9 +343,6 @@ class Batcher:
             self.engine.cancel([request_id])
             self._slots[batch.server_id].running.pop(request_id)
             batch.open.discard(request_id)
-            ticket.batch = ticket.running = None
             ticket.resume_later()
-            back[request_id] = ticket
-        rest = dict(self._waiting)
-        self._waiting.clear()
-        self._waiting.update(back | rest)
+            back.append(ticket.waiting())
+        self._queue.put_back(back)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -49,7 +50,7 @@ def _ranked(token: Token) -> list[TokenLogprob]:
     return sorted((token.logprobs or {}).values(), key=lambda item: -item.logprob)
 
 
-class Format:
+class Format(ABC):
     """How one call's answer looks; subclasses name the endpoint's own fields."""
 
     kind: str
@@ -62,25 +63,25 @@ class Format:
             b"data: " + encode({"id": call_id, "object": self.chunk_kind, "created": created, "model": model})[:-1] + b',"choices":['
         )
 
+    @abstractmethod
     def first(self, index: int) -> bytes:
         """What opens a choice's stream."""
-        raise NotImplementedError
 
+    @abstractmethod
     def text(self, index: int, text: str, tokens: Sequence[Token], offset: int) -> bytes:
         """A chunk with more text."""
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(self, index: int, finish_reason: str, stop_reason: str | int | None) -> bytes:
         """The chunk that ends a choice."""
-        raise NotImplementedError
 
     def usage(self, usage: Mapping[str, Any]) -> bytes:
         """The chunk after the last choice, if asked for."""
         return self._head + b'],"usage":' + encode(usage) + b"}\n\n"
 
+    @abstractmethod
     def choice(self, index: int, text: str, tokens: Sequence[Token], finish_reason: str, stop_reason: str | int | None) -> dict[str, Any]:
         """A whole choice."""
-        raise NotImplementedError
 
     def whole(self, choices: list[dict[str, Any]], usage: Mapping[str, Any]) -> bytes:
         """The whole answer."""

@@ -13,14 +13,15 @@ from policies import Request, SpecError, format_policy, parse_policy, policy_bat
 from queueing.latency import LatencyModel
 from queueing.profile import Profile
 from queueing.record import Header
-from server.batcher import Batcher, Observer
+from server.batch import Observer
+from server.batcher import Batcher
 from server.clock import clock_of
 from server.engines.base import Capabilities, Engine, InvalidPromptError, Sampling, Work
 from server.errors import ApiError
 from server.live import LiveModel
 from server.metrics import Metrics
 from server.recorder import Recorder
-from server.schema import ChatRequest, CompletionRequest, Generation, PolicyChange
+from server.schema import CalibrationRequest, ChatRequest, CompletionRequest, Generation, PolicyChange
 from server.settings import Settings
 
 log = logging.getLogger("kendall")
@@ -72,6 +73,11 @@ class Gateway:
         self.metrics.switched(format_policy(self._policy), self.max_output_tokens, 0, changed_policy=False)
         named = f"{capabilities.engine} engine, model {self.settings.served_model_name}, policy {format_policy(self._policy)}"
         log.info("ready: %s, http://%s:%d", named, self.settings.host, self.settings.port)
+        if self.settings.calibrate:
+            from server.calibration import Calibrator  # noqa: PLC0415 - it needs scipy, and few start with it
+
+            profile = await Calibrator(self).run(CalibrationRequest())
+            log.info("calibrated: %s", profile.law)
         if self.settings.prediction_interval > 0:
             self._tasks.append(asyncio.create_task(self.live.run(self.settings.prediction_interval)))
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from policies import parse_policy
 from queueing.latency import LatencyModel
 from queueing.record import Record
-from server.batcher import Batch
+from server.batch import Batch
 from server.ticket import Ticket
 
 if TYPE_CHECKING:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
 from queueing.record import Record
-from server.batcher import Batch
+from server.batch import Batch
 from server.ticket import Ticket
 
+disable_created_metrics()  # a second series for every first one, and nobody reads it
 OUTCOMES = ("completed", "failed", "rejected", "abandoned", "cancelled")
 MAX_POLICIES = 32  # distinct label values a process, then "other"
 SECONDS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from queueing.record import Header, Record, to_line
-from server.batcher import Batch
+from server.batch import Batch
 from server.ticket import Ticket
 
 

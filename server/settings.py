@@ -22,6 +22,7 @@ class Settings:
     max_output_tokens: int | None = None
     patience: float | None = None
     latency: str | None = None  # law or profile for predictions, and for the emulated engine
+    calibrate: bool = False  # measure the law before serving
     record_file: Path | None = None
     allow_forced_lengths: bool = False
     prediction_interval: float = 5.0  # 0 switches the live prediction off

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from policies import Running
+from policies import Running, Waiting
 from queueing.record import Outcome, Record
 from server.ending import Ending
 from server.engines.base import EngineEnd, Token, Work
 
 if TYPE_CHECKING:
-    from server.batcher import Batch, Batcher
+    from server.batch import Batch
+    from server.batcher import Batcher
 
 
 class Consumer(Protocol):
@@ -81,6 +82,10 @@ class Ticket:
     def id(self) -> str:
         """The request's id."""
         return self.work.request.id
+
+    def waiting(self) -> Waiting:
+        """Itself as policies see it in the queue."""
+        return Waiting(self.work.request, len(self.work.output_token_ids))
 
     @property
     def clipped(self) -> bool:
@@ -167,6 +172,7 @@ class Ticket:
 
     def resume_later(self) -> None:
         """It was preempted: what it has so far stays, and its next service continues behind that."""
+        self.batch = self.running = None
         self.work = dataclasses.replace(self.work, output_token_ids=tuple(self.output_token_ids))
 
     def lost_because(self, message: str) -> None:

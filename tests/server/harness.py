@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from policies import Policy, Request
 from queueing.latency import LatencyModel
 from queueing.record import Record
-from server.batcher import Batch, Batcher
+from server.batch import Batch
+from server.batcher import Batcher
 from server.engines.base import Sampling, Token, Work
 from server.engines.emulated import EmulatedEngine
 from server.ticket import Ticket
