@@ -18,15 +18,16 @@ import argparse
 import asyncio
 import json
 import math
-import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from loadgen.run import hardware, versions
 from policies import Elastic, Fixed, Policy, Request
 from queueing.fit import Measured, fit_law
+from queueing.latency import LatencyModel
 from server.batcher import Batcher
 from server.calibration import Awaited
 from server.engines.base import Capabilities, Engine, Sampling, Step, Work
@@ -153,12 +154,7 @@ def medians(observed: Sequence[Observed], *, padded: bool, raw: bool = False) ->
 def mape(batches: Sequence[Measured], *, padded_law: bool) -> float:
     """Mean absolute percentage error of a law fitted to these batches."""
     law = fit_law(batches, np.random.default_rng(0), padded=padded_law, bootstrap=0).law
-    errors = []
-    for batch in batches:
-        size, longest, total = len(batch.lengths), max(batch.lengths), sum(batch.lengths)
-        fitted = law.padded(size, longest, 0) if padded_law else law.unpadded(size, total, longest, 0)
-        errors.append(abs(batch.service_time / fitted - 1))
-    return float(np.mean(errors))
+    return float(np.mean([abs(batch.service_time / lawful(law, batch, padded_law=padded_law) - 1) for batch in batches]))
 
 
 def verdict(observed: Sequence[Observed], rng: np.random.Generator, *, padded: bool) -> dict[str, object]:
@@ -185,61 +181,61 @@ def verdict(observed: Sequence[Observed], rng: np.random.Generator, *, padded: b
     }
 
 
-def draw(results: dict[str, list[Observed]], path: Path) -> None:
+def draw(observed: Sequence[Observed], name: str, path: Path) -> None:
     """Measured against fitted, one panel per kind of batch."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(len(results), 2, figsize=(9, 4.2 * len(results)), squeeze=False, layout="constrained")
-    for row, (name, observed) in zip(axes, results.items(), strict=True):
-        for axis, padded in zip(row, (True, False), strict=True):
-            batches = medians(observed, padded=padded)
-            measured = np.array([batch.service_time for batch in batches]) * 1e3
-            for law_padded, colour, mark in ((padded, "#1f4e79", "o"), (not padded, "#e07b39", "x")):
-                law = fit_law(batches, np.random.default_rng(0), padded=law_padded, bootstrap=0).law
-                fitted = [
-                    1e3
-                    * (
-                        law.padded(len(b.lengths), max(b.lengths))
-                        if law_padded
-                        else law.unpadded(len(b.lengths), sum(b.lengths), max(b.lengths))
-                    )
-                    for b in batches
-                ]
-                axis.plot(fitted, measured, mark, ms=4, color=colour, alpha=0.8, label=f"{'padded' if law_padded else 'unpadded'} law")
-            ends = [0, measured.max() * 1.05]
-            axis.plot(ends, ends, lw=0.8, color="grey")
-            axis.set_title(f"{'padded' if padded else 'elastic'} batches, {name} lengths", fontsize=10)
-            axis.set_xlabel("fitted (ms)")
-            axis.set_ylabel("measured, median (ms)")
-            axis.legend(frameon=False)
-    figure.savefig(path, dpi=130)
+    figure, axes = plt.subplots(1, 2, figsize=(9, 4.2), layout="constrained")
+    for axis, padded in zip(axes, (True, False), strict=True):
+        batches = medians(observed, padded=padded)
+        measured = np.array([batch.service_time for batch in batches]) * 1e3
+        for law_padded, colour, mark in ((padded, "#1f4e79", "o"), (not padded, "#e07b39", "x")):
+            law = fit_law(batches, np.random.default_rng(0), padded=law_padded, bootstrap=0).law
+            fitted = [1e3 * lawful(law, batch, padded_law=law_padded) for batch in batches]
+            axis.plot(fitted, measured, mark, ms=4, color=colour, alpha=0.8, label=f"{'padded' if law_padded else 'unpadded'} law")
+        ends = [0, measured.max() * 1.05]
+        axis.plot(ends, ends, lw=0.8, color="grey")
+        axis.set_title(f"{'padded' if padded else 'elastic'} batches, {name} lengths", fontsize=10)
+        axis.set_xlabel("fitted (ms)")
+        axis.set_ylabel("measured, median (ms)")
+        axis.legend(frameon=False)
+    figure.savefig(path, dpi=110)
+
+
+def lawful(law: LatencyModel, batch: Measured, *, padded_law: bool) -> float:
+    """What a fitted law says of a batch, seconds."""
+    size, longest, total = len(batch.lengths), max(batch.lengths), sum(batch.lengths)
+    return law.padded(size, longest) if padded_law else law.unpadded(size, total, longest)
+
+
+def report(observed: Sequence[Observed], name: str, run: dict[str, object], folder: Path) -> None:
+    """Verdicts on the terminal; data and picture in the folder."""
+    verdicts = [verdict(observed, np.random.default_rng(1), padded=padded) for padded in (True, False)]
+    for one in verdicts:
+        print(json.dumps({"lengths": name} | one))
+    folder.mkdir(parents=True, exist_ok=True)
+    found = run | {"lengths": name, "verdicts": verdicts, "batches": [asdict(one) for one in observed]}
+    (folder / f"{name}.json").write_text(json.dumps(found) + "\n")
+    draw(observed, name, folder / f"{name}.png")
 
 
 def main() -> None:
     """Measure, judge, draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("runs/batch-law"))
+    parser.add_argument("--lengths", choices=("forced", "geometric", "both"), default="both")
     parser.add_argument("--shapes", type=int, default=48)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    options.output.mkdir(parents=True, exist_ok=True)
-    results = {
-        name: asyncio.run(measure(options.shapes, options.repeats, options.seed, forced=forced))
-        for name, forced in (("forced", True), ("geometric", False))
-    }
-    table = []
-    for name, observed in results.items():
-        for padded in (True, False):
-            table.append({"lengths": name} | verdict(observed, np.random.default_rng(options.seed), padded=padded))
-            print(json.dumps(table[-1]))
-    run = {"seed": options.seed, "repeats": options.repeats, "machine": platform.processor() or platform.machine(), "verdicts": table}
-    run["batches"] = {name: [asdict(one) for one in observed] for name, observed in results.items()}
-    (options.output / "batch-law.json").write_text(json.dumps(run) + "\n")
-    draw(results, options.output / "batch-law.png")
+    run = {"seed": options.seed, "shapes": options.shapes, "repeats": options.repeats, "hardware": hardware(), "versions": versions()}
+    for name in ("forced", "geometric"):
+        if options.lengths in (name, "both"):
+            observed = asyncio.run(measure(options.shapes, options.repeats, options.seed, forced=name == "forced"))
+            report(observed, name, run, options.output)
 
 
 if __name__ == "__main__":

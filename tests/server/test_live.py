@@ -1,0 +1,46 @@
+"""The live prediction: beside the observation, in `/admin/prediction` and in the gauges."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import pytest
+
+from loadgen.client import Target
+from loadgen.gateway_process import GatewayProcess, free_port
+from loadgen.run import run_load
+from loadgen.timetable import draw
+from queueing.distributions import parse_distribution
+
+
+def test_a_serving_gateway_predicts_its_own_delay(tmp_path: Path) -> None:
+    """After a few seconds of load the predicted mean is there, near the observed one, and a switch starts afresh."""
+
+    async def main() -> None:
+        arguments = ["tiny", "--engine", "emulated", "--policy", "capped:max_batch_size=4", "--prediction-interval", "1"]
+        async with GatewayProcess([*arguments, "--allow-forced-lengths"], free_port(0), tmp_path / "log") as gateway:
+            await gateway.ready()
+            lengths, prompts = parse_distribution("uniform:low=4,high=20"), parse_distribution("deterministic:value=8")
+            load = asyncio.create_task(run_load(Target(base_url=gateway.url, model="tiny"), draw(80.0, 1000, 3, prompts, lengths), seed=3))
+            found = None
+            while found is None and not load.done():
+                await asyncio.sleep(0.5)
+                found = (await gateway.ask("GET", "/admin/prediction"))["prediction"]
+            assert found is not None
+            await load
+            await asyncio.sleep(1.5)
+            found = (await gateway.ask("GET", "/admin/prediction"))["prediction"]
+            assert found["stable"]
+            assert found["queueing_delay"]["mean"] == pytest.approx(found["observed_mean"], rel=0.5)
+            assert 0.5 < found["speed"] < 3
+            async with httpx.AsyncClient() as client:
+                text = (await client.get(gateway.url + "/metrics")).text
+            assert 'kendall_predicted_queueing_delay_seconds{method="exact",policy="capped:max_batch_size=4",stat="mean"}' in text
+            assert 'kendall_prediction_error_ratio{policy="capped:max_batch_size=4"}' in text
+            await gateway.ask("PUT", "/admin/policy", {"policy": "single"})
+            await asyncio.sleep(1.2)
+            assert (await gateway.ask("GET", "/admin/prediction"))["prediction"] is None
+
+    asyncio.run(main())
