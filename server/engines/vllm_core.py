@@ -130,6 +130,11 @@ class Core:
         own = getattr(self.tokenizer, "eos_token_id", None)
         return frozenset(ids | ({own} if own is not None else set()))
 
+    def stop_listening(self) -> None:
+        """On the loop, before `shutdown`: an end that was asked for is not logged as the engine's death."""
+        if self.llm.output_handler is not None:
+            self.llm.output_handler.cancel()
+
     def shutdown(self) -> None:
         """End the process, whatever it is doing, and free what vLLM holds here."""
         self.llm.shutdown(0)

@@ -104,6 +104,7 @@ class VllmEngine:
         core = await self._let_go()
         self._fail_all("the engine was stopped")
         if core is not None:
+            core.stop_listening()
             await asyncio.to_thread(core.shutdown)
             del core
             # AsyncLLM stands in reference cycles, and its __del__ fails in an interpreter that is shutting down
