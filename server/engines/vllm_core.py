@@ -205,7 +205,7 @@ def _step_logger(on_step: StepListener) -> Callable[..., Any]:
 
 
 def _hardware() -> dict[str, Any]:
-    found: dict[str, Any] = {"cpu": _cpu_model(), "cores": len(os.sched_getaffinity(0))}
+    found: dict[str, Any] = {"cpu": _cpu_model(), "cores": os.cpu_count()}
     if not current_platform.is_cpu():
         found["gpu"] = current_platform.get_device_name()
     return found
