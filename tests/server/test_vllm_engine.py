@@ -100,7 +100,7 @@ _NUMBERS = itertools.count()
 
 
 def work(limit: int, *, prompt: int = 16, forced: int | None = None, made: Sequence[int] = (), **sampling: Any) -> Work:
-    tokens = [300 + (place * 37) % 1500 for place in range(prompt)]
+    tokens = [300 + (place * 37) % (VOCABULARY - 300) for place in range(prompt)]
     request = Request(id=f"r{next(_NUMBERS)}", arrived_at=0.0, prompt_tokens=prompt, max_output_tokens=limit)
     return Work(request, tokens, Sampling(max_tokens=limit, **sampling), forced, made)
 
