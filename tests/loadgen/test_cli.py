@@ -125,7 +125,10 @@ def test_every_flag_says_what_it_does() -> None:
 
 def test_ctrl_c_keeps_what_was_recorded(server_url: str, tmp_path: Path) -> None:
     # a shell's background job inherits SIGINT ignored; this process must not
-    start = "import signal, runpy; signal.signal(signal.SIGINT, signal.default_int_handler); runpy.run_module('loadgen.cli', run_name='__main__')"
+    start = (
+        "import signal, runpy; signal.signal(signal.SIGINT, signal.default_int_handler);"
+        "runpy.run_module('loadgen.cli', run_name='__main__')"
+    )
     command = [sys.executable, "-c", start, "load", "--base-url", server_url, "--request-rate", "20", "--num-prompts", "5000"]
     process = subprocess.Popen([*command, "--save-result", str(tmp_path / "run.jsonl")], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stderr is not None
