@@ -29,7 +29,7 @@ def calibrate(target: str, plan: dict[str, Any], output: Path | None, *, json_ou
         sys.stdout.write(profile.to_json() + "\n")
         return
     console = Console()
-    console.print(f"law       {profile.law}", highlight=False)
+    console.print(f"law       {profile.law}", highlight=False, soft_wrap=True)
     for name, (low, high) in profile.intervals.items():
         console.print(
             f"  {name}      {getattr(profile.law, name) * 1e3:8.4f} ms   95 % [{low * 1e3:.4f}, {high * 1e3:.4f}]", highlight=False
