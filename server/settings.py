@@ -28,4 +28,3 @@ class Settings:
     prediction_interval: float = 5.0  # 0 switches the live prediction off
     shutdown_timeout: float = 30.0
     engine_args: dict[str, Any] = field(default_factory=dict)
-    api_key: str | None = None
