@@ -12,9 +12,11 @@ Area under the number waiting, over one cycle: those left behind wait H, those w
 Utilisation is lam E[H] / E[b] (a cycle lasts E[b] / lam). Conditions: Poisson arrivals, one server, lam < B / E[H(B)]; without a
 bound lam (k1 + k3 sup N) < 1 (padded) or lam (k1 + k3 E[N]) < 1 (unpadded).
 
-Method: rows P(A = j | b) from queueing.batch_time; the chain is truncated at N states, N doubled until the tail
-mass is below 1e-12; stationary vector by a dense solve. Means come from the drifts, not from the truncated tail; the drift of
-Q is the residual that is checked. Inoue (2021) treats deterministic H and B = infinity; THEORY c.
+Method: above B - 1 the chain is a random walk with steps A - B; it comes back below B by its descending ladder heights
+(queueing.ladder), so the chain censored on 1 .. B - 1 is finite and exact: no truncation of the queue, any load. p0 and P(Q >= B)
+follow from the drift, the means from both drifts. Residual: what the rows of the censored chain lack to 1. Without a bound
+the chain is cut at a size that doubles until fewer than 1e-13 of the batches are larger; residual: what the drift of Q leaves.
+Inoue (2021) treats deterministic H and B = infinity; THEORY c.
 """
 
 from __future__ import annotations
@@ -22,26 +24,47 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import solve
 
 from queueing.batch_time import BatchTime
-from queueing.distributions import Vector
 from queueing.errors import NotConvergedError, UnstableQueueError
+from queueing.ladder import Ladder, solve_ladder
+from queueing.lattice import Vector
+from queueing.service_table import ServiceTable
 
-_FIRST, _LAST = 64, 4096
-_LARGEST_BATCH = 512  # rows; beyond, simulation is quicker
+_FIRST, _LARGEST_BATCH = 32, 1024  # sizes tried where there is no bound
+_LONGEST_ROW = 2**17
+_FIRST_CIRCLE, _LAST_CIRCLE = 1024, 2**16
+_NEGLIGIBLE = 1e-9
+
+Moments = tuple[Vector, ...]  # E[H | b], E[H^2 | b], mean own release | b, for b = 1, 2, ...
+State = tuple[Vector, float, float]  # P(Q = b) for b < B, P(Q >= B), p0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BatchQueue:
-    """Means of a batch-service queue; `residual` is what its drift equation leaves, relative."""
+    """Means of a batch-service queue, and the state at batch starts from which its laws follow."""
 
     queueing_delay: float
     sojourn_time: float
     batch_size: float
     utilisation: float
     residual: float
-    states: int
+    starts: Vector  # starts[b - 1] = P(Q = b), b < B
+    full: float  # P(Q >= B)
+    empty: float  # p0, P(nobody waits when a batch ends)
+    behind: Vector  # behind[R] = P(Q = B + R); empty where it is too long to follow
+
+    @property
+    def largest(self) -> int:
+        """B."""
+        return len(self.starts) + 1
+
+    @property
+    def largest_used(self) -> int:
+        """The largest size that occurs."""
+        if self.full > _NEGLIGIBLE:
+            return self.largest
+        return int(np.flatnonzero(self.starts > 1e-13)[-1]) + 1
 
 
 def solve_batch_chain(time: BatchTime, arrival_rate: float, bound: int | None) -> BatchQueue:
@@ -49,49 +72,176 @@ def solve_batch_chain(time: BatchTime, arrival_rate: float, bound: int | None) -
     load = arrival_rate / time.largest_stable_rate(bound)
     if load >= 1:
         raise UnstableQueueError(load)
-    states = _FIRST
+    if bound is not None:
+        return _solve(time, arrival_rate, bound)
+    size = _FIRST
     while True:
-        rows = time.arrivals_table(arrival_rate, states if bound is None else min(bound, states), states)
-        start = _stationary(rows, states)
-        tail = float(start[-(states // 16) :].sum())
-        if tail < 1e-12:
-            return _means(time, arrival_rate, start, rows, bound)
-        states *= 2
-        if states > _LAST or min(states, bound or states) > _LARGEST_BATCH:
-            raise NotConvergedError(f"the chain of batch sizes (tail mass at {states // 2} states)", tail)
+        queue, lost = _unbounded(time, arrival_rate, size)
+        if lost < 1e-13:
+            return queue
+        if size >= _LARGEST_BATCH:
+            raise NotConvergedError(f"the law of the batch size (share of batches above {size})", lost)
+        size *= 2
 
 
-def _stationary(rows: Vector, states: int) -> Vector:
-    """P(Q = 1 .. states) at batch starts; what lies beyond is folded into the last state."""
-    matrix = np.zeros((states, states))
-    largest = len(rows)
-    for q in range(1, states + 1):
-        b = min(q, largest)
-        reached = np.append(np.zeros(q - b), rows[b - 1])[: states + 1]
-        matrix[q - 1] = np.append(reached[0] + reached[1], reached[2 : states + 1])
-        matrix[q - 1, -1] += 1 - matrix[q - 1].sum()
-    equations = matrix.T - np.eye(states)
+def _unbounded(time: BatchTime, arrival_rate: float, size: int) -> tuple[BatchQueue, float]:
+    """Batches of `size` and more put into the last state, and how many they are."""
+    landing = time.table(size).arrivals(arrival_rate, size)[:-1]
+    beyond = 1 - landing.sum(axis=1)
+    landing[:, -1] += beyond
+    visits, to_empty = _stationary(landing)
+    lost = abs(float(visits @ beyond))
+    state = visits, 0.0, to_empty
+    moments = tuple(moment[:-1] for moment in time.moments(size))
+    return _means(arrival_rate, moments, state, _drift(arrival_rate, moments[0], state), np.zeros(0)), lost
+
+
+def _drift(arrival_rate: float, first: Vector, state: State) -> float:
+    """What the drift of Q leaves, relative."""
+    sizes = np.arange(1.0, len(first) + 1)
+    return abs(float(state[0] @ (arrival_rate * first - sizes)) + state[2]) / float(state[0] @ sizes)
+
+
+def full_arrivals(table: ServiceTable, arrival_rate: float, batch_size: int) -> tuple[Vector, float]:
+    """P(A = j | b = B) until what follows is negligible even times r^j, and the radius r of the walk's circle."""
+    radius = _radius(table, arrival_rate, batch_size)
+    count = 4 * batch_size + 64
+    while count <= _LONGEST_ROW:
+        row = table.arrivals(arrival_rate, count, first=batch_size - 1)[0]
+        weight = np.abs(row[-8:]) @ radius ** np.arange(count - 8.0, count)
+        if weight < 1e-14 * radius**batch_size:
+            return row, radius
+        count *= 2
+    raise NotConvergedError("the arrivals during a batch (their tail)", float(np.abs(row[-8:]).sum()))
+
+
+def _radius(table: ServiceTable, arrival_rate: float, batch_size: int) -> float:
+    """The circle on which |w^{-b} E w^A| is smallest, found in u = log r > 0, inside the pole of the gamma residual."""
+
+    def height(u: float) -> float:
+        value = table.generating(arrival_rate, np.exp(u), batch_size)
+        return float(np.log(value)) - batch_size * u if value < np.inf else 1e9 * u
+
+    widest = 7.0 / batch_size  # r^b stays below 1e3: what it costs the falling coefficients in digits
+    if table.law.cv:
+        widest = min(widest, float(np.log1p(0.9 / (arrival_rate * table.longest * table.law.cv**2))))
+    low, high = 0.0, widest
+    for _ in range(24):  # golden section: the height is convex
+        third = 0.381966 * (high - low)
+        if height(low + third) < height(high - third):
+            high -= third
+        else:
+            low += third
+    return float(np.exp((low + high) / 2))
+
+
+def _solve(time: BatchTime, arrival_rate: float, bound: int) -> BatchQueue:
+    moments = time.moments(bound)
+    table = time.table(bound)
+    row, radius = full_arrivals(table, arrival_rate, bound)
+    if bound == 1:
+        state = _normalised(arrival_rate, moments, np.zeros(0), 1 - arrival_rate * float(moments[0][0]))
+        return _means(arrival_rate, moments, state, 0.0, _left_behind(row, np.zeros(1), state, radius))
+    ladder = solve_ladder(row, bound, radius)
+    rows = table.arrivals(arrival_rate, _needed(time, arrival_rate, bound))[:-1]
+    landing = _landing(rows, ladder)
+    residual = float(np.max(np.abs(landing.sum(axis=1) - 1)))
+    if residual > 1e-8:
+        raise NotConvergedError("the chain of batch sizes (row sums)", residual)
+    state = _normalised(arrival_rate, moments, *_stationary(landing))
+    behind = _left_behind(row, state[0] @ rows, state, radius)
+    return _means(arrival_rate, moments, state, max(residual, ladder.residual), behind)
+
+
+def _needed(time: BatchTime, arrival_rate: float, bound: int) -> int:
+    """States that the arrivals of a batch below the bound reach: mean and 14 standard deviations, and the tail of the residual."""
+    mean, second, _ = time.moments(bound)
+    spread = arrival_rate * mean[-1] + arrival_rate**2 * max(second[-1] - mean[-1] ** 2, 0.0)
+    return int(bound + arrival_rate * mean[-1] + (14 + 60 * time.law.cv) * np.sqrt(spread)) + 64
+
+
+def _landing(rows: Vector, ladder: Ladder) -> Vector:
+    """`landing[b - 1, q]`: P(the next state below B is q), q = 0 .. B - 1, from a batch of b < B."""
+    bound = ladder.size
+    heights = ladder.heights
+    above = rows[:, bound:]
+    undershoot = np.zeros((above.shape[1] + 1, bound))  # undershoot[d, o]: from d above B - 1, P(first at or below it by o)
+    for d in range(1, above.shape[1] + 1):
+        reach = min(d - 1, bound)
+        undershoot[d] = heights[1 : reach + 1] @ undershoot[d - 1 : d - 1 - reach : -1] if reach < d - 1 else _short(heights, undershoot, d)
+        if d <= bound:
+            undershoot[d, : bound - d + 1] += heights[d:]
+    answer = rows[:, :bound].copy()
+    answer += (above @ undershoot[1:])[:, ::-1]
+    return answer
+
+
+def _short(heights: Vector, undershoot: Vector, d: int) -> Vector:
+    """The walk's first step stays above: d - 1 at most."""
+    return np.asarray(heights[1:d] @ undershoot[d - 1 : 0 : -1]) if d > 1 else np.zeros(undershoot.shape[1])
+
+
+def _stationary(landing: Vector) -> tuple[Vector, float]:
+    """Relative visits of 1 .. B - 1 and the flow into 0 (an idle server, which starts its next batch from 1)."""
+    size = len(landing)
+    matrix = landing[:, 1:].copy()
+    matrix[:, 0] += landing[:, 0]
+    equations = matrix.T - np.eye(size)
     equations[0] = 1.0
-    right = np.zeros(states)
+    right = np.zeros(size)
     right[0] = 1.0
-    return np.asarray(solve(equations, right, overwrite_a=True, check_finite=False))
+    visits = np.linalg.solve(equations, right)
+    return visits, float(visits @ landing[:, 0])
 
 
-def _means(time: BatchTime, arrival_rate: float, start: Vector, rows: Vector, bound: int | None) -> BatchQueue:
-    largest = len(rows)
-    weights = np.append(start[: largest - 1], start[largest - 1 :].sum())
-    sizes = np.arange(1, largest + 1)
-    each = range(1, largest + 1)
-    first = np.array([time.mean(b) for b in each])
-    second = np.array([time.second_moment(b) for b in each])
-    own = np.array([time.own_mean(b) for b in each])
-    idle = float(weights @ rows[:, 0]) - float(start[largest:] @ np.full(len(start) - largest, rows[-1, 0]))
+def _normalised(arrival_rate: float, moments: Moments, visits: Vector, to_empty: float) -> State:
+    """By the drift of Q: what the batches below B lose and gain, the full ones make good."""
+    first = moments[0]
+    sizes = np.arange(1.0, len(first))
+    full = (float(visits @ (arrival_rate * first[:-1] - sizes)) + to_empty) / (len(first) - arrival_rate * float(first[-1]))
+    total = float(visits.sum()) + full
+    return visits / total, full / total, to_empty / total
+
+
+def _left_behind(full_row: Vector, below_row: Vector, state: State, radius: float) -> Vector:
+    """P(Q = B + R), R = 0, 1, ..., from its generating function on the circle (docstring of queueing.batch_delay)."""
+    starts, full, empty = state
+    bound = len(starts) + 1
+    polynomial = np.append([empty], starts)
+    if bound == 1:
+        polynomial = np.array([empty, -empty])
+    else:
+        polynomial[1] -= empty
+    points = max(_FIRST_CIRCLE, 2 ** int(np.ceil(np.log2(2 * max(len(full_row), len(below_row))))))
+    while full > _NEGLIGIBLE and points <= _LAST_CIRCLE:
+        z = radius * np.exp(-2j * np.pi * np.arange(points // 2 + 1) / points)
+        below, all_of = (np.fft.rfft(row * radius ** np.arange(len(row)), n=points) for row in (below_row, full_row))
+        values = (below - np.polynomial.polynomial.polyval(z, polynomial)) / (z**bound - all_of)
+        masses = np.fft.irfft(values, n=points) * radius ** -np.arange(float(points))
+        kept = masses[: points // 2]
+        if abs(float(kept.sum()) - full) < 1e-9:
+            return np.asarray(kept[: int(np.searchsorted(np.cumsum(kept), full - 1e-8)) + 1])
+        points *= 2
+    return np.zeros(0)
+
+
+def _means(arrival_rate: float, moments: Moments, state: State, residual: float, left_behind: Vector) -> BatchQueue:
+    first, second, own = moments
+    sizes = np.arange(1.0, len(first) + 1)
+    starts, full, empty = state
+    weights = np.append(starts, full)[: len(first)]
     batch_size, service = float(weights @ sizes), float(weights @ first)
     squares = float(weights @ (arrival_rate * first + arrival_rate**2 * second - sizes**2))
-    behind = (squares + idle) / (2 * (largest - arrival_rate * first[-1])) if largest == bound else 0.0
+    behind = (squares + empty) / (2 * (len(first) - arrival_rate * float(first[-1]))) if full else 0.0
     delay = float(behind * first[-1] + arrival_rate * float(weights @ second) / 2) / batch_size
-    residual = abs(arrival_rate * service + idle - batch_size) / batch_size
-    if residual > 1e-8:
-        raise NotConvergedError("the chain of batch sizes (drift)", residual)
-    sojourn = delay + float(weights @ (sizes * own)) / batch_size
-    return BatchQueue(delay, sojourn, batch_size, arrival_rate * service / batch_size, residual, len(start))
+    return BatchQueue(
+        queueing_delay=delay,
+        sojourn_time=delay + float(weights @ (sizes * own)) / batch_size,
+        batch_size=batch_size,
+        utilisation=arrival_rate * service / batch_size,
+        residual=residual,
+        starts=starts,
+        full=full,
+        empty=empty,
+        behind=left_behind,
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from policies.core import Policy
 from policies.fixed import Fixed
@@ -46,9 +47,33 @@ class Model:
         bounds = [bound for bound in (policy_batch_size(self.policy), self.max_num_seqs) if bound is not None]
         return min(bounds) if bounds else None
 
-    @property
+    @classmethod
+    def clipped(
+        cls,
+        policy: Policy,
+        output_tokens: TokenDistribution,
+        law: LatencyModel,
+        *,
+        max_output_tokens: int | None = None,
+        max_num_seqs: int | None = None,
+        prompt_tokens: TokenDistribution | None = None,
+        servers: int = 1,
+        patience: float | None = None,
+    ) -> Model:
+        """The model with the token limit applied. Raises SpecError."""
+        return cls(
+            policy=policy,
+            output_tokens=output_tokens if max_output_tokens is None else output_tokens.clip(max_output_tokens),
+            law=law,
+            prompt_tokens=prompt_tokens,
+            max_num_seqs=max_num_seqs,
+            servers=servers,
+            patience=patience,
+        )
+
+    @cached_property
     def batch_time(self) -> BatchTime:
-        """The law of a batch's service time."""
+        """The law of a batch's service time; kept, so that predictions at many rates share its tables."""
         return BatchTime(self.law, self.output_tokens, self.prompt_tokens, self.policy.padded)
 
     @property
@@ -56,7 +81,7 @@ class Model:
         """How long a slot of a continuous engine is taken."""
         return SlotTime(self.law, self.output_tokens, self.prompt_tokens)
 
-    @property
+    @cached_property
     def largest_stable_rate(self) -> float:
         """Requests/s that all servers together can just not serve for ever."""
         if isinstance(self.policy, Continuous):

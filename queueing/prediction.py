@@ -1,28 +1,35 @@
-"""`predict`: the mean queueing delay of a policy before it runs, by the best method that there is.
+"""`predict`: the queueing delay of a policy before it runs, by the best method that there is.
 
-single                            exact            mg1
-dynamic, capped, elastic          exact            batch_chain
+single                            exact            mg1; with patience mg1d; with several servers an approximation, mgc
+dynamic, capped, elastic          exact            batch_chain, batch_delay
 fixed without max_wait            exact            mgb1
 continuous                        approximation    continuous
-several servers, patience, fixed with max_wait     simulation
+several servers or patience with a batch policy, fixed with max_wait     simulation
+
+`bound`: a value that the mean delay does not exceed, where one is known. `paper`: the formula that the documents print (queueing.printed).
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from policies.core import Policy
 from policies.fixed import Fixed
 from policies.immediate import Continuous, Single
 from policies.text import SpecError
 from queueing.batch_chain import solve_batch_chain
+from queueing.batch_delay import batch_quantiles
+from queueing.bounds import delay_bound, has_bound, has_paper, paper_values
 from queueing.continuous import solve_continuous
 from queueing.distributions import TokenDistribution
 from queueing.errors import NotConvergedError, UnstableQueueError
 from queueing.experiment import simulate_model
 from queueing.latency import LatencyModel
 from queueing.mg1 import solve_mg1
+from queueing.mg1d import solve_mg1d
 from queueing.mgb1 import solve_fixed_batches
+from queueing.mgc import solve_mgc
 from queueing.model import Model
 from queueing.result import Mean, Prediction, Quantiles
 
@@ -32,45 +39,30 @@ __all__ = ["METHODS", "Mean", "Prediction", "Quantiles", "largest_stable_rate", 
 
 
 def predict(
-    policy: Policy,
-    arrival_rate: float,
-    output_tokens: TokenDistribution,
-    law: LatencyModel,
-    *,
-    max_output_tokens: int | None = None,
-    max_num_seqs: int | None = None,
-    prompt_tokens: TokenDistribution | None = None,
-    servers: int = 1,
-    patience: float | None = None,
-    method: str = "auto",
+    policy: Policy, arrival_rate: float, output_tokens: TokenDistribution, law: LatencyModel, *, method: str = "auto", **limits: Any
 ) -> Prediction:
-    """The steady state. Raises SpecError where `method` has no answer for this queue, UnstableQueueError, NotConvergedError."""
-    model = Model(
-        policy=policy,
-        output_tokens=output_tokens if max_output_tokens is None else output_tokens.clip(max_output_tokens),
-        law=law,
-        prompt_tokens=prompt_tokens,
-        max_num_seqs=max_num_seqs,
-        servers=servers,
-        patience=patience,
-    )
-    return predict_model(model, arrival_rate, method)
+    """The steady state; `limits` are those of `Model.clipped`.
+
+    Raises SpecError where `method` has no answer for this queue, UnstableQueueError, NotConvergedError.
+    """
+    return predict_model(Model.clipped(policy, output_tokens, law, **limits), arrival_rate, method)
 
 
 def predict_model(model: Model, arrival_rate: float, method: str = "auto") -> Prediction:
-    """`predict` for a model that is put together already."""
+    """`predict` for a model that is put together already: predictions at several rates share its tables."""
     load, best = model.load(arrival_rate), best_method(model)
+    known = methods(model)
     if method not in METHODS:
         raise SpecError(f"got method {method!r}; expected one of {', '.join(METHODS)}")
-    if method not in ("auto", "simulation", best):
-        known = "auto or simulation" if best == "simulation" else f"auto, {best} or simulation"
-        raise SpecError(f"got --method {method} for {model.text} ({_described(model)}); expected {known}")
+    if method != "auto" and method not in known:
+        raise SpecError(f"got --method {method} for {model.text} ({_described(model)}); expected auto, {' or '.join(known)}")
     if load >= 1 and model.patience is None:
         raise UnstableQueueError(load)
-    if "simulation" in (method, best):
+    chosen = best if method == "auto" else method
+    if chosen == "simulation":
         return simulate_model(model, arrival_rate)
     try:
-        return _analytic(model, arrival_rate, best)
+        return _answer(model, arrival_rate, chosen)
     except NotConvergedError as error:
         if method != "auto":
             raise
@@ -92,28 +84,31 @@ def unstable(model: Model, load: float, method: str) -> Prediction:
     )
 
 
-def largest_stable_rate(
-    policy: Policy,
-    output_tokens: TokenDistribution,
-    law: LatencyModel,
-    *,
-    max_output_tokens: int | None = None,
-    max_num_seqs: int | None = None,
-    prompt_tokens: TokenDistribution | None = None,
-    servers: int = 1,
-) -> float:
-    """Requests/s at which `load` is 1."""
-    lengths = output_tokens if max_output_tokens is None else output_tokens.clip(max_output_tokens)
-    model = Model(policy=policy, output_tokens=lengths, law=law, prompt_tokens=prompt_tokens, max_num_seqs=max_num_seqs, servers=servers)
-    return model.largest_stable_rate
+def largest_stable_rate(policy: Policy, output_tokens: TokenDistribution, law: LatencyModel, **limits: Any) -> float:
+    """Requests/s at which `load` is 1; `limits` are those of `Model.clipped`."""
+    return Model.clipped(policy, output_tokens, law, **limits).largest_stable_rate
 
 
 def best_method(model: Model) -> str:
     """exact, else approximation, else simulation."""
-    timed = isinstance(model.policy, Fixed) and math.isfinite(model.policy.max_wait) and model.bound != 1
-    if model.servers > 1 or model.patience is not None or timed:
-        return "simulation"
-    return "approximation" if isinstance(model.policy, Continuous) else "exact"
+    return methods(model)[0]
+
+
+def methods(model: Model) -> tuple[str, ...]:
+    """What this queue can be answered by, the best first."""
+    found = []
+    alone = model.servers == 1 and model.patience is None
+    if isinstance(model.policy, Single):
+        found.append("exact" if model.servers == 1 else "approximation" if model.patience is None else "")
+    elif alone:
+        found.append("approximation" if isinstance(model.policy, Continuous) else "" if _timed(model) else "exact")
+    found += ["bound"] if has_bound(model) else []
+    found += ["paper"] if has_paper(model) else []
+    return (*(name for name in found if name), "simulation")
+
+
+def _timed(model: Model) -> bool:
+    return isinstance(model.policy, Fixed) and math.isfinite(model.policy.max_wait) and model.bound != 1
 
 
 def _described(model: Model) -> str:
@@ -121,8 +116,13 @@ def _described(model: Model) -> str:
     return servers if model.patience is None else f"{servers}, patience {model.patience} s"
 
 
-def _analytic(model: Model, arrival_rate: float, method: str) -> Prediction:
-    delay, sojourn, batch_size, utilisation = _solved(model, arrival_rate)
+def _answer(model: Model, arrival_rate: float, method: str) -> Prediction:
+    if method in ("bound", "paper"):
+        values = {"queueing_delay": Quantiles(delay_bound(model, arrival_rate))} if method == "bound" else paper_values(model, arrival_rate)
+    else:
+        values = _solved(model, arrival_rate)
+    values.setdefault("served_queueing_delay", values["queueing_delay"])
+    upper = delay_bound(model, arrival_rate) if has_bound(model) else None
     return Prediction(
         policy=model.text,
         effective_max_batch_size=model.bound,
@@ -130,24 +130,41 @@ def _analytic(model: Model, arrival_rate: float, method: str) -> Prediction:
         method=method,
         stable=True,
         load=model.load(arrival_rate),
-        utilisation=utilisation,
-        queueing_delay=delay,
-        sojourn_time=sojourn,
-        batch_size=Mean(batch_size),
-        served_queueing_delay=delay,
+        bounds={} if upper is None else {"queueing_delay_upper": upper},
         assumptions=model.assumptions,
+        **{"utilisation": None, **values},
     )
 
 
-def _solved(model: Model, arrival_rate: float) -> tuple[Quantiles, Quantiles, float, float]:
+def _solved(model: Model, arrival_rate: float) -> dict[str, Any]:
     if isinstance(model.policy, Single):
-        single = solve_mg1(model.law, model.output_tokens, arrival_rate, model.prompt_tokens)
-        return single.delay, single.sojourn, 1.0, single.load
+        return _single(model, arrival_rate)
     if isinstance(model.policy, Continuous):
-        slots = solve_continuous(model.slot_time, arrival_rate, model.bound)
-        return Quantiles(slots.queueing_delay), Quantiles(slots.sojourn_time), slots.batch_size, slots.utilisation
+        return _continuous(model, arrival_rate)
     if isinstance(model.policy, Fixed):
-        batches = solve_fixed_batches(model.batch_time, arrival_rate, model.bound or model.policy.batch_size)
-    else:
-        batches = solve_batch_chain(model.batch_time, arrival_rate, model.bound)
-    return Quantiles(batches.queueing_delay), Quantiles(batches.sojourn_time), batches.batch_size, batches.utilisation
+        fixed = solve_fixed_batches(model.batch_time, arrival_rate, model.bound or model.policy.batch_size)
+        return _batches(fixed.delay, fixed.sojourn, fixed.batch_size, fixed.utilisation)
+    queue = solve_batch_chain(model.batch_time, arrival_rate, model.bound)
+    return _batches(*batch_quantiles(model.batch_time, arrival_rate, queue), queue.batch_size, queue.utilisation)
+
+
+def _batches(delay: Quantiles, sojourn: Quantiles, batch_size: float, utilisation: float) -> dict[str, Any]:
+    return {"queueing_delay": delay, "sojourn_time": sojourn, "batch_size": Mean(batch_size), "utilisation": utilisation}
+
+
+def _single(model: Model, arrival_rate: float) -> dict[str, Any]:
+    given = (model.law, model.output_tokens, arrival_rate)
+    if model.patience is not None:
+        lossy = solve_mg1d(*given, model.patience, model.prompt_tokens)
+        answer = _batches(lossy.delay, lossy.sojourn, 1.0, lossy.utilisation)
+        return answer | {"served_queueing_delay": lossy.served, "loss_fraction": lossy.loss_fraction}
+    if model.servers > 1:
+        several = solve_mgc(*given, model.servers, model.prompt_tokens)
+        return _batches(several.delay, several.sojourn, 1.0, several.load)
+    single = solve_mg1(*given, model.prompt_tokens)
+    return _batches(single.delay, single.sojourn, 1.0, single.load)
+
+
+def _continuous(model: Model, arrival_rate: float) -> dict[str, Any]:
+    slots = solve_continuous(model.slot_time, arrival_rate, model.bound)
+    return _batches(Quantiles(slots.queueing_delay), Quantiles(slots.sojourn_time), slots.batch_size, slots.utilisation)

@@ -8,7 +8,7 @@ import pytest
 from policies import parse_policy
 from policies.text import SpecError
 from queueing.batch_chain import solve_batch_chain
-from queueing.batch_time import BatchTime, condensed, gamma_rule
+from queueing.batch_time import BatchTime
 from queueing.distributions import TokenDistribution, parse_distribution
 from queueing.errors import NotConvergedError, UnstableQueueError
 from queueing.latency import LatencyModel
@@ -58,7 +58,7 @@ def test_a_cap_of_one_and_fixed_one_are_m_g_1(padded: bool, lengths: TokenDistri
     single = solve_mg1(LAW, lengths, rate, prompts)
     chain, fixed = solve_batch_chain(time, rate, 1), solve_fixed_batches(time, rate, 1)
     assert chain.queueing_delay == pytest.approx(single.delay.mean, rel=1e-9)
-    assert fixed.queueing_delay == pytest.approx(single.delay.mean, rel=1e-9)
+    assert fixed.delay.mean == pytest.approx(single.delay.mean, rel=1e-9)
     assert chain.sojourn_time == pytest.approx(single.sojourn.mean, rel=1e-9)
     assert chain.utilisation == pytest.approx(0.7, rel=1e-9)
 
@@ -85,29 +85,32 @@ def test_moments_of_a_batch_match_enumeration(padded: bool) -> None:
 def test_the_arrivals_of_a_batch_have_the_moments_of_its_service_time(
     padded: bool, lengths: TokenDistribution, prompts: TokenDistribution | None
 ) -> None:
-    time, rate, j = BatchTime(LAW, lengths, prompts, padded), 200.0, np.arange(200)
-    for size, full in enumerate(time.arrivals_table(rate, 6, 199), start=1):
-        row = full[:200]
-        assert row.sum() == pytest.approx(1, abs=1e-10)
-        assert row @ j == pytest.approx(rate * time.mean(size), rel=1e-8)
-        assert row @ j**2 == pytest.approx(rate * time.mean(size) + rate**2 * time.second_moment(size), rel=1e-8)
+    time, rate, j = BatchTime(LAW, lengths, prompts, padded), 200.0, np.arange(400)
+    for size, row in enumerate(time.table(6).arrivals(rate, 400), start=1):
+        assert row.sum() == pytest.approx(1, abs=1e-12)
+        assert row @ j == pytest.approx(rate * time.mean(size), rel=1e-11)
+        assert row @ j**2 == pytest.approx(rate * time.mean(size) + rate**2 * time.second_moment(size), rel=1e-11)
 
 
-def test_both_ways_to_the_arrivals_of_a_padded_batch_agree() -> None:
-    """The negative binomial mixture against the transform with a Gauss-Laguerre residual."""
-    time, size = BatchTime(LAW, LOGNORMAL, None, True), 256
-    points = 100 * (1 - np.exp(-2j * np.pi * np.arange(size // 2 + 1) / size))
-    by_transform = np.fft.irfft(time._mixed(points, *gamma_rule(LAW.cv, 32), [5])[0], n=size)
-    assert time.arrivals_table(100.0, 5, size - 1)[4] == pytest.approx(by_transform, abs=1e-11)
-    assert time.transform(points, 5) == pytest.approx(time._mixed(points, *gamma_rule(LAW.cv, 64), [5])[0], abs=1e-11)
-
-
-def test_gauss_rules_keep_the_moments() -> None:
-    x, weights = gamma_rule(0.5, 12)
-    assert [weights @ x**k for k in range(4)] == pytest.approx([1, 1, 1.25, 1.875])
-    points, mass = condensed(parse_distribution("geometric:mean=300", 4000), 20)
-    law = parse_distribution("geometric:mean=300", 4000)
-    assert [mass @ points**k for k in (1, 2, 9)] == pytest.approx([law.moment(k) for k in (1, 2, 9)], rel=1e-9)
+@pytest.mark.parametrize("cv", [0.0, 0.12])
+@pytest.mark.parametrize("padded", [True, False])
+def test_the_arrivals_of_a_batch_match_enumeration(padded: bool, cv: float) -> None:
+    """Three sequences of one to four tokens: the mixture of Poisson (negative binomial) laws over all 64 combinations."""
+    pmf = np.array([0, 0.1, 0.4, 0.3, 0.2])
+    law = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3, cv=cv)
+    rate, j, expected = 900.0, np.arange(40), np.zeros(40)
+    for lengths in np.ndindex(4, 4, 4):
+        counts = np.array(lengths) + 1
+        mean = rate * (law.padded(3, counts.max()) if padded else law.unpadded(3, counts.sum(), counts.max()))
+        factorials = np.array([math.lgamma(n + 1) for n in j])
+        if cv == 0:
+            logs = j * math.log(mean) - mean - factorials
+        else:
+            shape = cv**-2
+            rising = np.array([math.lgamma(n + shape) for n in j]) - math.lgamma(shape)
+            logs = rising - factorials + j * math.log(mean / shape) - (j + shape) * math.log1p(mean / shape)
+        expected += np.prod(pmf[counts]) * np.exp(logs)
+    assert BatchTime(law, TokenDistribution(pmf), None, padded).table(3).arrivals(rate, 40)[2] == pytest.approx(expected, abs=1e-13)
 
 
 @pytest.mark.parametrize("load", [0.2, 0.5, 0.8])
@@ -144,7 +147,7 @@ def test_fixed_batching_with_deterministic_service_matches_the_roots(batch_size:
         roots.append(1 / (1 - z))
     queue = (batch_size - (batch_size - mu) ** 2) / (2 * (batch_size - mu)) + sum(roots).real
     expected = (queue - mu + (batch_size - 1) / 2) / rate
-    assert solve_fixed_batches(time, rate, batch_size).queueing_delay == pytest.approx(expected, rel=1e-9)
+    assert solve_fixed_batches(time, rate, batch_size).delay.mean == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("cv", [0.0, 0.12, 1.0])
@@ -155,7 +158,7 @@ def test_fixed_batching_matches_its_lindley_chain(cv: float, load: float) -> Non
     time = BatchTime(law, LOGNORMAL, None, True)
     rate = load * b / time.mean(b)
     size = 1500 if cv == 1 else 250
-    arrivals = time.arrivals_table(rate, b, size - 1)[b - 1][:size]
+    arrivals = time.table(b).arrivals(rate, size)[b - 1]
     spectrum, left = np.fft.rfft(arrivals, 2 * size), np.eye(1, size)[0]
     for _ in range(4000):
         total = np.fft.irfft(np.fft.rfft(left, 2 * size) * spectrum)
@@ -164,7 +167,7 @@ def test_fixed_batching_matches_its_lindley_chain(cv: float, load: float) -> Non
             break
         left = new
     expected = (left @ np.arange(size) + (b - 1) / 2) / rate
-    assert solve_fixed_batches(time, rate, b).queueing_delay == pytest.approx(expected, rel=1e-7)
+    assert solve_fixed_batches(time, rate, b).delay.mean == pytest.approx(expected, rel=1e-7)
 
 
 def test_elastic_waits_less_than_padded_and_both_grow_with_the_load() -> None:

@@ -1,0 +1,108 @@
+"""What the documents give for a queue where we have the exact answer: `--method bound` and `--method paper`.
+
+dynamic   Yang et al. Eq. 16 (Inoue's Theorem 2 as a queueing delay), H <= alpha b + beta:
+          psi = min(lam (alpha + beta)^2, lam alpha beta + lam alpha^2 + beta) / (2 (1 - lam^2 alpha^2))
+          padded, lengths at most m: alpha = k1 + k3 m, beta = k2 + k4 m (Eq. 20). A bound where H has no residual and no cap binds:
+          derived for deterministic H, it held for H below a line in every case tried; with a random H of the same mean it fails.
+elastic   the same with alpha = k1 + k3 E[N], beta = k2 + k4 m (after Eq. 26). Printed, but NOT a bound: k3 sum N is random.
+fixed     Eq. 25, 20 terms, H replaced by its mean. Printed as the queueing delay; it is the sojourn minus the forming delay:
+          the queueing delay is Eq. 25 - H + (b - 1)/(2 lam).
+single    Eq. 1-5 are right and are the exact answer; with patience de Kok and Tijms's interpolation (Eq. 6-9), queueing.mg1d.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy.special import gammaln
+
+from policies.core import Policy
+from policies.fixed import Fixed
+from policies.immediate import Continuous, Dynamic, Elastic, Single
+from queueing.errors import UnstableQueueError
+from queueing.mg1d import de_kok_tijms
+from queueing.model import Model
+from queueing.result import Quantiles
+
+TERMS = 20
+
+
+def has_bound(model: Model) -> bool:
+    """Whether a bound on the mean delay is known: uncapped padded batches without a residual."""
+    open_ended = isinstance(model.policy, Dynamic) and model.bound is None
+    return open_ended and model.law.cv == 0 and model.prompt_tokens is None and _plain(model)
+
+
+def has_paper(model: Model) -> bool:
+    """Whether the documents print a formula for it."""
+    if isinstance(model.policy, Single):
+        return model.servers == 1
+    open_ended = isinstance(model.policy, Dynamic | Elastic) and model.bound is None
+    return _plain(model) and model.prompt_tokens is None and (open_ended or _pure_fixed(model.policy))
+
+
+def delay_bound(model: Model, arrival_rate: float) -> float:
+    """Upper bound of the mean queueing delay, seconds. Raises UnstableQueueError where the bound's own line is."""
+    return line_bound(arrival_rate, *_line(model))
+
+
+def paper_values(model: Model, arrival_rate: float) -> dict[str, Any]:
+    """What the documents print, by field of a Prediction. Raises UnstableQueueError."""
+    if isinstance(model.policy, Single):
+        return _single(model, arrival_rate)
+    if isinstance(model.policy, Fixed):
+        service = model.batch_time.mean(model.bound or 1)
+        return {"queueing_delay": Quantiles(departure_queue(arrival_rate, service, model.bound or 1) / arrival_rate)}
+    return {"queueing_delay": Quantiles(delay_bound(model, arrival_rate))}
+
+
+def line_bound(arrival_rate: float, alpha: float, beta: float) -> float:
+    """Eq. 16, seconds, for H = alpha b + beta."""
+    load = arrival_rate * alpha
+    if load >= 1:
+        raise UnstableQueueError(load)
+    light = arrival_rate * (alpha + beta) ** 2
+    heavy = arrival_rate * alpha * beta + arrival_rate * alpha**2 + beta
+    return min(light, heavy) / (2 * (1 - load**2))
+
+
+def departure_queue(arrival_rate: float, service: float, batch_size: int, terms: int = TERMS) -> float:
+    """lam times Eq. 25: Bailey's mean queue at departures of M/D^b/1, its roots by Lagrange's series."""
+    mu = arrival_rate * service
+    if mu >= batch_size:
+        raise UnstableQueueError(mu / batch_size)
+    m = np.arange(1, terms + 1)
+    c = np.exp(-mu * m / batch_size + (m - 1) * np.log(mu * m / batch_size) - gammaln(m + 1))
+    w = np.exp(2j * np.pi * np.arange(1, batch_size) / batch_size)
+    roots = (w[:, None] ** m) @ c
+    slack = batch_size - mu
+    return float((batch_size - slack**2) / (2 * slack) + np.sum(1 / (1 - roots)).real)
+
+
+def _single(model: Model, arrival_rate: float) -> dict[str, Any]:
+    service = model.batch_time
+    mean, second = service.mean(1), service.second_moment(1)
+    if model.patience is not None:
+        lossy = de_kok_tijms(arrival_rate, mean, second / mean**2 - 1, model.patience)
+        return {
+            "queueing_delay": Quantiles(lossy.delay),
+            "served_queueing_delay": Quantiles(lossy.served),
+            "loss_fraction": lossy.loss_fraction,
+        }
+    delay = arrival_rate * second / (2 * (1 - arrival_rate * mean))
+    return {"queueing_delay": Quantiles(delay), "sojourn_time": Quantiles(delay + mean), "utilisation": arrival_rate * mean}
+
+
+def _line(model: Model) -> tuple[float, float]:
+    law, longest = model.law, model.output_tokens.longest
+    each = longest if model.policy.padded else model.output_tokens.mean
+    return law.speed * (law.k1 + law.k3 * each), law.speed * (law.k2 + law.k4 * longest)
+
+
+def _plain(model: Model) -> bool:
+    return model.servers == 1 and model.patience is None and not isinstance(model.policy, Continuous)
+
+
+def _pure_fixed(policy: Policy) -> bool:
+    return isinstance(policy, Fixed) and policy.max_wait == np.inf

@@ -1,0 +1,128 @@
+"""The laws of H | b for b = 1 .. B on one lattice: what every prediction for a batch policy reads, whatever the arrival rate.
+
+Without its residual X the service time is bounded, and its law lies on `_POINTS` lattice instants (queueing.service_laws).
+Everything asked of it is an expectation of a smooth function of the service time, exact to (lam width)^8:
+
+    P(A = j | b) = sum_t P(H = t | b) P(A = j | t),   Poisson; negative binomial where X is gamma
+    E exp(-s X H) = sum_t P(H = t | b) (1 + s t cv^2)^(-1/cv^2)
+
+The horizon of an unpadded batch is where Bernstein's inequality leaves e^-35 of the sum of its tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cached_property
+
+import numpy as np
+
+from queueing.distributions import TokenDistribution
+from queueing.latency import LatencyModel
+from queueing.lattice import Complex, Grid, Vector, blocks
+from queueing.service_laws import ServiceLaws, likely_sum
+
+_POINTS = 4096
+_MARGIN = 64  # lattice points for the stencils of the terms of H beyond its largest value
+_COARSE = 512  # instants that a transform with a residual sums over
+
+
+class ServiceTable:
+    """Rate-independent: built once for a law, its lengths and a largest batch."""
+
+    def __init__(
+        self, law: LatencyModel, output: TokenDistribution, prompts: TokenDistribution | None, *, padded: bool, largest: int
+    ) -> None:
+        self.law, self.largest, self._padded = law, largest, padded
+        prompts = None if law.kp == 0 else prompts
+        self.width = _horizon(law, output, prompts, padded=padded, largest=largest) / (_POINTS - _MARGIN)
+        self.instants = self.width * np.arange(_POINTS)
+        self._builder = ServiceLaws(law=law, output_tokens=output, prompt_tokens=prompts, largest=largest, width=self.width, points=_POINTS)
+        self.laws = self._builder.padded() if padded else self._builder.unpadded()  # (B, points): X = 1
+        self._transforms: dict[tuple[float, int, bool], Complex] = {}
+
+    def arrivals(self, arrival_rate: float, count: int, first: int = 0) -> Vector:
+        """`rows[b - 1, j]` = P(A = j | b), j = 0 .. count - 1, for b = first + 1 .. B."""
+        laws, j_size = self.laws[first:], max(1, 2_000_000 // _POINTS)
+        rows = np.empty((len(laws), count))
+        chunk = np.empty((min(j_size, count), _POINTS))
+        column = self._no_arrival(arrival_rate)
+        grows = self._growth(arrival_rate)
+        for part in blocks(count, j_size):
+            for row, j in enumerate(range(part.start, part.stop)):
+                if j:
+                    column = column + grows(j)
+                np.exp(column, out=chunk[row])
+            rows[:, part] = laws @ chunk[: part.stop - part.start].T
+        return rows
+
+    def transforms(self, grid: Grid, sizes: int, *, own: bool = False) -> Complex:
+        """`table[b - 1]` = E exp(-s H), b = 1 .. `sizes` at least; `own`: the time to a member's own release instead."""
+        key = (grid.width, grid.points, own)
+        if key not in self._transforms or len(self._transforms[key]) < sizes:
+            laws = self._own_laws if own and not self._padded else self.laws
+            self._transforms[key] = self._smeared(laws[:sizes], grid)
+        return self._transforms[key][:sizes]
+
+    @cached_property
+    def _own_laws(self) -> Vector:
+        return self._builder.unpadded(own=True)
+
+    def generating(self, arrival_rate: float, radius: float, batch_size: int) -> float:
+        """E radius^A | b; infinite beyond the pole of the gamma residual."""
+        exponent = arrival_rate * (radius - 1) * self.instants
+        if self.law.cv == 0:
+            return float(self.laws[batch_size - 1] @ np.exp(np.minimum(exponent, 600.0)))
+        variance = self.law.cv**2
+        inner = 1 - exponent * variance
+        if inner.min() <= 0:
+            return math.inf
+        return float(self.laws[batch_size - 1] @ inner ** (-1 / variance))
+
+    @property
+    def longest(self) -> float:
+        """The largest service time where X = 1, seconds."""
+        return float(self.instants[-1])
+
+    def _no_arrival(self, arrival_rate: float) -> Vector:
+        mean = arrival_rate * self.instants
+        variance = self.law.cv**2
+        return -mean if variance == 0 else -np.log1p(mean * variance) / variance
+
+    def _growth(self, arrival_rate: float) -> Callable[[int], Vector]:
+        """log P(A = j) - log P(A = j - 1), given the service time."""
+        mean = np.maximum(arrival_rate * self.instants, 1e-300)
+        variance = self.law.cv**2
+        ratio = np.log(mean / (1 + mean * variance))
+        return lambda j: ratio + math.log((1 + (j - 1) * variance) / j)
+
+    def _smeared(self, laws: Vector, grid: Grid) -> Complex:
+        """Transforms of X H on a grid: by the gamma's own transform, on fewer instants (the hat of the grid is coarser)."""
+        if self.law.cv == 0:
+            coarse = _rebinned(laws, self.width, grid.width, 2 * grid.points)
+            return grid.transform(coarse)
+        step = max(self.longest / (_COARSE - 2), self.width)
+        coarse = _rebinned(laws, self.width, step, _COARSE)
+        variance = self.law.cv**2
+        kernel = np.exp(-np.log1p(np.multiply.outer(step * np.arange(_COARSE), grid.s) * variance) / variance)
+        return np.asarray(coarse @ kernel)
+
+
+def _horizon(law: LatencyModel, output: TokenDistribution, prompts: TokenDistribution | None, *, padded: bool, largest: int) -> float:
+    tokens = 0.0 if prompts is None else likely_sum(prompts, largest)
+    if padded:
+        return law.padded(largest, output.longest, tokens)
+    return law.unpadded(largest, likely_sum(output, largest), output.longest, tokens)
+
+
+def _rebinned(laws: Vector, width: float, coarser: float, points: int) -> Vector:
+    """The same laws on a coarser lattice, each mass between its two neighbours; beyond the last point is none."""
+    position = width / coarser * np.arange(laws.shape[1])
+    first = np.floor(position).astype(np.int64)
+    share = position - first
+    size = max(points, int(first[-1]) + 2)
+    answer = np.zeros((len(laws), size))
+    starts = np.flatnonzero(np.diff(first, prepend=-1))
+    answer[:, first[starts]] += np.add.reduceat(laws * (1 - share), starts, axis=1)
+    answer[:, first[starts] + 1] += np.add.reduceat(laws * share, starts, axis=1)
+    return answer[:, :points]

@@ -1,0 +1,110 @@
+"""S = X (c + d N + kp P): one request's service time, as values for X = 1 with their probabilities, and its excess over a level.
+
+    excess(x) = E (S - x)^+   and   E ((S - x)^+)^2 / 2
+
+from which follow the residual life P(Se > x) = excess_1(x) / E[S] and every hat-weighted integral of P(S > y) (no cancellation in
+the tail). X is gamma with mean 1 and SCV cv^2: with few values by its incomplete gamma functions, exactly; with many, X is
+represented by its conditional means in about 400 cells (error of the second moment below 1e-5).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from scipy.special import gammainc, gammaincc, gammaincinv
+
+from queueing.distributions import TokenDistribution, Vector
+from queueing.latency import LatencyModel
+
+_FEW = 64
+_PARTS = 200
+
+
+@dataclass(frozen=True, eq=False)
+class ServiceTime:
+    """`values` (seconds, X = 1) with probabilities `weights`; `cv` of the residual."""
+
+    values: Vector
+    weights: Vector
+    cv: float = 0.0
+
+    @classmethod
+    def of(cls, law: LatencyModel, output_tokens: TokenDistribution, prompt_tokens: TokenDistribution | None = None) -> ServiceTime:
+        """Of a single request under the latency law; random prompts are combined with every length."""
+        support = np.flatnonzero(output_tokens.pmf)
+        seconds, pmf = law.setup(1) + law.step(1) * support, output_tokens.pmf[support]
+        if prompt_tokens is not None and law.kp != 0:
+            lengths = np.flatnonzero(prompt_tokens.pmf)
+            seconds = np.add.outer(law.speed * law.kp * lengths, seconds).ravel()
+            pmf = np.multiply.outer(prompt_tokens.pmf[lengths], pmf).ravel()
+        return cls(seconds, pmf, law.cv)
+
+    @property
+    def mean(self) -> float:
+        """E[S], seconds."""
+        return float(self.weights @ self.values)
+
+    @property
+    def second_moment(self) -> float:
+        """E[S^2]."""
+        return (1 + self.cv**2) * float(self.weights @ self.values**2)
+
+    @property
+    def scv(self) -> float:
+        """Var S / E[S]^2."""
+        centred = float(self.weights @ (self.values - self.mean) ** 2)
+        return centred / self.mean**2 * (1 + self.cv**2) + self.cv**2
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether S takes one value only."""
+        return self.cv == 0 and len(self.values) == 1
+
+    @property
+    def longest(self) -> float:
+        """A service time that is practically never exceeded, seconds."""
+        return float(self.spread[0].max())
+
+    @cached_property
+    def spread(self) -> tuple[Vector, Vector]:
+        """Values and probabilities of S, X included."""
+        if self.cv == 0:
+            return self.values, self.weights
+        shape = self.cv**-2
+        levels = np.arange(_PARTS + 1) / _PARTS
+        edges = np.union1d(gammaincinv(shape, levels), gammaincinv(shape + 2, levels[1:-1]))  # equal shares of 1 and of X^2
+        mass = np.diff(gammainc(shape, edges))
+        means = np.diff(gammainc(shape + 1, edges)) / mass
+        return np.multiply.outer(means, self.values).ravel(), np.multiply.outer(mass, self.weights).ravel()
+
+    def excess(self, x: Vector) -> tuple[Vector, Vector]:
+        """E (S - x)^+ and E ((S - x)^+)^2 / 2 at each level x >= 0."""
+        if self.cv and len(self.values) <= _FEW:
+            return self._gamma_excess(x)
+        values = self._sorted[0]
+        above = self._above[:, np.searchsorted(values, x, side="right")]
+        return above[1] - x * above[0], (above[2] - 2 * x * above[1] + x**2 * above[0]) / 2
+
+    def _gamma_excess(self, x: Vector) -> tuple[Vector, Vector]:
+        shape = self.cv**-2
+        first, second = np.zeros(len(x)), np.zeros(len(x))
+        for value, weight in zip(self.values, self.weights, strict=True):
+            z = np.maximum(x, 0.0) * shape / value
+            tails = [gammaincc(shape + k, z) for k in range(3)]
+            first += weight * (value * tails[1] - x * tails[0])
+            second += weight * (value**2 * (1 + self.cv**2) * tails[2] - 2 * x * value * tails[1] + x**2 * tails[0]) / 2
+        return first, second
+
+    @cached_property
+    def _sorted(self) -> tuple[Vector, Vector]:
+        values, weights = self.spread
+        order = np.argsort(values)
+        return values[order], weights[order]
+
+    @cached_property
+    def _above(self) -> Vector:
+        """Sums of mass, mass * value and mass * value^2 from each value upwards."""
+        values, mass = self._sorted
+        return np.array([np.append(np.cumsum((mass * values**k)[::-1])[::-1], 0.0) for k in range(3)])
