@@ -2,13 +2,15 @@
 
 The queue starts empty; the first tenth of the requests is dropped. The standard error comes from the replications, with
 one replication from 20 batch means of consecutive requests. Every stream has its own generator, spawned from the seed:
-arrivals, output tokens, prompt tokens, one residual stream per server.
+arrivals, output tokens, prompt tokens, one residual stream per server. So one seed means the same arrivals and lengths under every
+policy. The compiled replay (queueing.fast_simulation) is the default; `generic=True` drives the policy object itself: same sample path.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +22,9 @@ from queueing.model import Model
 from queueing.record import Record
 from queueing.result import LEVELS, Mean, Prediction, Quantiles
 from queueing.simulation import Job, simulate_trace
+
+if TYPE_CHECKING:
+    from queueing.fast_simulation import SimulatedRun
 
 WARM_UP = 0.1
 BATCH_MEANS = 20
@@ -35,22 +40,10 @@ def simulate(
     num_requests: int = NUM_REQUESTS,
     seed: int = 0,
     replications: int = 1,
-    max_output_tokens: int | None = None,
-    max_num_seqs: int | None = None,
-    prompt_tokens: TokenDistribution | None = None,
-    servers: int = 1,
-    patience: float | None = None,
+    **limits: Any,
 ) -> Prediction:
-    """Simulated means with standard errors, over `replications` runs of `num_requests` each."""
-    model = Model(
-        policy=policy,
-        output_tokens=output_tokens if max_output_tokens is None else output_tokens.clip(max_output_tokens),
-        law=law,
-        prompt_tokens=prompt_tokens,
-        max_num_seqs=max_num_seqs,
-        servers=servers,
-        patience=patience,
-    )
+    """Simulated means with standard errors, over `replications` runs of `num_requests` each; `limits` are those of `Model.clipped`."""
+    model = Model.clipped(policy, output_tokens, law, **limits)
     return simulate_model(model, arrival_rate, num_requests=num_requests, seed=seed, replications=replications)
 
 
@@ -62,14 +55,15 @@ def simulate_model(
     seed: int = 0,
     replications: int = 1,
     notes: tuple[str, ...] = (),
+    generic: bool = False,
 ) -> Prediction:
     """`simulate` for a model that is put together already."""
     if replications < 1 or num_requests * (1 - WARM_UP) < BATCH_MEANS:
         raise SpecError(f"got {num_requests} requests and {replications} replications; expected at least {2 * BATCH_MEANS} and 1")
     load = model.load(arrival_rate)
     streams = np.random.SeedSequence(seed).spawn(replications)
-    runs = [_run(model, arrival_rate, num_requests, stream) for stream in streams]
-    waits, sojourns, served, sizes, lost = zip(*(_series(run, model.patience) for run in runs), strict=True)
+    runs = [simulate_run(model, arrival_rate, num_requests, stream, generic=generic).after(int(WARM_UP * num_requests)) for stream in streams]
+    patience = math.inf if model.patience is None else model.patience
     return Prediction(
         policy=model.text,
         effective_max_batch_size=model.bound,
@@ -77,13 +71,32 @@ def simulate_model(
         method="simulation",
         stable=True,
         load=load,
-        utilisation=float(np.mean([_busy(run) / model.servers for run in runs])),
-        queueing_delay=_summary(waits),
-        sojourn_time=_summary(sojourns),
-        batch_size=Mean(_mean(sizes), _standard_error(sizes)),
-        loss_fraction=_mean(lost),
-        served_queueing_delay=_summary(served),
+        utilisation=float(np.mean([_busy(run, model.servers) for run in runs])),
+        queueing_delay=_summary([np.where(run.lost, patience, run.queueing_delay) for run in runs]),
+        sojourn_time=_summary([run.sojourn_time[~run.lost] for run in runs]),
+        batch_size=Mean(*_mean_and_error([_per_dispatch(run) for run in runs])),
+        loss_fraction=_mean_and_error([run.lost.astype(float) for run in runs])[0],
+        served_queueing_delay=_summary([run.queueing_delay[~run.lost] for run in runs]),
+        time_to_first_token=Mean(*_mean_and_error([(run.first_token_at - run.arrived_at)[~run.lost] for run in runs])),
         assumptions=(*model.assumptions, *notes),
+    )
+
+
+def simulate_run(
+    model: Model, arrival_rate: float, num_requests: int, stream: np.random.SeedSequence, *, generic: bool = False
+) -> SimulatedRun:
+    """One replication as arrays, warm-up included."""
+    from queueing import fast_simulation as fast  # numba is loaded only where something is simulated
+
+    if fast.is_compiled(model) and not generic:
+        return fast.replay(model, fast.draw_trace(model, arrival_rate, num_requests, stream))
+    jobs, residuals = draw_jobs(model, arrival_rate, num_requests, stream)
+    bound = 2**31 if model.max_num_seqs is None else model.max_num_seqs
+    records = simulate_trace(model.policy, jobs, model.law, residuals, servers=model.servers, max_batch_size=bound)
+    records.sort(key=lambda record: int(record.request_id))
+    return fast.SimulatedRun(
+        **{name: _column(records, name) for name in ("arrived_at", "dispatched_at", "released_at", "first_token_at", "server_free_at")},
+        **{name: _column(records, name, -1) for name in ("batch_id", "batch_size", "server_id", "output_tokens")},
     )
 
 
@@ -104,39 +117,29 @@ def draw_jobs(
     return jobs, residuals
 
 
-def _run(model: Model, arrival_rate: float, num_requests: int, stream: np.random.SeedSequence) -> list[Record]:
-    jobs, residuals = draw_jobs(model, arrival_rate, num_requests, stream)
-    bound = 2**31 if model.max_num_seqs is None else model.max_num_seqs
-    records = simulate_trace(model.policy, jobs, model.law, residuals, servers=model.servers, max_batch_size=bound)
-    records.sort(key=lambda record: record.arrived_at or 0.0)
-    return records[int(WARM_UP * num_requests) :]
+def _column(records: Sequence[Record], name: str, missing: float = math.nan) -> Any:
+    values = [getattr(record, name) for record in records]
+    if name == "released_at":
+        values = [value if record.outcome == "completed" else None for value, record in zip(values, records, strict=True)]
+    return np.array([missing if value is None else value for value in values])
 
 
-def _series(records: list[Record], patience: float | None) -> tuple[Vector, Vector, Vector, Vector, Vector]:
-    """In order of arrival: delay (lost ones at their patience), sojourn, delay of the served, batch size per dispatch, lost or not."""
-    served = [record for record in records if record.outcome == "completed"]
-    waits = np.array([patience if record.queueing_delay is None else record.queueing_delay for record in records], dtype=float)
-    sojourns = np.array([record.sojourn_time for record in served], dtype=float)
-    delays = np.array([record.queueing_delay for record in served], dtype=float)
-    sizes = {record.batch_id: record.batch_size for record in served}
-    lost = np.array([record.outcome == "abandoned" for record in records], dtype=float)
-    return waits, sojourns, delays, np.array(list(sizes.values()), dtype=float), lost
+def _per_dispatch(run: SimulatedRun) -> Vector:
+    """The size of each batch, in order of dispatch."""
+    _, first = np.unique(run.batch_id[~run.lost], return_index=True)
+    return np.asarray(run.batch_size[~run.lost][first], dtype=float)
 
 
-def _busy(records: list[Record]) -> float:
-    """Servers busy on average, from the first dispatch to the last: union of the service intervals of each server."""
-    spans = sorted(
-        (r.server_id, r.dispatched_at, r.server_free_at)
-        for r in records
-        if r.server_id is not None and r.dispatched_at is not None and r.server_free_at is not None
-    )
-    busy, server, until = 0.0, -1, -math.inf
-    for server_id, start, end in spans:
-        if server_id != server:
-            server, until = server_id, -math.inf
-        busy += max(0.0, end - max(start, until))
-        until = max(until, end)
-    return busy / (max(end for _, _, end in spans) - min(start for _, start, _ in spans))
+def _busy(run: SimulatedRun, servers: int) -> float:
+    """Servers busy on average, from the first dispatch to the last departure: union of the service intervals of each."""
+    kept = ~run.lost
+    starts, ends, ids = run.dispatched_at[kept], run.server_free_at[kept], run.server_id[kept]
+    busy = 0.0
+    for server in range(servers):
+        mine = ids == server
+        begin, end = starts[mine], np.maximum.accumulate(ends[mine])
+        busy += float(np.sum(np.maximum(0.0, end - np.maximum(begin, np.append(-math.inf, end[:-1])))))
+    return busy / float(ends.max() - starts.min()) / servers
 
 
 def _summary(series: Sequence[Vector]) -> Quantiles:
@@ -144,17 +147,15 @@ def _summary(series: Sequence[Vector]) -> Quantiles:
     if not len(values):
         return Quantiles()
     quantiles = dict(zip(LEVELS, np.quantile(values, list(LEVELS.values())).tolist(), strict=True))
-    return Quantiles(_mean(series), **quantiles, standard_error=_standard_error(series))
+    mean, error = _mean_and_error(series)
+    return Quantiles(mean, **quantiles, standard_error=error)
 
 
-def _mean(series: Sequence[Vector]) -> float | None:
+def _mean_and_error(series: Sequence[Vector]) -> tuple[float | None, float | None]:
+    """Mean, and its standard error from the replications; of one run, from batch means of consecutive values."""
     values = np.concatenate(series)
-    return float(values.mean()) if len(values) else None
-
-
-def _standard_error(series: Sequence[Vector]) -> float | None:
     parts = series if len(series) > 1 else np.array_split(series[0], BATCH_MEANS)
-    if any(len(part) == 0 for part in parts):
-        return None
+    if not len(values) or any(len(part) == 0 for part in parts):
+        return (float(values.mean()) if len(values) else None), None
     means = np.array([part.mean() for part in parts])
-    return float(means.std(ddof=1) / math.sqrt(len(means)))
+    return float(values.mean()), float(means.std(ddof=1) / math.sqrt(len(means)))

@@ -54,6 +54,8 @@ class Prediction:
     batch_size: Mean = field(default_factory=Mean)
     loss_fraction: float | None = 0.0
     served_queueing_delay: Quantiles = field(default_factory=Quantiles)
+    time_to_first_token: Mean = field(default_factory=Mean)  # arrival to first token, of the served
+    inter_token_latency: Mean = field(default_factory=Mean)  # from one token of an answer to its next
     bounds: dict[str, float] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
 
