@@ -62,7 +62,9 @@ def simulate_model(
         raise SpecError(f"got {num_requests} requests and {replications} replications; expected at least {2 * BATCH_MEANS} and 1")
     load = model.load(arrival_rate)
     streams = np.random.SeedSequence(seed).spawn(replications)
-    runs = [simulate_run(model, arrival_rate, num_requests, stream, generic=generic).after(int(WARM_UP * num_requests)) for stream in streams]
+    runs = [
+        simulate_run(model, arrival_rate, num_requests, stream, generic=generic).after(int(WARM_UP * num_requests)) for stream in streams
+    ]
     patience = math.inf if model.patience is None else model.patience
     return Prediction(
         policy=model.text,
@@ -86,7 +88,7 @@ def simulate_run(
     model: Model, arrival_rate: float, num_requests: int, stream: np.random.SeedSequence, *, generic: bool = False
 ) -> SimulatedRun:
     """One replication as arrays, warm-up included."""
-    from queueing import fast_simulation as fast  # numba is loaded only where something is simulated
+    from queueing import fast_simulation as fast
 
     if fast.is_compiled(model) and not generic:
         return fast.replay(model, fast.draw_trace(model, arrival_rate, num_requests, stream))

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from policies.fixed import Fixed
 from policies.immediate import Continuous
-from queueing import kernels
+from queueing import kernels, slot_kernels
 from queueing.distributions import TokenDistribution, Vector
 from queueing.latency import LatencyModel
 from queueing.model import Model
@@ -83,18 +83,21 @@ def draw_trace(model: Model, arrival_rate: float, num_requests: int, stream: np.
 
 def replay(model: Model, trace: Trace) -> SimulatedRun:
     """The policy on the trace. The queue closes with the last arrival."""
-    law = model.law
     bound = 2**31 if model.bound is None else model.bound
+    law = model.law
     coefficients = (law.k1, law.k2, law.k3, law.k4, law.kp, law.speed)
     deadlines = trace.arrived_at + (math.inf if model.patience is None else model.patience)
-    given = (trace.arrived_at, trace.output_tokens, trace.prompt_tokens, deadlines, coefficients)
+    lengths = trace.output_tokens, trace.prompt_tokens
+    fixed = model.policy if isinstance(model.policy, Fixed) else None
+    wait_for, max_wait = (1, math.inf) if fixed is None else (bound, fixed.max_wait)
     if isinstance(model.policy, Continuous):
-        found = kernels.run_slots(*given, law.turnaround, model.servers, bound)
-    else:
-        fixed = model.policy if isinstance(model.policy, Fixed) else None
-        wait_for, max_wait = (1, math.inf) if fixed is None else (bound, fixed.max_wait)
+        found = slot_kernels.run_slots(trace.arrived_at, *lengths, deadlines, coefficients, law.turnaround, model.servers, bound)
+    elif model.servers == 1 and model.patience is None and max_wait == math.inf:
         residuals = _residuals(law, trace)
-        found = kernels.run_batches(*given, residuals, model.servers, bound, wait_for, max_wait, model.policy.padded)
+        found = kernels.run_one_server(trace.arrived_at, *lengths, coefficients, residuals, bound, wait_for, model.policy.padded)
+    else:
+        limits = (model.servers, bound, wait_for, max_wait, model.policy.padded)
+        found = kernels.run_batches(trace.arrived_at, *lengths, deadlines, coefficients, _residuals(law, trace), *limits)
     dispatched, released, first, free, batch, sizes, server = found
     return SimulatedRun(trace.arrived_at, dispatched, released, first, free, batch, sizes, server, trace.output_tokens)
 

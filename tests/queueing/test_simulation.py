@@ -235,9 +235,9 @@ def test_patience_with_exponential_service_loses_the_textbook_fraction() -> None
     u = 1 + 0.8 * -math.expm1(-0.2 * 2.0) / 0.2
     answer = simulate(parse_policy("single"), 0.8, one, law, patience=2.0, num_requests=20_000, replications=4)
     assert answer.loss_fraction == pytest.approx(1 - u / (1 + 0.8 * u), rel=0.05)
-    served = predict(parse_policy("single"), 0.8, one, law, patience=2.0)
-    assert served.method == "simulation"
-    assert served.stable
+    exact = predict(parse_policy("single"), 0.8, one, law, patience=2.0)
+    assert exact.method == "exact"
+    assert exact.loss_fraction == pytest.approx(1 - u / (1 + 0.8 * u), rel=1e-9)
 
 
 def test_the_waiting_queue_is_a_sequence_that_gives_up_any_member() -> None:
