@@ -14,8 +14,8 @@ bound lam (k1 + k3 sup N) < 1 (padded) or lam (k1 + k3 E[N]) < 1 (unpadded).
 
 Method: above B - 1 the chain is a random walk with steps A - B; it comes back below B by its descending ladder heights
 (queueing.ladder), so the chain censored on 1 .. B - 1 is finite and exact: no truncation of the queue, any load. p0 and P(Q >= B)
-follow from the drift, the means from both drifts. Residual: what the rows of the censored chain lack to 1. Without a bound
-the chain is cut at a size that doubles until fewer than 1e-13 of the batches are larger; residual: what the drift of Q leaves.
+follow from the drift, the means from both drifts. Residual: what its rows miss in mass and mean. Without a bound
+the chain is cut at a size that doubles until fewer than 1e-11 of the batches are larger; residual: what the drift of Q leaves.
 Inoue (2021) treats deterministic H and B = infinity; THEORY c.
 """
 
@@ -31,10 +31,11 @@ from queueing.ladder import Ladder, solve_ladder
 from queueing.lattice import Vector
 from queueing.service_table import ServiceTable
 
-_FIRST, _LARGEST_BATCH = 32, 1024  # sizes tried where there is no bound
+_FIRST, _LARGEST_BATCH = 32, 2048  # sizes tried where there is no bound
 _LONGEST_ROW = 2**17
 _FIRST_CIRCLE, _LAST_CIRCLE = 1024, 2**16
 _NEGLIGIBLE = 1e-9
+_LOST = 1e-11  # share of batches beyond the cut of an unbounded chain
 
 Moments = tuple[Vector, ...]  # E[H | b], E[H^2 | b], mean own release | b, for b = 1, 2, ...
 State = tuple[Vector, float, float]  # P(Q = b) for b < B, P(Q >= B), p0
@@ -75,9 +76,11 @@ def solve_batch_chain(time: BatchTime, arrival_rate: float, bound: int | None) -
     if bound is not None:
         return _solve(time, arrival_rate, bound)
     size = _FIRST
+    while size < _LARGEST_BATCH and arrival_rate * time.mean(size) > 0.95 * size:  # smaller ones grow
+        size *= 2
     while True:
         queue, lost = _unbounded(time, arrival_rate, size)
-        if lost < 1e-13:
+        if lost < _LOST:
             return queue
         if size >= _LARGEST_BATCH:
             raise NotConvergedError(f"the law of the batch size (share of batches above {size})", lost)
@@ -93,7 +96,10 @@ def _unbounded(time: BatchTime, arrival_rate: float, size: int) -> tuple[BatchQu
     lost = abs(float(visits @ beyond))
     state = visits, 0.0, to_empty
     moments = tuple(moment[:-1] for moment in time.moments(size))
-    return _means(arrival_rate, moments, state, _drift(arrival_rate, moments[0], state), np.zeros(0)), lost
+    residual = _drift(arrival_rate, moments[0], state)
+    if lost < _LOST and residual > 1e-8:
+        raise NotConvergedError("the chain of batch sizes (drift)", residual)
+    return _means(arrival_rate, moments, state, residual, np.zeros(0)), lost
 
 
 def _drift(arrival_rate: float, first: Vector, state: State) -> float:
@@ -145,9 +151,10 @@ def _solve(time: BatchTime, arrival_rate: float, bound: int) -> BatchQueue:
     ladder = solve_ladder(row, bound, radius)
     rows = table.arrivals(arrival_rate, _needed(time, arrival_rate, bound))[:-1]
     landing = _landing(rows, ladder)
-    residual = float(np.max(np.abs(landing.sum(axis=1) - 1)))
+    means = rows @ np.arange(rows.shape[1])
+    residual = float(max(np.abs(landing.sum(axis=1) - 1).max(), np.abs(means / (arrival_rate * moments[0][:-1]) - 1).max()))
     if residual > 1e-8:
-        raise NotConvergedError("the chain of batch sizes (row sums)", residual)
+        raise NotConvergedError("the chain of batch sizes (its rows)", residual)
     state = _normalised(arrival_rate, moments, *_stationary(landing))
     behind = _left_behind(row, state[0] @ rows, state, radius)
     return _means(arrival_rate, moments, state, max(residual, ladder.residual), behind)

@@ -31,7 +31,9 @@ class BatchTime:
     def table(self, largest: int) -> ServiceTable:
         """The laws for b = 1 .. `largest`, kept: they do not depend on the arrival rate."""
         if largest not in self._tables:
-            self._tables[largest] = ServiceTable(self.law, self.output_tokens, self.prompt_tokens, padded=self.padded, largest=largest)
+            self._tables[largest] = ServiceTable(
+                self.law, self.output_tokens, self.prompt_tokens, padded=self.padded, largest=largest, mean=self.mean(largest)
+            )
         return self._tables[largest]
 
     @cached_property

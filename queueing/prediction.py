@@ -33,6 +33,7 @@ from queueing.mgc import solve_mgc
 from queueing.model import Model
 from queueing.result import Mean, Prediction, Quantiles
 
+SIMULATED_REQUESTS = 1_000_000
 METHODS = ("auto", "exact", "approximation", "bound", "paper", "simulation")
 
 __all__ = ["METHODS", "Mean", "Prediction", "Quantiles", "largest_stable_rate", "predict"]
@@ -60,13 +61,13 @@ def predict_model(model: Model, arrival_rate: float, method: str = "auto") -> Pr
         raise UnstableQueueError(load)
     chosen = best if method == "auto" else method
     if chosen == "simulation":
-        return simulate_model(model, arrival_rate)
+        return simulate_model(model, arrival_rate, num_requests=SIMULATED_REQUESTS)
     try:
         return _answer(model, arrival_rate, chosen)
     except NotConvergedError as error:
         if method != "auto":
             raise
-        return simulate_model(model, arrival_rate, notes=(str(error),))
+        return simulate_model(model, arrival_rate, num_requests=SIMULATED_REQUESTS, notes=(str(error),))
 
 
 def unstable(model: Model, load: float, method: str) -> Prediction:

@@ -22,7 +22,8 @@ from queueing.latency import LatencyModel
 from queueing.lattice import Complex, Grid, Vector, blocks
 from queueing.service_laws import ServiceLaws, likely_sum
 
-_POINTS = 4096
+_POINTS = 4096  # at least
+_FINENESS = 0.15  # arrivals per lattice width at most: its eighth power is the error
 _MARGIN = 64  # lattice points for the stencils of the terms of H beyond its largest value
 _COARSE = 512  # instants that a transform with a residual sums over
 
@@ -31,21 +32,24 @@ class ServiceTable:
     """Rate-independent: built once for a law, its lengths and a largest batch."""
 
     def __init__(
-        self, law: LatencyModel, output: TokenDistribution, prompts: TokenDistribution | None, *, padded: bool, largest: int
+        self, law: LatencyModel, output: TokenDistribution, prompts: TokenDistribution | None, *, padded: bool, largest: int, mean: float
     ) -> None:
         self.law, self.largest, self._padded = law, largest, padded
         prompts = None if law.kp == 0 else prompts
-        self.width = _horizon(law, output, prompts, padded=padded, largest=largest) / (_POINTS - _MARGIN)
-        self.instants = self.width * np.arange(_POINTS)
-        self._builder = ServiceLaws(law=law, output_tokens=output, prompt_tokens=prompts, largest=largest, width=self.width, points=_POINTS)
+        horizon = _horizon(law, output, prompts, padded=padded, largest=largest)
+        arrivals = largest * horizon / mean  # at the largest stable rate
+        points = max(_POINTS, 2 ** math.ceil(math.log2(arrivals / _FINENESS)))
+        self.width = horizon / (points - _MARGIN)
+        self.instants = self.width * np.arange(points)
+        self._builder = ServiceLaws(law=law, output_tokens=output, prompt_tokens=prompts, largest=largest, width=self.width, points=points)
         self.laws = self._builder.padded() if padded else self._builder.unpadded()  # (B, points): X = 1
         self._transforms: dict[tuple[float, int, bool], Complex] = {}
 
     def arrivals(self, arrival_rate: float, count: int, first: int = 0) -> Vector:
         """`rows[b - 1, j]` = P(A = j | b), j = 0 .. count - 1, for b = first + 1 .. B."""
-        laws, j_size = self.laws[first:], max(1, 2_000_000 // _POINTS)
+        laws, j_size = self.laws[first:], max(1, 2_000_000 // len(self.instants))
         rows = np.empty((len(laws), count))
-        chunk = np.empty((min(j_size, count), _POINTS))
+        chunk = np.empty((min(j_size, count), len(self.instants)))
         column = self._no_arrival(arrival_rate)
         grows = self._growth(arrival_rate)
         for part in blocks(count, j_size):

@@ -13,7 +13,7 @@ from queueing.profile import load_profile, profile_path
 
 QUANTILES = {"mean", "p50", "p90", "p95", "p99"}
 KEYS = {"policy", "effective_max_batch_size", "model", "method", "stable", "load", "utilisation", "queueing_delay", "sojourn_time"}
-KEYS |= {"batch_size", "loss_fraction", "served_queueing_delay", "bounds", "assumptions"}
+KEYS |= {"time_to_first_token", "inter_token_latency", "batch_size", "loss_fraction", "served_queueing_delay", "bounds", "assumptions"}
 COMMON = {"--arrival-rate": "60", "--output-tokens": "uniform:low=1,high=32", "--latency": "k1=3e-4,k2=1.4e-3,k3=25e-6,k4=9.2e-4,cv=0.12"}
 
 
