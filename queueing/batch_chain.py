@@ -60,6 +60,11 @@ class BatchQueue:
         """B."""
         return len(self.starts) + 1
 
+    def by_request(self, values: Vector) -> float:
+        """The mean over requests of what depends on their batch's size, `values[b - 1]`, b = 1 .. B."""
+        weights = np.append(self.starts, self.full) * np.arange(1.0, self.largest + 1)
+        return float(weights @ values) / self.batch_size
+
     @property
     def largest_used(self) -> int:
         """The largest size that occurs."""
@@ -108,17 +113,17 @@ def _drift(arrival_rate: float, first: Vector, state: State) -> float:
     return abs(float(state[0] @ (arrival_rate * first - sizes)) + state[2]) / float(state[0] @ sizes)
 
 
-def full_arrivals(table: ServiceTable, arrival_rate: float, batch_size: int) -> tuple[Vector, float]:
-    """P(A = j | b = B) until what follows is negligible even times r^j, and the radius r of the walk's circle."""
+def full_arrivals(table: ServiceTable, arrival_rate: float, batch_size: int, row: Vector | None = None) -> tuple[Vector, float]:
+    """P(A = j | b = B) until what follows is negligible even times r^j, and the radius r of the walk's circle; `row`: its beginning."""
     radius = _radius(table, arrival_rate, batch_size)
-    count = 4 * batch_size + 64
+    count = 4 * batch_size + 64 if row is None else len(row)
     while count <= _LONGEST_ROW:
-        row = table.arrivals(arrival_rate, count, first=batch_size - 1)[0]
+        row = table.arrivals(arrival_rate, count, first=batch_size - 1)[0] if row is None or len(row) < count else row
         weight = np.abs(row[-8:]) @ radius ** np.arange(count - 8.0, count)
         if weight < 1e-14 * radius**batch_size:
             return row, radius
         count *= 2
-    raise NotConvergedError("the arrivals during a batch (their tail)", float(np.abs(row[-8:]).sum()))
+    raise NotConvergedError("the arrivals during a batch (steps of their law)", count / _LONGEST_ROW)
 
 
 def _radius(table: ServiceTable, arrival_rate: float, batch_size: int) -> float:
@@ -144,12 +149,13 @@ def _radius(table: ServiceTable, arrival_rate: float, batch_size: int) -> float:
 def _solve(time: BatchTime, arrival_rate: float, bound: int) -> BatchQueue:
     moments = time.moments(bound)
     table = time.table(bound)
-    row, radius = full_arrivals(table, arrival_rate, bound)
+    rows = table.arrivals(arrival_rate, _needed(time, arrival_rate, bound))
+    row, radius = full_arrivals(table, arrival_rate, bound, rows[-1])
     if bound == 1:
         state = _normalised(arrival_rate, moments, np.zeros(0), 1 - arrival_rate * float(moments[0][0]))
         return _means(arrival_rate, moments, state, 0.0, _left_behind(row, np.zeros(1), state, radius))
     ladder = solve_ladder(row, bound, radius)
-    rows = table.arrivals(arrival_rate, _needed(time, arrival_rate, bound))[:-1]
+    rows = rows[:-1]
     landing = _landing(rows, ladder)
     means = rows @ np.arange(rows.shape[1])
     residual = float(max(np.abs(landing.sum(axis=1) - 1).max(), np.abs(means / (arrival_rate * moments[0][:-1]) - 1).max()))

@@ -71,6 +71,10 @@ class BatchTime:
         decode = law.k3 * (lengths.mean + (batch_size - 1) * shorter) + law.k4 * lengths.mean
         return self._setup_mean(batch_size) + law.speed * decode
 
+    def first_token(self, batch_size: int) -> float:
+        """Mean time from dispatch to the first token: the prefill of the batch and one step."""
+        return self._setup_mean(batch_size) + self.law.step(batch_size)
+
     def largest_stable_rate(self, bound: int | None) -> float:
         """lim b / E[H(b)] at the bound: more than this cannot be served."""
         if bound is not None:

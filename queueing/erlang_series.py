@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import gammaln
 
 from queueing.distributions import Vector
 from queueing.errors import NotConvergedError
 from queueing.renewal import RenewalFunction, renewal_function, settled, settling_time
+from queueing.roots import bisected
 from queueing.service_time import ServiceTime
 
 _TERMS = 22  # of Taylor's series over at most 1/lam: 1/22! = 1e-21
@@ -53,7 +53,7 @@ class ErlangSeries:
         load = self.arrival_rate * self.service_time
         if load <= 1:
             return 0.0
-        root = brentq(lambda t: load * -math.expm1(-t) / t - 1, 1e-12, load)
+        root = bisected(lambda t: load * -math.expm1(-t) / t - 1, 1e-12, load)
         return float(root) / self.service_time
 
     @property
@@ -141,5 +141,5 @@ def renewal_of(service: ServiceTime, arrival_rate: float, horizon: float) -> Ren
 
 
 def _first_pole(load: float, services: float) -> float:
-    root = brentq(lambda g: load * math.expm1(g) / g - 1, 1e-12, 1.0)  # service times
+    root = bisected(lambda g: load * math.expm1(g) / g - 1, 1e-12, 1.0)  # service times
     return (1 - load) / (load * math.exp(root) - 1) * math.exp(-root * services)

@@ -23,12 +23,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from scipy.optimize import brentq
-
 from policies.text import SpecError
 from queueing.erlang_series import ErlangSeries
 from queueing.errors import UnstableQueueError
 from queueing.result import LEVELS, Quantiles
+from queueing.roots import bisected
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ class ConstantQueue:
         while self.delay_tail(high) > 1 - level:
             high *= 2
         series = ErlangSeries(self.arrival_rate, self.service_time, high)
-        return float(brentq(lambda x: math.log(series.tail(x) / (1 - level)), 0.0, high, xtol=1e-13 * high, rtol=1e-13))
+        return float(bisected(lambda x: math.log(series.tail(x) / (1 - level)), 0.0, high))
 
     @property
     def delay(self) -> Quantiles:

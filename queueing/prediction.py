@@ -14,6 +14,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from policies.core import Policy
 from policies.fixed import Fixed
 from policies.immediate import Continuous, Single
@@ -141,31 +143,40 @@ def _solved(model: Model, arrival_rate: float) -> dict[str, Any]:
     if isinstance(model.policy, Single):
         return _single(model, arrival_rate)
     if isinstance(model.policy, Continuous):
-        return _continuous(model, arrival_rate)
+        slots = solve_continuous(model.slot_time, arrival_rate, model.bound)
+        return _answered(Quantiles(slots.queueing_delay), Quantiles(slots.sojourn_time), slots.batch_size, slots.utilisation)
+    time = model.batch_time
     if isinstance(model.policy, Fixed):
-        fixed = solve_fixed_batches(model.batch_time, arrival_rate, model.bound or model.policy.batch_size)
-        return _batches(fixed.delay, fixed.sojourn, fixed.batch_size, fixed.utilisation)
-    queue = solve_batch_chain(model.batch_time, arrival_rate, model.bound)
-    return _batches(*batch_quantiles(model.batch_time, arrival_rate, queue), queue.batch_size, queue.utilisation)
+        b = model.bound or model.policy.batch_size
+        fixed = solve_fixed_batches(time, arrival_rate, b)
+        answer = _answered(fixed.delay, fixed.sojourn, fixed.batch_size, fixed.utilisation)
+        return answer | _token_times(fixed.delay, time.first_token(b), time.law.step(b))
+    queue = solve_batch_chain(time, arrival_rate, model.bound)
+    delay, sojourn = batch_quantiles(time, arrival_rate, queue)
+    sizes = range(1, queue.largest + 1)
+    first = queue.by_request(np.array([time.first_token(b) for b in sizes]))
+    step = queue.by_request(np.array([time.law.step(b) for b in sizes])) if model.policy.padded else None  # unpadded batches shrink
+    return _answered(delay, sojourn, queue.batch_size, queue.utilisation) | _token_times(delay, first, step)
 
 
-def _batches(delay: Quantiles, sojourn: Quantiles, batch_size: float, utilisation: float) -> dict[str, Any]:
+def _answered(delay: Quantiles, sojourn: Quantiles, batch_size: float, utilisation: float) -> dict[str, Any]:
     return {"queueing_delay": delay, "sojourn_time": sojourn, "batch_size": Mean(batch_size), "utilisation": utilisation}
+
+
+def _token_times(delay: Quantiles, first: float, step: float | None) -> dict[str, Any]:
+    """`first` seconds from dispatch to the first token, `step` seconds from one token to the next."""
+    return {"time_to_first_token": Mean(float(delay.mean or 0.0) + first), "inter_token_latency": Mean(step)}
 
 
 def _single(model: Model, arrival_rate: float) -> dict[str, Any]:
     given = (model.law, model.output_tokens, arrival_rate)
+    own = model.batch_time.first_token(1), model.law.step(1)
     if model.patience is not None:
         lossy = solve_mg1d(*given, model.patience, model.prompt_tokens)
-        answer = _batches(lossy.delay, lossy.sojourn, 1.0, lossy.utilisation)
+        answer = _answered(lossy.delay, lossy.sojourn, 1.0, lossy.utilisation) | _token_times(lossy.served, *own)
         return answer | {"served_queueing_delay": lossy.served, "loss_fraction": lossy.loss_fraction}
     if model.servers > 1:
         several = solve_mgc(*given, model.servers, model.prompt_tokens)
-        return _batches(several.delay, several.sojourn, 1.0, several.load)
+        return _answered(several.delay, several.sojourn, 1.0, several.load) | _token_times(several.delay, *own)
     single = solve_mg1(*given, model.prompt_tokens)
-    return _batches(single.delay, single.sojourn, 1.0, single.load)
-
-
-def _continuous(model: Model, arrival_rate: float) -> dict[str, Any]:
-    slots = solve_continuous(model.slot_time, arrival_rate, model.bound)
-    return _batches(Quantiles(slots.queueing_delay), Quantiles(slots.sojourn_time), slots.batch_size, slots.utilisation)
+    return _answered(single.delay, single.sojourn, 1.0, single.load) | _token_times(single.delay, *own)

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.optimize import brentq
 
 from queueing.distributions import Vector
 from queueing.errors import NotConvergedError
+from queueing.roots import bisected
 from queueing.service_time import ServiceTime
 
 _PER_SERVICE = 1024  # lattice points in a mean service time, fewer over long horizons, but
@@ -129,7 +129,7 @@ def _lundberg(kernel: Vector) -> float:
         low *= 2
     while excess(high) < 0:
         high *= 2
-    return float(brentq(excess, low, high, xtol=1e-18, rtol=1e-12))
+    return float(bisected(excess, low, high))
 
 
 def _tilted(values: Vector, tilt: Vector) -> Vector:

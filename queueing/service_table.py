@@ -22,7 +22,7 @@ from queueing.latency import LatencyModel
 from queueing.lattice import Complex, Grid, Vector, blocks
 from queueing.service_laws import ServiceLaws, likely_sum
 
-_POINTS = 4096  # at least
+_POINTS = 1024  # at least
 _FINENESS = 0.15  # arrivals per lattice width at most: its eighth power is the error
 _MARGIN = 64  # lattice points for the stencils of the terms of H beyond its largest value
 _COARSE = 512  # instants that a transform with a residual sums over
@@ -91,7 +91,7 @@ class ServiceTable:
     def _no_arrival(self, arrival_rate: float) -> Vector:
         mean = arrival_rate * self.instants
         variance = self.law.cv**2
-        return -mean if variance == 0 else -np.log1p(mean * variance) / variance
+        return np.asarray(-mean if variance == 0 else -np.log1p(mean * variance) / variance)
 
     def _growth(self, arrival_rate: float) -> Callable[[int], Vector]:
         """log P(A = j) - log P(A = j - 1), given the service time."""
