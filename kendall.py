@@ -16,6 +16,8 @@ COMMANDS = {
     "calibrate": ("server.cli", "measure the latency law of an engine"),
     "predict": ("queueing.cli", "predict the queueing delay of a policy"),
     "simulate": ("queueing.cli", "simulate a policy on Poisson arrivals"),
+    "optimize": ("queueing.optimize_cli", "choose a token limit, batch size, policy, servers or rate by prediction"),
+    "reproduce": ("queueing.reproduction.cli", "the papers' tables and figures, computed again and compared"),
 }
 USAGE = """Usage: kendall COMMAND [OPTIONS]
 

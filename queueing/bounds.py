@@ -15,17 +15,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from scipy.special import gammaln
 
 from policies.core import Policy
 from policies.fixed import Fixed
 from policies.immediate import Continuous, Dynamic, Elastic, Single
-from queueing.errors import UnstableQueueError
 from queueing.mg1d import de_kok_tijms
 from queueing.model import Model
+from queueing.printed import fixed_batch_delay, psi
 from queueing.result import Quantiles
-
-TERMS = 20
 
 
 def has_bound(model: Model) -> bool:
@@ -44,7 +41,7 @@ def has_paper(model: Model) -> bool:
 
 def delay_bound(model: Model, arrival_rate: float) -> float:
     """Upper bound of the mean queueing delay, seconds. Raises UnstableQueueError where the bound's own line is."""
-    return line_bound(arrival_rate, *_line(model))
+    return psi(arrival_rate, *_line(model))
 
 
 def paper_values(model: Model, arrival_rate: float) -> dict[str, Any]:
@@ -53,31 +50,8 @@ def paper_values(model: Model, arrival_rate: float) -> dict[str, Any]:
         return _single(model, arrival_rate)
     if isinstance(model.policy, Fixed):
         service = model.batch_time.mean(model.bound or 1)
-        return {"queueing_delay": Quantiles(departure_queue(arrival_rate, service, model.bound or 1) / arrival_rate)}
+        return {"queueing_delay": Quantiles(fixed_batch_delay(arrival_rate, service, model.bound or 1))}
     return {"queueing_delay": Quantiles(delay_bound(model, arrival_rate))}
-
-
-def line_bound(arrival_rate: float, alpha: float, beta: float) -> float:
-    """Eq. 16, seconds, for H = alpha b + beta."""
-    load = arrival_rate * alpha
-    if load >= 1:
-        raise UnstableQueueError(load)
-    light = arrival_rate * (alpha + beta) ** 2
-    heavy = arrival_rate * alpha * beta + arrival_rate * alpha**2 + beta
-    return min(light, heavy) / (2 * (1 - load**2))
-
-
-def departure_queue(arrival_rate: float, service: float, batch_size: int, terms: int = TERMS) -> float:
-    """lam times Eq. 25: Bailey's mean queue at departures of M/D^b/1, its roots by Lagrange's series."""
-    mu = arrival_rate * service
-    if mu >= batch_size:
-        raise UnstableQueueError(mu / batch_size)
-    m = np.arange(1, terms + 1)
-    c = np.exp(-mu * m / batch_size + (m - 1) * np.log(mu * m / batch_size) - gammaln(m + 1))
-    w = np.exp(2j * np.pi * np.arange(1, batch_size) / batch_size)
-    roots = (w[:, None] ** m) @ c
-    slack = batch_size - mu
-    return float((batch_size - slack**2) / (2 * slack) + np.sum(1 / (1 - roots)).real)
 
 
 def _single(model: Model, arrival_rate: float) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 PredictionError
   +- UnstableQueueError   the queue grows without bound; carries the load
   +- NotConvergedError    the numerical method stopped before it was accurate; carries the residual
+  +- NoStableChoiceError  nothing that was tried is stable, or keeps the constraint; carries the smallest load
 """
 
 from __future__ import annotations
@@ -30,3 +31,11 @@ class NotConvergedError(PredictionError):
             f"{what} did not converge: residual {residual:.3g}; lower the load, bound the batch size, or use --method simulation"
         )
         self.residual = residual
+
+
+class NoStableChoiceError(PredictionError):
+    """An optimisation found nothing to choose; `load` is the smallest load among what it tried."""
+
+    def __init__(self, tried: str, why: str, load: float) -> None:
+        super().__init__(f"tried {tried}: {why} (smallest load {load:.4g}); lower the arrival rate, or relax the constraint")
+        self.load = load

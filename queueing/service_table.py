@@ -22,10 +22,10 @@ from queueing.latency import LatencyModel
 from queueing.lattice import Complex, Grid, Vector, blocks
 from queueing.service_laws import ServiceLaws, likely_sum
 
-_POINTS = 1024  # at least
+_POINTS, _UNPADDED_POINTS = 1024, 4096  # at least; the stencils of an unpadded batch's many terms must not reach below 0
 _FINENESS = 0.15  # arrivals per lattice width at most: its eighth power is the error
 _MARGIN = 64  # lattice points for the stencils of the terms of H beyond its largest value
-_COARSE = 512  # instants that a transform with a residual sums over
+_COARSE = 256  # instants that a transform with a residual sums over
 
 
 class ServiceTable:
@@ -38,7 +38,7 @@ class ServiceTable:
         prompts = None if law.kp == 0 else prompts
         horizon = _horizon(law, output, prompts, padded=padded, largest=largest)
         arrivals = largest * horizon / mean  # at the largest stable rate
-        points = max(_POINTS, 2 ** math.ceil(math.log2(arrivals / _FINENESS)))
+        points = max(_POINTS if padded else _UNPADDED_POINTS, 2 ** math.ceil(math.log2(arrivals / _FINENESS)))
         self.width = horizon / (points - _MARGIN)
         self.instants = self.width * np.arange(points)
         self._builder = ServiceLaws(law=law, output_tokens=output, prompt_tokens=prompts, largest=largest, width=self.width, points=points)

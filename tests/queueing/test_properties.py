@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from policies import parse_policy
 from queueing.batch_chain import solve_batch_chain
 from queueing.batch_time import BatchTime
-from queueing.bounds import line_bound
 from queueing.distributions import TokenDistribution, parse_distribution
 from queueing.errors import UnstableQueueError
 from queueing.latency import LatencyModel
@@ -19,6 +18,7 @@ from queueing.mg1 import solve_mg1
 from queueing.mgb1 import solve_fixed_batches
 from queueing.model import Model
 from queueing.prediction import largest_stable_rate, predict, predict_model
+from queueing.printed import psi
 
 LENGTHS = ("uniform:low=1,high=32", "geometric:mean=12", "lognormal:mu=2,sigma=1", "deterministic:value=9", "pareto:alpha=1.5,minimum=3")
 POLICIES = ("single", "capped:max_batch_size=6", "elastic:max_batch_size=6")
@@ -107,7 +107,7 @@ def test_elastic_waits_no_longer_than_padded(text: str, law: LatencyModel, cap: 
 def test_inoues_bound_is_above_the_exact_delay_for_deterministic_batches(alpha: float, setup: float, load: float) -> None:
     time = BatchTime(LatencyModel(k2=setup, k3=alpha, k4=1e-12), parse_distribution("deterministic:value=1"), None, True)
     exact = solve_batch_chain(time, load / alpha, None).queueing_delay
-    assert exact <= line_bound(load / alpha, alpha, setup) * (1 + 1e-7)
+    assert exact <= psi(load / alpha, alpha, setup) * (1 + 1e-7)
 
 
 @pytest.mark.parametrize("text", ["uniform:low=1,high=32", "deterministic:value=9", "geometric:mean=12"])
@@ -126,7 +126,7 @@ def test_the_bound_fails_for_random_batches_of_the_same_mean() -> None:
     """THEORY c: exponential H with E[H] = alpha b + tau0 at rho = .1 waits longer than the bound (H deterministic there)."""
     alpha, setup = 1.0, 1.0
     time = BatchTime(LatencyModel(k2=setup, k3=alpha, k4=1e-12, cv=1.0), parse_distribution("deterministic:value=1"), None, True)
-    assert solve_batch_chain(time, 0.1, 200).queueing_delay > line_bound(0.1, alpha, setup)
+    assert solve_batch_chain(time, 0.1, 200).queueing_delay > psi(0.1, alpha, setup)
     assert Model(policy=parse_policy("dynamic"), output_tokens=tokens(LENGTHS[3]), law=time.law).law.cv == 1.0
 
 
@@ -153,7 +153,7 @@ def test_the_first_bound_is_the_smaller_one_exactly_up_to_one_over_alpha_plus_se
     light = rate * (alpha + setup) ** 2
     heavy = rate * alpha * setup + rate * alpha**2 + setup
     assert (light <= heavy) == (rate <= 1 / (alpha + setup))
-    assert line_bound(rate, alpha, setup) == pytest.approx(min(light, heavy) / (2 * (1 - load**2)), rel=1e-9)
+    assert psi(rate, alpha, setup) == pytest.approx(min(light, heavy) / (2 * (1 - load**2)), rel=1e-9)
 
 
 @settings(deadline=None, max_examples=20)

@@ -1,0 +1,92 @@
+"""The answer of a search, and the two ways to search: every choice, or a coarse grid that is refined about its best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from queueing.errors import NoStableChoiceError, UnstableQueueError
+from queueing.model import Model
+from queueing.prediction import predict_model
+from queueing.result import Prediction
+
+Point = dict[str, Any]  # the choice, its load, its predicted values, its `score` (None where it may not be chosen)
+TIE = 1e-3  # delays nearer than this are one: the shorter sojourn decides
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """The best point and the curve it was chosen from; `note` says what the number alone does not."""
+
+    target: str
+    objective: str
+    best: Point
+    curve: list[Point] = field(repr=False)
+    note: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        answer: dict[str, Any] = {"target": self.target, "objective": self.objective, "best": self.best, "curve": self.curve}
+        return answer if self.note is None else answer | {"note": self.note}
+
+
+def point_of(choice: Point, model: Model, arrival_rate: float) -> tuple[Point, Prediction | None]:
+    """The choice with what is predicted for it; no values where it is unstable."""
+    load = model.load(arrival_rate)
+    try:
+        prediction = predict_model(model, arrival_rate)
+    except UnstableQueueError:
+        return choice | {"load": load, "stable": False, "score": None}, None
+    values = {
+        "load": load,
+        "stable": True,
+        "method": prediction.method,
+        "queueing_delay": prediction.queueing_delay.mean,
+        "p99_queueing_delay": prediction.queueing_delay.p99,
+        "sojourn_time": prediction.sojourn_time.mean,
+        "loss_fraction": prediction.loss_fraction,
+    }
+    return choice | values, prediction
+
+
+def choose(target: str, objective: str, curve: Sequence[Point], note: str | None = None, *, by_sojourn: bool = False) -> Optimum:
+    """The least score; among ties the shorter sojourn, then the first. Raises NoStableChoiceError."""
+    allowed = [point for point in curve if point["score"] is not None]
+    if not allowed:
+        stable = [point for point in curve if point.get("stable", True)]
+        why = "none keeps the constraint" if stable else "none is stable"
+        raise NoStableChoiceError(f"{len(curve)} choices of {target}", why, min(point["load"] for point in curve))
+    least = min(point["score"] for point in allowed)
+    near = [point for point in allowed if point["score"] <= least + (TIE * abs(least) if by_sojourn else 0.0)]
+    best = min(near, key=lambda point: point.get("sojourn_time") or 0.0) if by_sojourn else near[0]
+    return Optimum(target, objective, best, list(curve), note)
+
+
+def score_of(point: Point) -> float | None:
+    """Its score; None where it may not be chosen."""
+    score = point["score"]
+    return None if score is None else float(score)
+
+
+def refined(low: int, high: int, score: Callable[[int], float | None], first: int = 24) -> Iterable[int]:
+    """Whole numbers of [low, high] to try: a geometric grid, then the gap about the best, down to one.
+
+    Finds the best of a score with one valley.
+    """
+    tried = {int(n) for n in np.unique(np.round(np.geomspace(low, high, min(first, high - low + 1))))}
+    scores = {n: score(n) for n in sorted(tried)}
+    while True:
+        known = sorted(n for n, value in scores.items() if value is not None)
+        if not known:
+            return sorted(scores)
+        best = min(known, key=lambda n: (scores[n], n))
+        order = sorted(scores)
+        place = order.index(best)
+        left, right = order[max(place - 1, 0)], order[min(place + 1, len(order) - 1)]
+        new = set(np.linspace(left, right, 7).round().astype(int).tolist()) - set(scores)
+        if not new:
+            return order
+        scores |= {n: score(n) for n in sorted(new)}

@@ -1,0 +1,121 @@
+"""`kendall optimize`. Bad arguments raise SpecError (exit 2); no stable choice exits 3 with its reason."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from policies.text import SpecError, parse_policy
+from queueing.cli import ArrivalRate, EngineBound, Json, Latency, OutputTokens, Patience, PromptTokens, Servers, TokenLimit
+from queueing.distributions import parse_distribution
+from queueing.errors import NoStableChoiceError
+from queueing.model import Model
+from queueing.optimisation.choices import best_batch_size, best_policy, fewest_servers, largest_rate
+from queueing.optimisation.objective import Objective, parse_slo
+from queueing.optimisation.search import Optimum, Point
+from queueing.optimisation.token_limit import best_token_limit
+from queueing.profile import load_law
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Choose a limit by its predicted effect.")
+TARGETS = ("max-output-tokens", "batch-size", "policy", "servers", "arrival-rate")
+CANDIDATES = ("single", "dynamic", *(f"{name}:max_batch_size=8" for name in ("capped", "elastic", "continuous")), "fixed:batch_size=8")
+SHOWN = 15  # rows of the table
+
+
+@app.command()
+def optimize(
+    *,
+    target: Annotated[str, typer.Option("--target", help=", ".join(TARGETS))],
+    objective: Annotated[str, typer.Option("--objective", help="delay, throughput, v1, v2, clipped, slo")] = "delay",
+    arrival_rate: ArrivalRate = 0.0,
+    output_tokens: OutputTokens,
+    latency: Latency,
+    policy: Annotated[str, typer.Option("--policy", help="the policy whose limit is sought")] = "single",
+    candidates: Annotated[list[str] | None, typer.Option("--candidates", help="policies to choose from; repeat it")] = None,
+    largest: Annotated[int | None, typer.Option("--largest", help="largest limit, batch size or number of servers tried")] = None,
+    theta: Annotated[float, typer.Option("--theta", help="weight of the answer's utility in v1 and v2")] = 0.5,
+    loss_cost: Annotated[float, typer.Option("--loss-cost", help="cost of a lost request in v2")] = 1.0,
+    max_clipped_fraction: Annotated[float, typer.Option("--max-clipped-fraction", help="largest share of clipped answers")] = 0.05,
+    slo: Annotated[str | None, typer.Option("--slo", help="for example p99_queueing_delay=2s")] = None,
+    max_output_tokens: TokenLimit = None,
+    patience: Patience = None,
+    servers: Servers = 1,
+    max_num_seqs: EngineBound = None,
+    prompt_tokens: PromptTokens = None,
+    as_json: Json = False,
+) -> None:
+    """The best choice of TARGET for OBJECTIVE, and the curve it was chosen from."""
+    goal = Objective(
+        name=objective,
+        theta=theta,
+        loss_cost=loss_cost,
+        max_clipped_fraction=max_clipped_fraction,
+        slo=None if slo is None else parse_slo(slo),
+    )
+    model = Model(
+        policy=parse_policy(policy),
+        output_tokens=parse_distribution(output_tokens, max_output_tokens),
+        law=load_law(latency),
+        prompt_tokens=None if prompt_tokens is None else parse_distribution(prompt_tokens),
+        max_num_seqs=max_num_seqs,
+        servers=servers,
+        patience=patience,
+    )
+    try:
+        found = _search(target, model, arrival_rate, goal, list(candidates or CANDIDATES), largest)
+    except NoStableChoiceError as error:
+        typer.echo(f"kendall: {error}", err=True)
+        raise typer.Exit(3) from None
+    typer.echo(json.dumps(found.to_dict()) if as_json else table(found))
+
+
+def _search(target: str, model: Model, arrival_rate: float, goal: Objective, candidates: list[str], largest: int | None) -> Optimum:
+    if target not in TARGETS:
+        raise SpecError(f"got --target {target!r}; expected one of {', '.join(TARGETS)}")
+    if target == "arrival-rate":
+        return largest_rate(model, goal)
+    if not arrival_rate > 0:
+        raise SpecError(f"got --arrival-rate {arrival_rate:g}; expected requests per second > 0")
+    if sys.stderr.isatty():
+        typer.echo(f"predicting choices of {target} ...", err=True)
+    limit: dict[str, Any] = {} if largest is None else {"largest": largest}
+    if target == "max-output-tokens":
+        return best_token_limit(model, arrival_rate, goal, **limit)
+    if target == "batch-size":
+        return best_batch_size(model, arrival_rate, goal, **limit)
+    if target == "policy":
+        return best_policy(model, candidates, arrival_rate, goal)
+    return fewest_servers(model, arrival_rate, goal, **limit)
+
+
+def table(found: Optimum) -> str:
+    """The curve about the best point, which is marked."""
+    rows = _around(found)
+    columns = [name for name in max(rows, key=len) if name not in ("stable", "method") and any(row.get(name) is not None for row in rows)]
+    cells = [columns, *([_cell(row.get(name)) for name in columns] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    marks = ["  ", *("> " if row == found.best else "  " for row in rows)]
+    lines = [f"{found.target} for {found.objective}"]
+    lines += [mark + "  ".join(map(str.rjust, line, widths)) for mark, line in zip(marks, cells, strict=True)]
+    return "\n".join(lines if found.note is None else [*lines, found.note])
+
+
+def _around(found: Optimum) -> list[Point]:
+    curve = found.curve or [found.best]
+    place = curve.index(found.best)
+    if len(curve) <= SHOWN:
+        return curve
+    return [point for i, point in enumerate(curve) if i == place or i % max(1, len(curve) // SHOWN) == 0]
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,194 @@
+"""The optimisers against known optima, brute force and their own constraints; the command's JSON and exit statuses."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kendall
+from policies import parse_policy
+from policies.text import SpecError
+from queueing.distributions import parse_distribution
+from queueing.errors import NoStableChoiceError
+from queueing.latency import LatencyModel
+from queueing.model import Model
+from queueing.optimisation.choices import batch_size_by_rate, best_batch_size, best_policy, fewest_servers, largest_rate
+from queueing.optimisation.objective import Objective, parse_slo, utilities
+from queueing.optimisation.token_limit import best_token_limit
+from queueing.prediction import predict_model
+
+YANG = LatencyModel(k2=0.7764, k4=0.022032)
+TOKENS = parse_distribution("lognormal:mu=7,sigma=0.7", 20_000)
+ENGINE = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3)
+SHORT = parse_distribution("uniform:low=1,high=32")
+ARGUMENTS = ["--output-tokens", "uniform:low=1,high=32", "--latency", "k1=3e-4,k2=1.4e-3,k3=25e-6,k4=9.2e-4"]
+
+
+def queue(policy: str = "single", **values: Any) -> Model:
+    return Model(**{"policy": parse_policy(policy), "output_tokens": SHORT, "law": ENGINE} | values)
+
+
+@pytest.mark.parametrize(("theta", "limit"), [(119 / 120, 1324), (199 / 200, 1600)])
+def test_yangs_first_objective_has_its_optimum_where_theory_puts_it(theta: float, limit: int) -> None:
+    """THEORY a: 1324 with theta = 119/120 as printed, 1600 with 199/200; the rounding to whole tokens moves it by one or two."""
+    model = Model(policy=parse_policy("single"), output_tokens=TOKENS, law=YANG)
+    best = best_token_limit(model, 1 / 40, Objective(name="v1", theta=theta)).best
+    assert abs(best["max_output_tokens"] - limit) <= 2
+
+
+@pytest.mark.slow
+def test_yangs_second_objective_as_printed_rewards_waiting() -> None:
+    """THEORY b, exact loss, served delay: 1265 with the printed `+`, 408 (hardly a loss) with the sane `-`."""
+    model = Model(policy=parse_policy("single"), output_tokens=TOKENS, law=YANG, patience=60.0)
+    printed = best_token_limit(model, 1 / 25, Objective(name="v2", theta=0.95, loss_cost=4, sign=+1), largest=4000).best
+    sane = best_token_limit(model, 1 / 25, Objective(name="v2", theta=0.95, loss_cost=4), largest=4000).best
+    assert printed["max_output_tokens"] == pytest.approx(1265, abs=15)
+    assert sane["max_output_tokens"] == pytest.approx(408, abs=15)
+    assert sane["loss_fraction"] < 0.001
+
+
+def test_the_utility_is_the_share_of_an_answer_that_is_kept() -> None:
+    law = parse_distribution("geometric:mean=5", 40)
+    for limit in (1, 3, 20, law.longest):
+        expected = float(law.pmf[1:] @ np.minimum(1, limit / law.counts[1:]))
+        assert utilities(law)[limit] == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["delay", "v1", "clipped"])
+def test_every_limit_at_once_scores_as_prediction_does(name: str) -> None:
+    law = LatencyModel(k1=1e-3, k2=2e-3, k4=1e-3, kp=1e-5, cv=0.2)
+    model = queue(law=law, prompt_tokens=parse_distribution("uniform:low=5,high=40"))
+    found = best_token_limit(model, 40.0, Objective(name=name, theta=0.8))
+    for point in found.curve[4::9]:
+        clipped = Model.clipped(model.policy, SHORT, law, max_output_tokens=point["max_output_tokens"], prompt_tokens=model.prompt_tokens)
+        assert point["queueing_delay"] == pytest.approx(predict_model(clipped, 40.0).queueing_delay.mean, rel=1e-9)
+    allowed = [point for point in found.curve if point["score"] is not None]
+    assert found.best["score"] == min(point["score"] for point in allowed)
+    if name == "clipped":
+        assert all(point["clipped_fraction"] <= 0.05 for point in allowed)
+        assert found.best["max_output_tokens"] == min(point["max_output_tokens"] for point in allowed)
+
+
+def test_a_refined_grid_finds_what_brute_force_finds() -> None:
+    model = queue("capped:max_batch_size=4", law=LatencyModel(k1=1e-3, k2=4e-3, k3=1e-4, k4=1e-3))
+    found = best_token_limit(model, 100.0, Objective(name="v1", theta=0.05))
+    useful, scores = utilities(SHORT), {}
+    for limit in range(1, 33):
+        clipped = Model.clipped(model.policy, SHORT, model.law, max_output_tokens=limit)
+        if clipped.load(100.0) < 1:
+            scores[limit] = -(0.05 * useful[limit] - 0.95 * (predict_model(clipped, 100.0).queueing_delay.mean or 0.0))
+    assert found.best["max_output_tokens"] == min(scores, key=lambda limit: scores[limit])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "size"), [(1.1, 1), (1.5, 2), (2.0, 3), (2.4, 4), (2.8, 5), (3.3, 6), (3.6, 7), (4.0, 8), (4.4, 9), (4.8, 10)]
+)
+def test_the_batch_size_of_most_throughput_for_heavy_tails(ratio: float, size: int) -> None:
+    """THEORY d: lognormal(7, .7), k1 = k2 = 0: b* depends on k4 / k3 only."""
+    tokens = parse_distribution("lognormal:mu=7,sigma=0.7", 60_000)
+    model = Model(policy=parse_policy("fixed:batch_size=2"), output_tokens=tokens, law=LatencyModel(k3=1e-3, k4=1e-3 * ratio))
+    found = best_batch_size(model, 0.01, Objective(name="throughput"), largest=20)
+    assert found.best["batch_size"] == size
+    assert found.note is None
+
+
+def test_light_tails_have_no_finite_batch_size_of_most_throughput() -> None:
+    found = best_batch_size(queue("fixed:batch_size=2"), 10.0, Objective(name="throughput"), largest=30)
+    assert found.best["batch_size"] == 30
+    assert "no finite optimum" in (found.note or "")
+
+
+def test_the_best_batch_size_grows_with_the_rate_and_is_the_best_of_its_curve() -> None:
+    heavy = queue("fixed:batch_size=2")
+    sizes = [found.best["batch_size"] for found in batch_size_by_rate(heavy, [20.0, 60.0, 150.0], Objective(name="delay"), largest=16)]
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[-1]
+    found = best_batch_size(heavy, 60.0, Objective(name="delay"), largest=16)
+    assert found.best["queueing_delay"] <= 1.001 * min(point["queueing_delay"] for point in found.curve if point["score"] is not None)
+
+
+def test_the_best_policy_is_the_one_that_waits_least() -> None:
+    found = best_policy(queue(), ["single", "dynamic", "elastic", "fixed:batch_size=8"], 30.0, Objective(name="delay"))
+    delays = {point["policy"]: point["queueing_delay"] for point in found.curve}
+    assert found.best["policy"] == "elastic"
+    assert delays["elastic"] <= delays["dynamic"] < delays["fixed:batch_size=8"]
+
+
+def test_the_fewest_servers_keep_the_slo_and_one_fewer_breaks_it() -> None:
+    slo = parse_slo("p99_queueing_delay=20ms")
+    found = fewest_servers(queue(), 150.0, Objective(name="slo", slo=slo))
+    count = found.best["servers"]
+    assert slo.kept(predict_model(queue(servers=count), 150.0))
+    fewer = queue(servers=count - 1)
+    assert fewer.load(150.0) >= 1 or not slo.kept(predict_model(fewer, 150.0))
+
+
+@pytest.mark.parametrize("policy", ["single", "capped:max_batch_size=8", "elastic:max_batch_size=8", "fixed:batch_size=4"])
+def test_the_largest_rate_keeps_the_slo_and_two_percent_more_breaks_it(policy: str) -> None:
+    slo, model = parse_slo("p99_queueing_delay=150ms"), queue(policy)
+    rate = largest_rate(model, Objective(name="slo", slo=slo)).best["arrival_rate"]
+    assert slo.kept(predict_model(model, rate))
+    assert not slo.kept(predict_model(model, 1.02 * rate))
+
+
+def test_without_an_slo_the_largest_rate_is_the_stable_one() -> None:
+    model = queue("capped:max_batch_size=8")
+    assert largest_rate(model, Objective(name="throughput")).best["arrival_rate"] == model.largest_stable_rate
+
+
+def test_no_stable_choice_says_why() -> None:
+    with pytest.raises(NoStableChoiceError, match="none is stable") as caught:
+        best_batch_size(queue("capped:max_batch_size=2"), 10_000.0, Objective(name="delay"), largest=8)
+    assert caught.value.load > 1
+    with pytest.raises(NoStableChoiceError, match="none keeps the constraint"):
+        largest_rate(queue("fixed:batch_size=8"), Objective(name="slo", slo=parse_slo("mean_queueing_delay=1ms")))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--target", "batch"], "expected one of max-output-tokens"),
+        (["--target", "policy", "--objective", "fast"], "expected one of delay"),
+        (["--target", "policy", "--objective", "slo"], "expected --slo"),
+        (["--target", "policy", "--slo", "p99=2"], "for example p99_queueing_delay=2s"),
+        (["--target", "batch-size", "--arrival-rate", "5"], "expected fixed, capped, elastic or continuous"),
+        (["--target", "policy", "--objective", "v1", "--arrival-rate", "5"], "weighs token limits"),
+        (["--target", "servers", "--arrival-rate", "5"], "expected slo"),
+        (["--target", "policy"], "expected requests per second"),
+        (["--target", "max-output-tokens", "--arrival-rate", "5", "--theta", "2"], "theta in"),
+    ],
+)
+def test_wrong_arguments_say_what_was_expected(arguments: list[str], part: str) -> None:
+    with pytest.raises(SpecError, match=part):
+        kendall._command("optimize").main([*arguments, *ARGUMENTS], standalone_mode=False)
+
+
+def run(*arguments: str) -> int:
+    """Exit status of the command as the shell sees it."""
+    return kendall._run("optimize", [*arguments, *ARGUMENTS])
+
+
+def test_the_command_prints_the_object_of_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--target", "batch-size", "--policy", "capped:max_batch_size=2", "--arrival-rate", "60", "--largest", "6", "--json") == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert set(printed) == {"target", "objective", "best", "curve"}
+    assert (printed["target"], printed["objective"]) == ("batch-size", "delay")
+    assert printed["best"] in printed["curve"]
+    assert len(printed["curve"]) == 6
+
+
+def test_the_table_marks_the_best_row(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--target", "policy", "--arrival-rate", "20", "--candidates", "single", "--candidates", "elastic") == 0
+    assert "> " in next(line for line in capsys.readouterr().out.splitlines() if "elastic" in line)
+
+
+def test_no_stable_choice_exits_3_and_wrong_arguments_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--target", "policy", "--arrival-rate", "1e6", "--candidates", "single") == 3
+    assert "none is stable" in capsys.readouterr().err
+    assert run("--target", "nothing", "--arrival-rate", "1") == 2
+
+
+def test_every_option_has_an_environment_twin() -> None:
+    options = {parameter.name: parameter.envvar for parameter in kendall._command("optimize").params}
+    assert options["max_clipped_fraction"] == "KENDALL_MAX_CLIPPED_FRACTION"
