@@ -102,36 +102,36 @@ def _sojourn_law(time: BatchTime, arrival_rate: float, queue: BatchQueue, grid: 
 def _ranks(time: BatchTime, arrival_rate: float, queue: BatchQueue, grid: Grid) -> Complex:
     """`ranks[r]`: transform of the delay of those who had to wait with r before them in their own batch."""
     below, last = _mixture(time, queue, grid)
-    ahead = _ahead(arrival_rate, queue, grid, below, last) * (arrival_rate / queue.batch_size)
+    ahead = _ahead(arrival_rate, queue, grid, below, last)
     if queue.full <= _NEGLIGIBLE:
-        return ahead
-    rounds = -(-len(ahead) // queue.largest)
-    table = np.zeros((rounds * queue.largest, len(grid.s)), dtype=complex)
-    table[: len(ahead)] = ahead
-    parts = table.reshape(rounds, queue.largest, -1)
+        return ahead / queue.batch_size
+    parts = ahead.reshape(-1, queue.largest, len(grid.s))
     total = parts[-1]
     for part in parts[-2::-1]:
         total = total * last + part
-    return np.asarray(total)
+    return np.asarray(total / queue.batch_size)
 
 
 def _ahead(arrival_rate: float, queue: BatchQueue, grid: Grid, below: Complex, last: Complex) -> Complex:
-    """`f[p]`: transform of the rest of the batch in service, with p requests ahead, over the arrivals of a cycle."""
-    law = np.append(queue.starts, queue.behind)[: len(queue.starts) + len(queue.behind) if len(queue.behind) else queue.largest_used]
-    found = np.append(queue.empty, law)  # P(R + A = p)
+    """`f[p]`: lam times the transform of the rest of the batch in service, with p requests ahead; whole batches of p."""
+    starts = queue.starts if len(queue.behind) else queue.starts[: queue.largest_used]
+    found = np.append(queue.empty, np.append(starts, queue.behind))  # P(R + A = p)
     found[1] -= queue.empty
+    behind = np.append(queue.behind, np.zeros(len(starts) + 1))
     z = 1 - grid.s / arrival_rate
-    sources = np.multiply.outer(-found / arrival_rate, np.ones(len(z), dtype=complex))
-    sources[0] += below / arrival_rate
-    sources[: len(queue.behind)] += np.multiply.outer(queue.behind / arrival_rate, last)
     inside = int(np.count_nonzero(np.abs(z) < 1))  # |z| grows with the frequency
-    inverse = 1 / z[inside:]
-    answer = np.zeros((len(law) + 1, len(z)), dtype=complex)
-    for p in range(len(law)):
-        answer[p, inside:] = (answer[p - 1, inside:] + sources[p, inside:]) * inverse  # answer[-1] is still zero
-    for p in range(len(law), 0, -1):
-        answer[p - 1, :inside] = z[:inside] * answer[p, :inside] - sources[p, :inside]
-    return answer[:-1]
+    rows = len(found) - 1
+    answer = np.zeros((-(-rows // queue.largest) * queue.largest if queue.full > _NEGLIGIBLE else rows, len(z)), dtype=complex)
+    up, inverse = below[inside:].copy(), 1 / z[inside:]  # what is known below p, and the source at p = 0
+    for p in range(rows):
+        up += behind[p] * last[inside:] - found[p]
+        up *= inverse
+        answer[p, inside:] = up
+    down = np.zeros(inside, dtype=complex)
+    for p in range(rows, 0, -1):
+        down = z[:inside] * down - behind[p] * last[:inside] + found[p]
+        answer[p - 1, :inside] = down
+    return answer
 
 
 def _poisson(arrival_rate: float, instants: Vector, count: int) -> Vector:

@@ -40,11 +40,12 @@ def simulate(
     num_requests: int = NUM_REQUESTS,
     seed: int = 0,
     replications: int = 1,
+    generic: bool = False,
     **limits: Any,
 ) -> Prediction:
     """Simulated means with standard errors, over `replications` runs of `num_requests` each; `limits` are those of `Model.clipped`."""
     model = Model.clipped(policy, output_tokens, law, **limits)
-    return simulate_model(model, arrival_rate, num_requests=num_requests, seed=seed, replications=replications)
+    return simulate_model(model, arrival_rate, num_requests=num_requests, seed=seed, replications=replications, generic=generic)
 
 
 def simulate_model(
@@ -96,10 +97,9 @@ def simulate_run(
     bound = 2**31 if model.max_num_seqs is None else model.max_num_seqs
     records = simulate_trace(model.policy, jobs, model.law, residuals, servers=model.servers, max_batch_size=bound)
     records.sort(key=lambda record: int(record.request_id))
-    return fast.SimulatedRun(
-        **{name: _column(records, name) for name in ("arrived_at", "dispatched_at", "released_at", "first_token_at", "server_free_at")},
-        **{name: _column(records, name, -1) for name in ("batch_id", "batch_size", "server_id", "output_tokens")},
-    )
+    instants = {name: _column(records, name) for name in fast.COLUMNS if name.endswith("_at")}
+    whole = {name: _column(records, name, -1) for name in fast.COLUMNS if name not in instants}
+    return fast.SimulatedRun(_column(records, "arrived_at"), _column(records, "output_tokens"), instants | whole)
 
 
 def draw_jobs(
@@ -127,9 +127,10 @@ def _column(records: Sequence[Record], name: str, missing: float = math.nan) -> 
 
 
 def _per_dispatch(run: SimulatedRun) -> Vector:
-    """The size of each batch, in order of dispatch."""
-    _, first = np.unique(run.batch_id[~run.lost], return_index=True)
-    return np.asarray(run.batch_size[~run.lost][first], dtype=float)
+    """The size of each batch, in order of dispatch, which is the order of arrival."""
+    kept = ~run.lost
+    opens = np.diff(run.batch_id[kept], prepend=-1) > 0
+    return np.asarray(run.batch_size[kept][opens], dtype=float)
 
 
 def _busy(run: SimulatedRun, servers: int) -> float:

@@ -1,21 +1,23 @@
 """The named policies replayed on arrays by compiled kernels (queueing.kernels): what `kendall simulate` runs.
 
 The trace is that of `queueing.experiment.draw_jobs`, number for number: the same generators spawned from the seed, so one seed
-gives the same arrivals, lengths and residuals under every policy and in either simulator (common random numbers).
+gives the same arrivals, lengths and residuals under every policy and in either simulator (common random numbers). Random numbers
+are drawn in blocks that stay in the cache; where all members of a batch fare alike, one value a batch is kept and spread when read.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from policies.fixed import Fixed
-from policies.immediate import Continuous
+from policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
 from queueing import kernels, slot_kernels
 from queueing.distributions import TokenDistribution, Vector
 from queueing.latency import LatencyModel
@@ -23,7 +25,10 @@ from queueing.model import Model
 
 Ints = npt.NDArray[np.signedinteger[Any]]
 MOST_SLOTS = 4096  # of a continuous server; beyond, the generic simulator
-_GUIDE = 8192
+COLUMNS = ("dispatched_at", "released_at", "first_token_at", "server_free_at", "batch_id", "batch_size", "server_id")
+_NAMED = (Single, Dynamic, Capped, Elastic, Continuous, Fixed)
+_GUIDE = 2**16
+_BLOCK = 2**14
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,14 +46,44 @@ class SimulatedRun:
     """What happened to each request, in order of arrival; instants in seconds, not-a-number and batch -1 where it was lost."""
 
     arrived_at: Vector
-    dispatched_at: Vector
-    released_at: Vector
-    first_token_at: Vector
-    server_free_at: Vector
-    batch_id: Ints
-    batch_size: Ints
-    server_id: Ints
     output_tokens: Ints
+    columns: Mapping[str, npt.NDArray[Any]]  # those of COLUMNS, one value a request or, where `sizes` are given, one a batch
+    sizes: Ints | None = None  # of batches of consecutive requests on one server
+
+    @cached_property
+    def dispatched_at(self) -> Vector:
+        """Start of the service, or of the batch."""
+        return self._column("dispatched_at")
+
+    @cached_property
+    def released_at(self) -> Vector:
+        """Its answer has left."""
+        return self._column("released_at")
+
+    @cached_property
+    def first_token_at(self) -> Vector:
+        """End of its first step."""
+        return self._column("first_token_at")
+
+    @cached_property
+    def server_free_at(self) -> Vector:
+        """End of its batch; continuous: of its slot."""
+        return self._column("server_free_at")
+
+    @cached_property
+    def batch_id(self) -> Ints:
+        """Number of the dispatch, from 0."""
+        return self._column("batch_id")
+
+    @cached_property
+    def batch_size(self) -> Ints:
+        """Members of its batch; continuous: in service right after the dispatch."""
+        return self._column("batch_size")
+
+    @cached_property
+    def server_id(self) -> Ints:
+        """Where it was served, from 0."""
+        return self._column("server_id")
 
     @property
     def lost(self) -> npt.NDArray[np.bool_]:
@@ -67,14 +102,29 @@ class SimulatedRun:
 
     def after(self, first: int) -> SimulatedRun:
         """Without the first requests (the warm-up)."""
-        return SimulatedRun(**{name: getattr(self, name)[first:] for name in self.__dataclass_fields__})
+        kept = {name: getattr(self, name)[first:] for name in COLUMNS}
+        return SimulatedRun(self.arrived_at[first:], self.output_tokens[first:], kept)
+
+    def _column(self, name: str) -> npt.NDArray[Any]:
+        values = self.columns[name] if name in self.columns else self._implied(name)
+        if self.sizes is None or len(values) == len(self.arrived_at):
+            return values
+        column = np.empty(len(self.arrived_at), dtype=values.dtype)
+        kernels.spread(values, self.sizes, column)
+        return column
+
+    def _implied(self, name: str) -> Ints:
+        assert self.sizes is not None
+        if name == "batch_size":
+            return self.sizes
+        return np.arange(len(self.sizes)) if name == "batch_id" else np.zeros(len(self.sizes), dtype=np.int32)
 
 
 def draw_trace(model: Model, arrival_rate: float, num_requests: int, stream: np.random.SeedSequence) -> Trace:
     """Poisson arrivals and independent lengths."""
     arrivals, lengths, prompts, *residuals = (np.random.default_rng(child) for child in stream.spawn(3 + model.servers))
     return Trace(
-        np.cumsum(arrivals.exponential(1 / arrival_rate, num_requests)),
+        _poisson(1 / arrival_rate, arrivals, num_requests),
         _sample(model.output_tokens, lengths, num_requests),
         np.zeros(num_requests, dtype=np.int64) if model.prompt_tokens is None else _sample(model.prompt_tokens, prompts, num_requests),
         residuals,
@@ -83,43 +133,92 @@ def draw_trace(model: Model, arrival_rate: float, num_requests: int, stream: np.
 
 def replay(model: Model, trace: Trace) -> SimulatedRun:
     """The policy on the trace. The queue closes with the last arrival."""
-    bound = 2**31 if model.bound is None else model.bound
-    law = model.law
-    coefficients = (law.k1, law.k2, law.k3, law.k4, law.kp, law.speed)
+    law, bound = model.law, 2**31 if model.bound is None else model.bound
+    given = trace.arrived_at, trace.output_tokens, trace.prompt_tokens
+    wait_for, max_wait = (bound, model.policy.max_wait) if isinstance(model.policy, Fixed) else (1, math.inf)
+    continuous = isinstance(model.policy, Continuous)
+    alone = model.servers == 1 and model.patience is None and not continuous
+    if alone and (bound == 1 or (model.policy.padded and max_wait == math.inf)):
+        return _from_batch_to_batch(law, trace, bound, wait_for)
     deadlines = trace.arrived_at + (math.inf if model.patience is None else model.patience)
-    lengths = trace.output_tokens, trace.prompt_tokens
-    fixed = model.policy if isinstance(model.policy, Fixed) else None
-    wait_for, max_wait = (1, math.inf) if fixed is None else (bound, fixed.max_wait)
-    if isinstance(model.policy, Continuous):
-        found = slot_kernels.run_slots(trace.arrived_at, *lengths, deadlines, coefficients, law.turnaround, model.servers, bound)
-    elif model.servers == 1 and model.patience is None and max_wait == math.inf:
-        residuals = _residuals(law, trace)
-        found = kernels.run_one_server(trace.arrived_at, *lengths, coefficients, residuals, bound, wait_for, model.policy.padded)
+    if continuous:
+        found = slot_kernels.run_slots(*given, deadlines, _coefficients(law), law.turnaround, model.servers, bound)
     else:
         limits = (model.servers, bound, wait_for, max_wait, model.policy.padded)
-        found = kernels.run_batches(trace.arrived_at, *lengths, deadlines, coefficients, _residuals(law, trace), *limits)
+        found = kernels.run_batches(*given, deadlines, _coefficients(law), _residuals(law, trace), *limits)
     dispatched, released, first, free, batch, sizes, server = found
-    return SimulatedRun(trace.arrived_at, dispatched, released, first, free, batch, sizes, server, trace.output_tokens)
+    columns = dict(zip(COLUMNS, (dispatched, released, first, free, batch, sizes, server), strict=True))
+    return SimulatedRun(trace.arrived_at, trace.output_tokens, columns)
 
 
 def is_compiled(model: Model) -> bool:
-    """Whether the kernels cover it: all but a continuous engine with thousands of slots."""
+    """Whether the kernels cover it: the named policies, first come, first served; not a continuous engine with thousands of slots.
+
+    Every step must take time: a fitted law may have k1 or k2 below zero, and with it a batch that ends before it began.
+    """
+    law = model.law
+    if type(model.policy) not in _NAMED or getattr(model.policy, "order", "fcfs") != "fcfs":
+        return False
+    if law.kp < 0 or law.k1 + law.k3 < 0 or law.k1 + law.k3 + min(law.k2, 0) + law.k4 <= 0:
+        return False
     return not isinstance(model.policy, Continuous) or (model.bound is not None and model.bound <= MOST_SLOTS)
 
 
+def _from_batch_to_batch(law: LatencyModel, trace: Trace, bound: int, wait_for: int) -> SimulatedRun:
+    """One server, all members of a batch leave at its end; memory from numpy, which asks for huge pages (half of the time else)."""
+    count = len(trace.arrived_at)
+    given = trace.arrived_at, trace.output_tokens, trace.prompt_tokens, _coefficients(law), _residuals(law, trace)
+    dispatched, firsts, ends = np.empty((3, count))
+    sizes = np.empty(count, dtype=np.int32)
+    if bound == 1:
+        kernels.run_single(*given, dispatched, firsts, ends)
+        sizes[:] = 1
+    else:
+        count = kernels.run_padded(*given, bound, wait_for, dispatched, firsts, ends, sizes)
+    columns = {"dispatched_at": dispatched, "released_at": ends[:count], "first_token_at": firsts[:count], "server_free_at": ends[:count]}
+    return SimulatedRun(trace.arrived_at, trace.output_tokens, columns, sizes[:count])
+
+
+def _coefficients(law: LatencyModel) -> tuple[float, ...]:
+    return law.k1, law.k2, law.k3, law.k4, law.kp, law.speed
+
+
 def _residuals(law: LatencyModel, trace: Trace) -> Vector:
-    """One draw per batch that there can be at most, for each server."""
+    """One draw per batch that there can be at most, for each server: the numbers that `LatencyModel.residual` draws one by one."""
     if law.cv == 0:
         return np.empty((len(trace.residuals), 0))
     shape = law.cv**-2
-    return np.array([rng.gamma(shape, 1 / shape, len(trace.arrived_at)) for rng in trace.residuals])
+    drawn = np.empty((len(trace.residuals), len(trace.arrived_at)))
+    for rng, row in zip(trace.residuals, drawn, strict=True):
+        rng.standard_gamma(shape, out=row)
+    drawn *= 1 / shape
+    return drawn
 
 
-def _sample(lengths: TokenDistribution, rng: np.random.Generator, size: int) -> Ints:
+def _poisson(mean_gap: float, rng: np.random.Generator, count: int) -> Vector:
+    """`cumsum(rng.exponential(mean_gap, count))`."""
+    instants, block, last = np.empty(count), np.empty(_BLOCK), 0.0
+    for first in range(0, count, _BLOCK):
+        gaps = block[: count - first]
+        rng.standard_exponential(out=gaps)
+        last = kernels.accumulate(last, mean_gap, gaps, instants[first : first + _BLOCK])
+    return instants
+
+
+def _sample(lengths: TokenDistribution, rng: np.random.Generator, count: int) -> Ints:
     """What `TokenDistribution.sample` draws, by a guide table."""
-    return np.asarray(kernels.invert(*_guided(lengths), rng.random(size)))
+    if lengths.pmf[-1] == 1:
+        return np.full(count, lengths.longest)
+    found, block = np.empty(count, dtype=np.int64), np.empty(_BLOCK)
+    cdf, guide = _guided(lengths)
+    for first in range(0, count, _BLOCK):
+        uniforms = block[: count - first]
+        rng.random(out=uniforms)
+        kernels.invert(cdf, guide, uniforms, found[first : first + _BLOCK])
+    return found
 
 
 @lru_cache(maxsize=8)
-def _guided(lengths: TokenDistribution) -> tuple[Vector, Ints]:
-    return lengths.cdf, kernels.build_guide(lengths.cdf, _GUIDE)
+def _guided(lengths: TokenDistribution) -> tuple[Vector, npt.NDArray[Any]]:
+    guide = kernels.build_guide(lengths.cdf, _GUIDE)
+    return lengths.cdf, guide.astype(np.uint16) if lengths.longest < 2**16 else guide

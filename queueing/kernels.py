@@ -13,23 +13,30 @@ from numba import njit
 
 
 @njit(cache=True)
-def invert(cdf, guide, uniforms):  # type: ignore[no-untyped-def]
+def accumulate(before, scale, gaps, out):  # type: ignore[no-untyped-def]
+    """Instants from standard exponential gaps: the sums of `np.cumsum`; returns the last."""
+    for i in range(len(gaps)):
+        before += scale * gaps[i]
+        out[i] = before
+    return before
+
+
+@njit(cache=True)
+def invert(cdf, guide, uniforms, out):  # type: ignore[no-untyped-def]
     """The first n with cdf[n] > u for each u: `searchsorted(side="right")` from a guide table, in constant time."""
-    counts = np.empty(len(uniforms), dtype=np.int64)
     size = len(guide)
     for i in range(len(uniforms)):
         u = uniforms[i]
-        n = guide[int(u * size)]
+        n = int(guide[int(u * size)])
         while cdf[n] <= u:
             n += 1
-        counts[i] = n
-    return counts
+        out[i] = n
 
 
 @njit(cache=True)
 def build_guide(cdf, size):  # type: ignore[no-untyped-def]
     """guide[i] = the first n with cdf[n] > i / size: never beyond the answer for u in [i, i + 1) / size."""
-    guide = np.empty(size, dtype=np.int64)
+    guide = np.empty(size, dtype=np.int32)
     n = 0
     for i in range(size):
         while cdf[n] <= i / size:
@@ -86,44 +93,74 @@ def serve_batch(start, first, last, lengths, prompts, law, residual, padded, fir
 
 
 @njit(cache=True)
-def run_one_server(arrived_at, lengths, prompts, law, residuals, size_bound, batch_size, padded):  # type: ignore[no-untyped-def]
-    """`run_batches` for one server, endless patience and no max_wait, from batch to batch instead of from event to event."""
-    n = len(arrived_at)
-    dispatched_at, released_at, first_token_at, free_at = np.empty(n), np.empty(n), np.empty(n), np.empty(n)
-    batch, sizes, server_of = np.empty(n, dtype=np.int64), np.empty(n, dtype=np.int32), np.zeros(n, dtype=np.int32)
-    scratch = np.empty(min(size_bound, n), dtype=np.int64)
-    has_residual = residuals.shape[1] > 0
+def run_single(arrived_at, lengths, prompts, law, residuals, starts, firsts, ends):  # type: ignore[no-untyped-def]
+    """One server, one request at a time, endless patience: the recursion start = max(arrival, end of the one before)."""
     k1, k2, k3, k4, kp, speed = law
+    has_residual, has_prompt = residuals.shape[1] > 0, kp != 0
+    free = -np.inf
+    for i in range(len(arrived_at)):
+        inputs = prompts[i] if has_prompt else 0
+        residual = residuals[0, i] if has_residual else 1.0
+        rest = residual * (speed * (k3 * 1 + k4))
+        start = max(arrived_at[i], free)
+        first_end = start + (residual * (speed * (k1 * 1 + k2 + kp * inputs)) + rest)
+        free = first_end + (lengths[i] - 1) * rest
+        starts[i] = start
+        firsts[i] = first_end
+        ends[i] = free
+
+
+@njit(cache=True)
+def run_padded(arrived_at, lengths, prompts, law, residuals, size_bound, wait_for, dispatched_at, firsts, ends, sizes):  # type: ignore[no-untyped-def]
+    """One server, padded batches, endless patience, no max_wait: from batch to batch instead of from event to event.
+
+    Writes of each request its dispatch, of each batch the end of its first step, its end and its size; returns how many there were.
+    """
+    n = len(arrived_at)
+    k1, k2, k3, k4, kp, speed = law
+    has_residual, has_prompt = residuals.shape[1] > 0, kp != 0
     free, head, batches = -np.inf, 0, 0
     while head < n:
-        last = head + 1
-        if batch_size > 1:
-            last = min(head + batch_size, n)
+        last, longest, start = head + 1, lengths[head], arrived_at[head]
+        if wait_for > 1:
+            last = min(head + wait_for, n)
             start = max(free, arrived_at[last - 1])
-        elif arrived_at[head] >= free:  # a completion comes before an arrival at the same instant
-            start = arrived_at[head]
-        else:
-            start = free
-            while last < n and last - head < size_bound and arrived_at[last] < free:
+            for i in range(head + 1, last):
+                longest = max(longest, lengths[i])
+                dispatched_at[i] = start
+        elif start < free:  # a completion comes before an arrival at the same instant
+            start, room = free, min(n, head + size_bound)
+            while last < room and arrived_at[last] < free:
+                longest = max(longest, lengths[last])
+                dispatched_at[last] = start
                 last += 1
+        dispatched_at[head] = start
+        inputs = 0
+        if has_prompt:
+            for i in range(head, last):
+                inputs += prompts[i]
+        size = last - head
         residual = residuals[0, batches] if has_residual else 1.0
-        if last - head == 1:  # as serve_batch does it, without the call
-            rest = residual * (speed * (k3 * 1 + k4))
-            free = start + (residual * (speed * (k1 * 1 + k2 + kp * prompts[head])) + rest)
-            first_token_at[head] = free
-            if lengths[head] > 1:
-                free += (lengths[head] - 1) * rest
-            released_at[head] = free
-        else:
-            free = serve_batch(start, head, last, lengths, prompts, law, residual, padded, first_token_at, released_at, scratch)
-        for i in range(head, last):
-            dispatched_at[i] = start
-            batch[i] = batches
-            sizes[i] = last - head
-            free_at[i] = free
+        rest = residual * (speed * (k3 * size + k4))
+        first_end = start + (residual * (speed * (k1 * size + k2 + kp * inputs)) + rest)
+        free = first_end + (longest - 1) * rest
+        firsts[batches] = first_end
+        ends[batches] = free
+        sizes[batches] = size
         batches += 1
         head = last
-    return dispatched_at, released_at, first_token_at, free_at, batch, sizes, server_of
+    return batches
+
+
+@njit(cache=True)
+def spread(values, sizes, out):  # type: ignore[no-untyped-def]
+    """`np.repeat(values, sizes)`, several times faster."""
+    at = 0
+    for j in range(len(sizes)):
+        value = values[j]
+        for _ in range(sizes[j]):
+            out[at] = value
+            at += 1
 
 
 @njit(cache=True)

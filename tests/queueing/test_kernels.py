@@ -1,6 +1,9 @@
 """The compiled replays give the sample paths of the generic simulator, which drives the policy objects, to the last bit."""
 
 import math
+import subprocess
+import sys
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -9,9 +12,10 @@ from hypothesis import strategies as st
 
 from policies import parse_policy
 from policies.core import Request
+from policies.immediate import Capped
 from queueing.distributions import parse_distribution
-from queueing.experiment import simulate_run
-from queueing.fast_simulation import SimulatedRun, Trace, draw_trace, replay
+from queueing.experiment import draw_jobs, simulate_model, simulate_run
+from queueing.fast_simulation import SimulatedRun, Trace, draw_trace, is_compiled, replay
 from queueing.latency import LatencyModel
 from queueing.model import Model
 from queueing.simulation import Job, simulate_trace
@@ -24,11 +28,22 @@ POLICIES = (
     "fixed:batch_size=4,max_wait=0.02",
     "elastic",
     "elastic:max_batch_size=5",
+    "capped:max_batch_size=1",
+    "fixed:batch_size=1",
+    "fixed:batch_size=50",  # more than the engine takes
+    "continuous:max_batch_size=1",
     "continuous:max_batch_size=4",
     "continuous:max_batch_size=16",
 )
 PLAIN = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3)
 FULL = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3, kp=5e-6, cv=0.12, turnaround=1.55e-3, speed=1.1)
+NOISY = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3, cv=1.5, speed=0.7)
+FITTED = LatencyModel(k1=0.6e-3, k2=-0.5e-3, k3=25e-6, k4=0.92e-3, kp=1e-6)
+WHOLE = (  # seconds
+    LatencyModel(k1=1.0, k2=1.0, k3=0.0, k4=1.0),
+    LatencyModel(k1=0.0, k2=0.0, k3=1.0, k4=0.0, kp=1.0, turnaround=1.0),
+    LatencyModel(k1=1.0, k2=0.0, k3=0.0, k4=1.0, turnaround=2.0, speed=2.0),
+)
 INSTANTS = ("dispatched_at", "released_at", "first_token_at", "server_free_at")
 LENGTHS = parse_distribution("lognormal:mu=2.5,sigma=0.7", 64)
 PROMPTS = parse_distribution("uniform:low=10,high=50")
@@ -55,48 +70,116 @@ def assert_same(fast: SimulatedRun, slow: SimulatedRun) -> None:
         assert np.array_equal(getattr(fast, name)[kept], getattr(slow, name)[kept]), name
 
 
+def both(queue: Model, rate: float, requests: int, seed: int = 5) -> tuple[SimulatedRun, SimulatedRun]:
+    fast, slow = (simulate_run(queue, rate, requests, np.random.SeedSequence(seed), generic=generic) for generic in (False, True))
+    return fast, slow
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_replay_is_the_policys_own_sample_path(policy: str) -> None:
+    for servers, patience in ((1, None), (1, 0.05), (2, 0.05)):
+        queue = model(policy, FULL, servers, patience)
+        assert is_compiled(queue)
+        assert_same(*both(queue, 0.9 * queue.largest_stable_rate, 2000))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("patience", [None, 0.05])
 @pytest.mark.parametrize("servers", [1, 2, 3])
-@pytest.mark.parametrize("law", [PLAIN, FULL], ids=["plain", "full"])
+@pytest.mark.parametrize("law", [PLAIN, FULL, NOISY, FITTED], ids=["plain", "full", "noisy", "fitted"])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_replay_is_the_policys_own_sample_path(policy: str, law: LatencyModel, servers: int, patience: float | None) -> None:
-    queue, stream = model(policy, law, servers, patience), np.random.SeedSequence(5)
-    for load in (0.5, 0.9):
-        rate = load * queue.largest_stable_rate
-        fast = simulate_run(queue, rate, 1500, stream.spawn(1)[0])
-        stream = np.random.SeedSequence(5)
-        slow = simulate_run(queue, rate, 1500, stream.spawn(1)[0], generic=True)
-        stream = np.random.SeedSequence(5)
-        assert_same(fast, slow)
+def test_a_replay_is_the_policys_own_sample_path_throughout(policy: str, law: LatencyModel, servers: int, patience: float | None) -> None:
+    """Light to overloaded, residuals of every kind, prompts that cost, a law with a negative intercept."""
+    queue = model(policy, law, servers, patience)
+    assert is_compiled(queue)
+    for load in (0.2, 0.6, 0.95, 1.2):
+        assert_same(*both(queue, load * queue.largest_stable_rate, 2000))
 
 
-@settings(deadline=None, max_examples=60)
+def test_without_any_bound_the_batch_is_the_whole_queue() -> None:
+    for policy in ("dynamic", "elastic"):
+        queue = Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=PLAIN)
+        assert_same(*both(queue, 200.0, 3000))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(deadline=None, max_examples=80)
 @given(
-    st.sampled_from(POLICIES),
-    st.lists(st.tuples(st.integers(0, 6), st.integers(1, 9)), min_size=1, max_size=25),
-    st.integers(1, 2),
-    st.sampled_from([None, 3.0]),
+    steps=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 6), st.integers(0, 2)), min_size=5, max_size=40),
+    law=st.sampled_from(WHOLE),
+    limits=st.sampled_from([(1, None), (1, 2.0), (1, 4.0), (2, None), (2, 3.0), (3, None)]),
 )
-def test_ties_are_broken_as_the_driver_breaks_them(policy: str, steps: list[tuple[int, int]], servers: int, patience: float | None) -> None:
-    """Whole seconds everywhere: arrivals, completions and ends of patience fall on one instant."""
-    law = LatencyModel(k1=1.0, k2=1.0, k3=0.0, k4=1.0)
+def test_ties_are_broken_as_the_driver_breaks_them(
+    policy: str, steps: list[tuple[int, int, int]], law: LatencyModel, limits: tuple[int, float | None]
+) -> None:
+    """Whole seconds everywhere: arrivals, completions, entries, timers and ends of patience fall on one instant."""
+    servers, patience = limits
     queue = model(policy.replace("0.02", "2"), law, servers, patience)
-    arrived = np.cumsum([float(gap) for gap, _ in steps])
-    lengths = np.array([length for _, length in steps], dtype=np.int64)
-    trace = Trace(arrived, lengths, np.zeros(len(steps), dtype=np.int64), [np.random.default_rng(s) for s in range(servers)])
-    fast = replay(queue, trace)
+    arrived, lengths, prompts = (np.cumsum([float(gap) for gap, _, _ in steps]), *(np.array([step[i] for step in steps]) for i in (1, 2)))
+    fast = replay(queue, Trace(arrived, lengths, prompts, np.random.default_rng(0).spawn(servers)))
     limit = math.inf if patience is None else patience
     jobs = [
-        Job(Request(id=str(i), arrived_at=at, prompt_tokens=0, max_output_tokens=64, deadline=at + limit), int(lengths[i]))
+        Job(Request(id=str(i), arrived_at=at, prompt_tokens=int(prompts[i]), max_output_tokens=64, deadline=at + limit), int(lengths[i]))
         for i, at in enumerate(arrived.tolist())
     ]
-    records = simulate_trace(queue.policy, jobs, law, trace.residuals, servers=servers, max_batch_size=32)
+    records = simulate_trace(queue.policy, jobs, law, np.random.default_rng(0).spawn(servers), servers=servers, max_batch_size=32)
+    assert len(records) == len(jobs)
     for record in records:
         i = int(record.request_id)
         assert fast.lost[i] == (record.outcome == "abandoned")
         if not fast.lost[i]:
-            assert (fast.dispatched_at[i], fast.released_at[i]) == (record.dispatched_at, record.released_at)
-            assert (fast.server_id[i], fast.batch_size[i]) == (record.server_id, record.batch_size)
+            for name in (*INSTANTS, "server_id", "batch_id", "batch_size"):
+                assert getattr(fast, name)[i] == getattr(record, name), name
+
+
+@pytest.mark.parametrize("cv", [0.05, 0.5, 1.0, 1.5, 3.0])
+def test_residuals_drawn_in_one_block_are_those_drawn_batch_by_batch(cv: float) -> None:
+    law = LatencyModel(k4=1.0, cv=cv)
+    queue = Model(policy=parse_policy("single"), output_tokens=parse_distribution("deterministic:value=1"), law=law)
+    run = replay(
+        queue, Trace(np.arange(500) * 1e9, np.ones(500, dtype=np.int64), np.zeros(500, dtype=np.int64), [np.random.default_rng(7)])
+    )
+    rng = np.random.default_rng(7)
+    assert (run.released_at == [at + law.residual(rng) for at in run.arrived_at.tolist()]).all()
+
+
+@pytest.mark.parametrize("requests", [1, 16_383, 16_384, 16_385, 40_000])
+def test_a_trace_drawn_in_blocks_is_that_of_the_generic_simulator(requests: int) -> None:
+    queue = model("single", FULL)
+    trace = draw_trace(queue, 30.0, requests, np.random.SeedSequence(11))
+    jobs, _ = draw_jobs(queue, 30.0, requests, np.random.SeedSequence(11))
+    assert trace.arrived_at.tolist() == [job.request.arrived_at for job in jobs]
+    assert trace.output_tokens.tolist() == [job.output_tokens for job in jobs]
+    assert trace.prompt_tokens.tolist() == [job.request.prompt_tokens for job in jobs]
+
+
+@pytest.mark.parametrize("policy", ["single", "capped:max_batch_size=8", "elastic:max_batch_size=5", "continuous:max_batch_size=4"])
+def test_a_prediction_does_not_depend_on_the_simulator(policy: str) -> None:
+    queue = model(policy, FULL, 2, 0.2)
+    fast, slow = (simulate_model(queue, 0.8 * queue.largest_stable_rate, num_requests=1000, generic=generic) for generic in (False, True))
+    assert fast == slow
+
+
+@dataclass(frozen=True)
+class Own(Capped):
+    """A policy that the kernels do not know, though it is of a kind that they know."""
+
+
+def test_what_the_kernels_do_not_cover_goes_to_the_generic_simulator() -> None:
+    """A policy of one's own; a law under which a batch may end before it began; a continuous engine with any number of slots."""
+    backwards = LatencyModel(k1=0.0, k2=-2.0, k3=0.0, k4=1.0)
+    own = Model(policy=Own(max_batch_size=4), output_tokens=LENGTHS, law=PLAIN)
+    assert not is_compiled(own)
+    assert not is_compiled(model("elastic", backwards))
+    assert not is_compiled(Model(policy=parse_policy("continuous"), output_tokens=LENGTHS, law=PLAIN))
+    run = simulate_run(own, 50.0, 200, np.random.SeedSequence(1))
+    assert_same(run, simulate_run(model("capped:max_batch_size=4", PLAIN), 50.0, 200, np.random.SeedSequence(1)))
+
+
+def test_prediction_does_not_load_the_compiler() -> None:
+    """numba takes a second to import; only a simulation may."""
+    code = "import sys, queueing.prediction, queueing.experiment; sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
 def test_one_seed_gives_the_same_trace_under_every_policy() -> None:

@@ -1,0 +1,314 @@
+"""How fast is the compiled simulator? The same queues by SimPy, by Ciw and by us: one thread, one run, sampling included.
+
+Four queues at load 0.8: M/M/1 and M/G/1 first come, first served, and padded batches of at most 8 and at most 64. SimPy is
+written twice. `textbook` is how its documentation writes it: a process per customer that requests a `Resource`; for batches,
+which it has no word for, a server that draws on a `Store`. `lean` is the fastest that we could write: a queue of our own, one
+process for the arrivals, one for the server, an event only where the server sleeps. All numbers that SimPy needs are drawn by
+NumPy in one block. Ciw has no batch service, so it serves the first two. Ours is `simulate_run`: the draws and the whole
+sample path; all return each request's queueing delay.
+
+Rounds are interleaved. The rate is requests per CPU second of the process (others may use the machine), the median of the
+rounds; ratios are the medians of those within a round. Compilation is over before the first. The mean delays must agree
+within 4 standard errors, else the bench fails.
+
+    pip install simpy ciw
+    .venv/bin/python bench/simulators.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import math
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from loadgen.run import hardware
+from policies import parse_policy
+from queueing.distributions import Vector, parse_distribution
+from queueing.experiment import simulate_run
+from queueing.latency import LatencyModel
+from queueing.model import Model
+
+LOAD = 0.8
+OURS_PER_ROUND = 20  # replications, so that a round of ours can be timed
+LEAST_RATIO = {"fcfs": 100, "batch": 70}  # against the textbook program
+TOKENS = parse_distribution("lognormal:mu=7,sigma=0.7", 3000)
+BATCH_LAW = LatencyModel(k1=1e-3, k2=3e-3, k3=4.09e-4, k4=2.05e-3)
+
+Run = Callable[["Queue", int, int], Vector]  # queue, requests, seed -> queueing delays
+
+
+@dataclass(frozen=True, eq=False)
+class Queue:
+    """One model; `kind` says which programs can simulate it."""
+
+    name: str
+    kind: str
+    model: Model
+
+    @property
+    def rate(self) -> float:
+        """Arrivals/s."""
+        return LOAD * self.model.largest_stable_rate
+
+    def draws(self, requests: int, seed: int) -> tuple[list[float], list[int], list[float]]:
+        """Gaps, tokens and residuals for the other simulators."""
+        rng, cv = np.random.default_rng(seed), self.model.law.cv
+        gaps = rng.exponential(1 / self.rate, requests).tolist()
+        residuals = rng.gamma(cv**-2, cv**2, requests).tolist() if cv else [1.0] * requests
+        return gaps, self.model.output_tokens.sample(rng, requests).tolist(), residuals
+
+
+def queues() -> list[Queue]:
+    """What is simulated."""
+    exponential = Model(
+        policy=parse_policy("single"), output_tokens=parse_distribution("deterministic:value=1"), law=LatencyModel(k4=1, cv=1)
+    )
+    general = Model(policy=parse_policy("single"), output_tokens=TOKENS, law=LatencyModel(k2=0.776, k4=0.022))
+    batches = [
+        Queue(
+            f"M/G^[1,{size}]/1", "batch", Model(policy=parse_policy(f"capped:max_batch_size={size}"), output_tokens=TOKENS, law=BATCH_LAW)
+        )
+        for size in (8, 64)
+    ]
+    return [Queue("M/M/1", "fcfs", exponential), Queue("M/G/1", "fcfs", general), *batches]
+
+
+def ours(queue: Queue, requests: int, seed: int) -> Vector:
+    """The compiled replay."""
+    return simulate_run(queue.model, queue.rate, requests, np.random.SeedSequence(seed)).queueing_delay
+
+
+def simpy_resource(queue: Queue, requests: int, seed: int) -> Vector:
+    """A process per customer."""
+    import simpy
+
+    gaps, tokens, residuals = queue.draws(requests, seed)
+    law = queue.model.law
+    setup, step = law.setup(1), law.step(1)
+    services = iter([residual * (setup + step * n) for n, residual in zip(tokens, residuals, strict=True)])
+    env = simpy.Environment()
+    server, delays = simpy.Resource(env), []
+
+    def customer() -> Iterator[simpy.Event]:
+        arrived_at = env.now
+        with server.request() as turn:
+            yield turn
+            delays.append(env.now - arrived_at)
+            yield env.timeout(next(services))
+
+    def arrivals() -> Iterator[simpy.Event]:
+        for gap in gaps:
+            yield env.timeout(gap)
+            env.process(customer())
+
+    env.process(arrivals())
+    env.run()
+    return np.array(delays)
+
+
+def simpy_store(queue: Queue, requests: int, seed: int) -> Vector:
+    """A server that sleeps on a Store and empties it up to the bound: one `get` a batch, the others without an event."""
+    import simpy
+
+    gaps, tokens, _ = queue.draws(requests, seed)
+    law, bound = queue.model.law, queue.model.bound
+    env = simpy.Environment()
+    waiting, delays = simpy.Store(env), []
+
+    def server() -> Iterator[simpy.Event]:
+        while True:
+            batch = [(yield waiting.get()), *waiting.items[: bound - 1]]
+            del waiting.items[: bound - 1]
+            now = env.now
+            delays.extend([now - arrived_at for arrived_at, _ in batch])
+            yield env.timeout(law.padded(len(batch), max([n for _, n in batch])))
+
+    def arrivals() -> Iterator[simpy.Event]:
+        for gap, n in zip(gaps, tokens, strict=True):
+            yield env.timeout(gap)
+            waiting.put((env.now, n))
+
+    env.process(server())
+    env.process(arrivals())
+    env.run()
+    return np.array(delays)
+
+
+def simpy_lean(queue: Queue, requests: int, seed: int) -> Vector:  # noqa: C901  # one program, as its author would write it
+    """As few events as there can be: one an arrival, one a service, one where the server sleeps."""
+    import simpy
+
+    gaps, tokens, residuals = queue.draws(requests, seed)
+    law, bound = queue.model.law, queue.model.bound
+    assert bound is not None
+    k1, k2, k3, k4, noise = law.k1, law.k2, law.k3, law.k4, iter(residuals)
+    env = simpy.Environment()
+    timeout = env.timeout
+    waiting: deque[tuple[float, int]] = deque()
+    delays: list[float] = []
+    sleeping: list[simpy.Event] = []
+
+    def server() -> Iterator[simpy.Event]:
+        while True:
+            if not waiting:
+                sleeping.append(env.event())
+                yield sleeping[0]
+            now, size, longest = env.now, min(len(waiting), bound), 0
+            for _ in range(size):
+                arrived_at, n = waiting.popleft()
+                delays.append(now - arrived_at)
+                if n > longest:  # noqa: PLR1730  # max() costs a call
+                    longest = n
+            yield timeout(next(noise) * (k1 * size + k2 + (k3 * size + k4) * longest))
+
+    def arrivals() -> Iterator[simpy.Event]:
+        for gap, n in zip(gaps, tokens, strict=True):
+            yield timeout(gap)
+            waiting.append((env.now, n))
+            if sleeping:
+                sleeping.pop().succeed()
+
+    env.process(server())
+    env.process(arrivals())
+    env.run()
+    return np.array(delays)
+
+
+def ciw_network(queue: Queue, requests: int, seed: int) -> Vector:
+    """One node, one server; it draws its own numbers, as its users let it."""
+    import ciw
+
+    law, tokens = queue.model.law, queue.model.output_tokens
+
+    class Service(ciw.dists.Distribution):  # type: ignore[misc]
+        """a n + c, n drawn in blocks."""
+
+        def __init__(self) -> None:
+            self.times = iter((law.setup(1) + law.step(1) * tokens.sample(np.random.default_rng(seed), requests + 1000)).tolist())
+
+        def sample(self, t: float | None = None, ind: object = None) -> float:  # noqa: ARG002  # Ciw's own names
+            """The next."""
+            return float(next(self.times))
+
+    ciw.seed(seed)
+    service = ciw.dists.Exponential(1 / law.k4) if law.cv else Service()
+    network = ciw.create_network(
+        arrival_distributions=[ciw.dists.Exponential(queue.rate)], service_distributions=[service], number_of_servers=[1]
+    )
+    simulation = ciw.Simulation(network)
+    simulation.simulate_until_max_customers(requests, method="Finish")
+    records = sorted(simulation.get_all_records(), key=lambda record: record.arrival_date)
+    return np.array([record.waiting_time for record in records])
+
+
+PROGRAMS: dict[str, dict[str, Run]] = {
+    "fcfs": {"ours": ours, "SimPy, textbook": simpy_resource, "SimPy, lean": simpy_lean, "Ciw": ciw_network},
+    "batch": {"ours": ours, "SimPy, textbook": simpy_store, "SimPy, lean": simpy_lean},
+}
+
+
+@dataclass
+class Measured:
+    """One program on one queue, round by round."""
+
+    rates: list[float] = field(default_factory=list)  # requests per CPU second
+    means: list[float] = field(default_factory=list)  # queueing delay of each replication, seconds
+
+    @property
+    def rate(self) -> float:
+        """The median."""
+        return float(np.median(self.rates))
+
+    @property
+    def mean(self) -> float:
+        """Queueing delay, seconds."""
+        return float(np.mean(self.means))
+
+    @property
+    def error(self) -> float:
+        """Standard error of it, from the replications."""
+        return float(np.std(self.means, ddof=1)) / math.sqrt(len(self.means))
+
+
+def measure(queue: Queue, requests: int, rounds: int) -> dict[str, Measured]:
+    """All programs in turn, in random order, round after round."""
+    found = {name: Measured() for name in PROGRAMS[queue.kind]}
+    ours(queue, requests, 0)  # compiles, or loads what was compiled before
+    order = np.random.default_rng(1)
+    for turn in range(rounds):
+        for name in order.permutation(list(found)).tolist():
+            run, replications = PROGRAMS[queue.kind][name], OURS_PER_ROUND if name == "ours" else 1
+            spent = 0.0
+            for part in range(replications):
+                began = time.process_time()
+                delays = run(queue, requests, 1 + turn * OURS_PER_ROUND + part)
+                mean = float(delays.mean())
+                spent += time.process_time() - began
+                found[name].means.append(mean)
+            found[name].rates.append(replications * requests / spent)
+    return found
+
+
+def disagreements(queue: Queue, found: dict[str, Measured]) -> list[str]:
+    """The simulators that do not give our mean delay, and those that are too noisy to tell."""
+    faults = []
+    for name, one in found.items():
+        apart = abs(one.mean - found["ours"].mean)
+        if apart > 4 * math.hypot(one.error, found["ours"].error) or one.error > 0.05 * one.mean:
+            faults.append(f"{queue.name}, {name}: mean delay {one.mean:.4g} +- {one.error:.2g} s, ours {found['ours'].mean:.4g} s")
+    return faults
+
+
+def ratio_to(one: Measured, mine: Measured) -> float:
+    """How many times faster, round by round, since the machine's own speed wanders; the median."""
+    return float(np.median(np.array(mine.rates) / np.array(one.rates)))
+
+
+def row(queue: Queue, name: str, found: dict[str, Measured]) -> str:
+    """One line of the table."""
+    one, mine = found[name], found["ours"]
+    ratio = "" if name == "ours" else f"{ratio_to(one, mine):.0f} x"
+    spread = f"{min(one.rates) / 1e6:.3g} to {max(one.rates) / 1e6:.3g}"
+    return f"| {queue.name} | {name} | {one.rate / 1e6:.3g} | {spread} | {ratio} | {one.mean:.4g} ± {one.error:.1g} |"
+
+
+def versions() -> dict[str, str]:
+    """Of what was compared."""
+    return {name: importlib.metadata.version(name) for name in ("simpy", "ciw", "numpy", "numba")} | {"python": sys.version.split()[0]}
+
+
+def main() -> int:
+    """Measure, print the table, judge."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=100_000, help="per replication; the product's default")
+    parser.add_argument("--rounds", type=int, default=11)
+    options = parser.parse_args()
+    if any(importlib.util.find_spec(name) is None for name in ("simpy", "ciw")):
+        print("this bench compares with SimPy and Ciw: pip install simpy ciw", file=sys.stderr)
+        return 1
+    print(json.dumps({"requests": options.requests, "rounds": options.rounds, "hardware": hardware(), "versions": versions()}))
+    print("| queue | simulator | 10^6 requests/s, median | rounds | ours against it | mean delay (s) |\n|---|---|--:|--:|--:|--:|")
+    faults = []
+    for queue in queues():
+        found = measure(queue, options.requests, options.rounds)
+        print("\n".join(row(queue, name, found) for name in found), flush=True)
+        faults += disagreements(queue, found)
+        ratio = ratio_to(found["SimPy, textbook"], found["ours"])
+        if ratio < LEAST_RATIO[queue.kind]:
+            faults.append(f"{queue.name}: {ratio:.0f} times SimPy; expected at least {LEAST_RATIO[queue.kind]}")
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    return 3 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
