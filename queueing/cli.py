@@ -114,6 +114,8 @@ def _table(answer: Prediction) -> str:
         for label, value in (("queueing delay", answer.queueing_delay), ("sojourn time", answer.sojourn_time)):
             numbers = (value.mean, value.p50, value.p90, value.p95, value.p99, value.standard_error)
             lines.append(f"{label:<22}" + "".join(f"{_number(number):>11}" for number in numbers))
+        for label, mean in (("time to first token", answer.time_to_first_token), ("inter-token latency", answer.inter_token_latency)):
+            lines.append(f"{label:<22}{_number(mean.mean):>11}")
     lines.append("assumes " + "; ".join(answer.assumptions))
     return "\n".join(lines)
 

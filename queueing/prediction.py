@@ -23,7 +23,7 @@ from policies.text import SpecError
 from queueing.batch_chain import solve_batch_chain
 from queueing.batch_delay import batch_quantiles
 from queueing.bounds import delay_bound, has_bound, has_paper, paper_values
-from queueing.continuous import solve_continuous
+from queueing.continuous import doubt, solve_continuous
 from queueing.distributions import TokenDistribution
 from queueing.errors import NotConvergedError, UnstableQueueError
 from queueing.experiment import simulate_model
@@ -134,8 +134,7 @@ def _answer(model: Model, arrival_rate: float, method: str) -> Prediction:
         stable=True,
         load=model.load(arrival_rate),
         bounds={} if upper is None else {"queueing_delay_upper": upper},
-        assumptions=model.assumptions,
-        **{"utilisation": None, **values},
+        **{"utilisation": None, "assumptions": model.assumptions, **values},
     )
 
 
@@ -143,8 +142,7 @@ def _solved(model: Model, arrival_rate: float) -> dict[str, Any]:
     if isinstance(model.policy, Single):
         return _single(model, arrival_rate)
     if isinstance(model.policy, Continuous):
-        slots = solve_continuous(model.slot_time, arrival_rate, model.bound)
-        return _answered(Quantiles(slots.queueing_delay), Quantiles(slots.sojourn_time), slots.batch_size, slots.utilisation)
+        return _continuous(model, arrival_rate)
     time = model.batch_time
     if isinstance(model.policy, Fixed):
         b = model.bound or model.policy.batch_size
@@ -166,6 +164,14 @@ def _answered(delay: Quantiles, sojourn: Quantiles, batch_size: float, utilisati
 def _token_times(delay: Quantiles, first: float, step: float | None) -> dict[str, Any]:
     """`first` seconds from dispatch to the first token, `step` seconds from one token to the next."""
     return {"time_to_first_token": Mean(float(delay.mean or 0.0) + first), "inter_token_latency": Mean(step)}
+
+
+def _continuous(model: Model, arrival_rate: float) -> dict[str, Any]:
+    slots = solve_continuous(model.slot_time, arrival_rate, model.bound)
+    answer = _answered(slots.delay, Quantiles(slots.sojourn_time), slots.batch_size, slots.utilisation)
+    answer |= {"time_to_first_token": Mean(slots.time_to_first_token), "inter_token_latency": Mean(slots.inter_token_latency)}
+    reason = doubt(model.slot_time, arrival_rate, model.bound)
+    return answer if reason is None else answer | {"assumptions": (*model.assumptions, f"approximation in doubt: {reason}")}
 
 
 def _single(model: Model, arrival_rate: float) -> dict[str, Any]:

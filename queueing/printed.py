@@ -3,18 +3,19 @@
 Nothing here is used to predict: the right formulas are in the modules named below. `kendall reproduce` puts both side by side.
 lam requests/s, times in seconds.
 
-| formula | source | fault |
-|---|---|---|
-| `phi0`, `phi1`, `phi` | Inoue (2021), Eq. 41-43 | none: bounds of the mean SOJOURN for deterministic H = alpha b + tau0; they fail for random H of that mean |
-| `second_moment_of_arrivals` | Inoue, Eq. 7 | it is the second FACTORIAL moment; E[A^2] has lam E[H] more (used rightly in his Eq. 34) |
-| `psi0`, `psi1`, `psi` | Yang et al., Eq. 16 | called phi there; bounds of the queueing delay, phi_i = alpha + tau0 + (1 + 2 lam alpha) psi_i |
-| `padded_line` | Eq. 20 | none; its mean max is m instead of m b/(b+1): three times too high at light load |
-| `elastic_line` | Eq. 26 put into Eq. 16 | NOT a bound: the batch time has the random sum k3 sum N_i, its mean is taken |
-| `fixed_batch_delay` | Eq. 25 | Bailey's queue at departures over lam: wait of the FORMED batch + H; the queueing delay is Eq. 25 - H + (b-1)/(2 lam) |
-| `objective_patient` | Eq. 10 | none |
-| `objective_impatient` | Eq. 11 | '+ (1 - theta) E[W]' rewards waiting; a sane objective has '-' |
-| `md1_delay` | serving chapter, 25.4 | rho^2/(2 mu (1 - rho)) is too low by the factor rho: right is rho/(2 mu (1 - rho)) |
-| `kingman_delay` | serving chapter, 25.4 | the heavy-traffic approximation, not Kingman's upper bound; below the truth for c_a > 1 |
+Inoue (2021)
+    phi0, phi1, phi              Eq. 41-43   none: bounds of the mean SOJOURN, constant H = alpha b + tau0; they fail for random H
+    second_moment_of_arrivals    Eq. 7       it is the second FACTORIAL moment: E[A^2] has lam E[H] more (used rightly in Eq. 34)
+Yang et al.
+    psi0, psi1, psi              Eq. 16      called phi there; bounds of the queueing DELAY: phi_i = alpha + tau0 + (1 + 2 lam alpha) psi_i
+    padded_line                  Eq. 20      none; E[L] = m b/(b+1) becomes m: three times too high at light load
+    elastic_line                 Eq. 26      put into Eq. 16 it is NOT a bound: the random k3 sum N_i is replaced by its mean
+    fixed_batch_delay            Eq. 25      wait of the FORMED batch + H (Bailey's mean queue / lam); delay: less H, + (b-1)/(2 lam)
+    objective_patient            Eq. 10      none
+    objective_impatient          Eq. 11      '+ (1 - theta) E[W]' rewards waiting; a sane objective has '-'
+The serving chapter
+    md1_delay                    25.4        rho^2/(2 mu (1 - rho)) is too low by the factor rho: right is rho/(2 mu (1 - rho))
+    kingman_delay                25.4        the heavy-traffic approximation, not Kingman's upper bound; below the truth for c_a > 1
 
 Right: queueing.batch_chain (dynamic, elastic), queueing.mgb1 (fixed), queueing.mm1 (M/D/1), queueing.gg1 (both Kingman forms).
 """
@@ -73,7 +74,7 @@ def padded_line(k1: float, k2: float, k3: float, k4: float, longest: float) -> t
     return k1 + k3 * longest, k2 + k4 * longest
 
 
-def elastic_line(k1: float, k2: float, k3: float, k4: float, mean: float, longest: float) -> tuple[float, float]:
+def elastic_line(k1: float, k2: float, k3: float, k4: float, *, mean: float, longest: float) -> tuple[float, float]:
     """Eq. 26's last line with n_b at its largest, as Eq. 16 wants it."""
     return k1 + k3 * mean, k2 + k4 * longest
 
