@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from policies.text import SpecError, parse_policy
 from queueing.cli import ArrivalRate, EngineBound, Json, Latency, OutputTokens, Patience, PromptTokens, Servers, TokenLimit
-from queueing.distributions import parse_distribution
+from queueing.distributions import SUPPORT_LIMIT, parse_distribution
 from queueing.errors import NoStableChoiceError
 from queueing.model import Model
-from queueing.optimisation.choices import best_batch_size, best_policy, fewest_servers, largest_rate
+from queueing.optimisation.choices import best_batch_size, best_policy
 from queueing.optimisation.objective import Objective, parse_slo
+from queueing.optimisation.rates import largest_rate
 from queueing.optimisation.search import Optimum, Point
+from queueing.optimisation.servers import fewest_servers
 from queueing.optimisation.token_limit import best_token_limit
 from queueing.profile import load_law
 
@@ -23,6 +25,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help="Choose a lim
 TARGETS = ("max-output-tokens", "batch-size", "policy", "servers", "arrival-rate")
 CANDIDATES = ("single", "dynamic", *(f"{name}:max_batch_size=8" for name in ("capped", "elastic", "continuous")), "fixed:batch_size=8")
 SHOWN = 15  # rows of the table
+NEVER = 1e-6  # limits that cut fewer requests than this are not listed
+WEIGHS = {"--theta": ("v1", "v2"), "--loss-cost": ("v2",), "--max-clipped-fraction": ("clipped",)}
 
 
 @app.command()
@@ -36,9 +40,11 @@ def optimize(
     policy: Annotated[str, typer.Option("--policy", help="the policy whose limit is sought")] = "single",
     candidates: Annotated[list[str] | None, typer.Option("--candidates", help="policies to choose from; repeat it")] = None,
     largest: Annotated[int | None, typer.Option("--largest", help="largest limit, batch size or number of servers tried")] = None,
-    theta: Annotated[float, typer.Option("--theta", help="weight of the answer's utility in v1 and v2")] = 0.5,
-    loss_cost: Annotated[float, typer.Option("--loss-cost", help="cost of a lost request in v2")] = 1.0,
-    max_clipped_fraction: Annotated[float, typer.Option("--max-clipped-fraction", help="largest share of clipped answers")] = 0.05,
+    theta: Annotated[float | None, typer.Option("--theta", help="weight of the answer's utility in v1 and v2; 0.5")] = None,
+    loss_cost: Annotated[float | None, typer.Option("--loss-cost", help="cost of a lost request in v2; 1")] = None,
+    max_clipped_fraction: Annotated[
+        float | None, typer.Option("--max-clipped-fraction", help="largest share of clipped answers; 0.05")
+    ] = None,
     slo: Annotated[str | None, typer.Option("--slo", help="for example p99_queueing_delay=2s")] = None,
     max_output_tokens: TokenLimit = None,
     patience: Patience = None,
@@ -48,16 +54,15 @@ def optimize(
     as_json: Json = False,
 ) -> None:
     """The best choice of TARGET for OBJECTIVE, and the curve it was chosen from."""
-    goal = Objective(
-        name=objective,
-        theta=theta,
-        loss_cost=loss_cost,
-        max_clipped_fraction=max_clipped_fraction,
-        slo=None if slo is None else parse_slo(slo),
-    )
+    goal = _goal(objective, {"--theta": theta, "--loss-cost": loss_cost, "--max-clipped-fraction": max_clipped_fraction}, slo)
+    _check_target(target, candidates, largest)
+    sought = target == "max-output-tokens"  # then --max-output-tokens bounds the search: lengths cut there would count as whole answers
+    lengths = parse_distribution(output_tokens, SUPPORT_LIMIT if sought else max_output_tokens)
+    if sought:
+        largest = min(limit for limit in (largest, max_output_tokens, lengths.quantile(1 - NEVER)) if limit is not None)
     model = Model(
         policy=parse_policy(policy),
-        output_tokens=parse_distribution(output_tokens, max_output_tokens),
+        output_tokens=lengths,
         law=load_law(latency),
         prompt_tokens=None if prompt_tokens is None else parse_distribution(prompt_tokens),
         max_num_seqs=max_num_seqs,
@@ -65,29 +70,46 @@ def optimize(
         patience=patience,
     )
     try:
-        found = _search(target, model, arrival_rate, goal, list(candidates or CANDIDATES), largest)
+        with Console(stderr=True).status(f"predicting choices of {target}"):  # on a terminal only
+            found = _search(target, model, arrival_rate, goal, list(candidates or CANDIDATES), largest)
     except NoStableChoiceError as error:
         typer.echo(f"kendall: {error}", err=True)
         raise typer.Exit(3) from None
     typer.echo(json.dumps(found.to_dict()) if as_json else table(found))
 
 
-def _search(target: str, model: Model, arrival_rate: float, goal: Objective, candidates: list[str], largest: int | None) -> Optimum:
+def _goal(name: str, weights: dict[str, float | None], slo: str | None) -> Objective:
+    given = {flag: value for flag, value in weights.items() if value is not None}
+    chosen: dict[str, Any] = {flag.removeprefix("--").replace("-", "_"): value for flag, value in given.items()}
+    goal = Objective(name=name, slo=None if slo is None else parse_slo(slo), **chosen)
+    for flag in given:
+        if name not in WEIGHS[flag]:
+            raise SpecError(f"got {flag} with --objective {name}; expected --objective {' or '.join(WEIGHS[flag])}")
+    return goal
+
+
+def _check_target(target: str, candidates: list[str] | None, largest: int | None) -> None:
     if target not in TARGETS:
         raise SpecError(f"got --target {target!r}; expected one of {', '.join(TARGETS)}")
+    if candidates and target != "policy":
+        raise SpecError(f"got --candidates with --target {target}; expected --target policy")
+    if largest is not None and (target in ("policy", "arrival-rate") or largest < 1):
+        raise SpecError(f"got --largest {largest} with --target {target}; expected at least 1, for a limit, batch size or servers")
+
+
+def _search(target: str, model: Model, arrival_rate: float, goal: Objective, candidates: list[str], largest: int | None) -> Optimum:
     if target == "arrival-rate":
         return largest_rate(model, goal)
-    if not arrival_rate > 0:
+    rate = None if arrival_rate == 0 and goal.name == "throughput" and target in ("batch-size", "policy") else arrival_rate
+    if rate is not None and not rate > 0:
         raise SpecError(f"got --arrival-rate {arrival_rate:g}; expected requests per second > 0")
-    if sys.stderr.isatty():
-        typer.echo(f"predicting choices of {target} ...", err=True)
     limit: dict[str, Any] = {} if largest is None else {"largest": largest}
     if target == "max-output-tokens":
         return best_token_limit(model, arrival_rate, goal, **limit)
     if target == "batch-size":
-        return best_batch_size(model, arrival_rate, goal, **limit)
+        return best_batch_size(model, rate, goal, **limit)
     if target == "policy":
-        return best_policy(model, candidates, arrival_rate, goal)
+        return best_policy(model, candidates, rate, goal)
     return fewest_servers(model, arrival_rate, goal, **limit)
 
 

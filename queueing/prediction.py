@@ -11,6 +11,7 @@ several servers or patience with a batch policy, fixed with max_wait     simulat
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -36,6 +37,7 @@ from queueing.model import Model
 from queueing.result import Mean, Prediction, Quantiles
 
 SIMULATED_REQUESTS = 1_000_000
+_DURATIONS = ("queueing_delay", "sojourn_time", "served_queueing_delay")
 METHODS = ("auto", "exact", "approximation", "bound", "paper", "simulation")
 
 __all__ = ["METHODS", "Mean", "Prediction", "Quantiles", "largest_stable_rate", "predict"]
@@ -69,7 +71,22 @@ def predict_model(model: Model, arrival_rate: float, method: str = "auto") -> Pr
     except NotConvergedError as error:
         if method != "auto":
             raise
-        return simulate_model(model, arrival_rate, num_requests=SIMULATED_REQUESTS, notes=(str(error),))
+        simulated = simulate_model(model, arrival_rate, num_requests=SIMULATED_REQUESTS, notes=(str(error),))
+        return without_means(simulated) if infinite_mean(model, load) else simulated
+
+
+def infinite_mean(model: Model, load: float) -> bool:
+    """Whether the delay has no mean though the queue is stable: unbounded batches with a residual are a Kesten recursion (THEORY c)."""
+    return model.bound is None and not model.policy.joins_running and load * math.sqrt(1 + model.law.cv**2) >= 1
+
+
+def without_means(prediction: Prediction) -> Prediction:
+    """A simulated mean of something that has none says nothing."""
+    note = "the mean delay is infinite: batches without a bound, whose residual makes their sizes heavy-tailed"
+    answer = {name: dataclasses.replace(getattr(prediction, name), mean=None, standard_error=None) for name in _DURATIONS}
+    return dataclasses.replace(
+        prediction, batch_size=Mean(), time_to_first_token=Mean(), assumptions=(*prediction.assumptions, note), **answer
+    )
 
 
 def unstable(model: Model, load: float, method: str) -> Prediction:

@@ -12,6 +12,7 @@ E[u] = E[min(1, n_max / N)], the share of an answer that its reader gets (as pri
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -67,11 +68,12 @@ class Objective:
     def __post_init__(self) -> None:
         if self.name not in OBJECTIVES:
             raise SpecError(f"got --objective {self.name!r}; expected one of {', '.join(OBJECTIVES)}")
-        if not 0 <= self.theta <= 1 or not 0 <= self.max_clipped_fraction < 1 or self.loss_cost < 0:
+        if not 0 <= self.theta <= 1 or not 0 <= self.max_clipped_fraction < 1 or not 0 <= self.loss_cost < math.inf:
             got = f"theta={self.theta}, loss_cost={self.loss_cost}, max_clipped_fraction={self.max_clipped_fraction}"
-            raise SpecError(f"got {got}; expected theta in [0, 1], loss_cost >= 0, max_clipped_fraction in [0, 1)")
+            raise SpecError(f"got {got}; expected theta in [0, 1], finite loss_cost >= 0, max_clipped_fraction in [0, 1)")
         if (self.name == "slo") != (self.slo is not None):
-            raise SpecError("expected --slo with --objective slo, and only there: for example --slo p99_queueing_delay=2s")
+            got = "no --slo" if self.slo is None else f"--slo {self.slo}"
+            raise SpecError(f"got --objective {self.name} and {got}; expected --slo with slo only, for example --slo p99_queueing_delay=2s")
 
     def utility_score(self, utility: float, delay: float, loss: float = 0.0) -> float:
         """V1 or V2, negated."""
@@ -90,8 +92,8 @@ def parse_slo(text: str) -> Slo:
         seconds = float(match[3]) * (1e-3 if match[4] == "ms" else 1.0)
     except ValueError:
         raise SpecError(f"got --slo {text!r}; expected a number of seconds") from None
-    if not seconds > 0:
-        raise SpecError(f"got --slo {text!r}; expected seconds > 0")
+    if not 0 < seconds < math.inf:
+        raise SpecError(f"got --slo {text!r}; expected finite seconds > 0")
     return Slo(match[1], match[2], seconds)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,8 @@ from queueing.prediction import predict_model
 from queueing.result import Prediction
 
 Point = dict[str, Any]  # the choice, its load, its predicted values, its `score` (None where it may not be chosen)
-TIE = 1e-3  # delays nearer than this are one: the shorter sojourn decides
+TIE = 1e-3  # delays, and then sojourns, nearer than this are one: the first choice decides
+NIL = 1e-6  # of the sojourn: delays that differ by less are one, however small they are
 
 
 @dataclass(frozen=True)
@@ -53,16 +55,28 @@ def point_of(choice: Point, model: Model, arrival_rate: float) -> tuple[Point, P
 
 
 def choose(target: str, objective: str, curve: Sequence[Point], note: str | None = None, *, by_sojourn: bool = False) -> Optimum:
-    """The least score; among ties the shorter sojourn, then the first. Raises NoStableChoiceError."""
+    """The least score; `by_sojourn`: among near scores the shortest sojourns, of these the first. Raises NoStableChoiceError.
+
+    Without the second tolerance the rounding error of sojourns that are equal would choose the batch size.
+    """
     allowed = [point for point in curve if point["score"] is not None]
     if not allowed:
         stable = [point for point in curve if point.get("stable", True)]
         why = "none keeps the constraint" if stable else "none is stable"
         raise NoStableChoiceError(f"{len(curve)} choices of {target}", why, min(point["load"] for point in curve))
-    least = min(point["score"] for point in allowed)
-    near = [point for point in allowed if point["score"] <= least + (TIE * abs(least) if by_sojourn else 0.0)]
-    best = min(near, key=lambda point: point.get("sojourn_time") or 0.0) if by_sojourn else near[0]
+    best = min(allowed, key=lambda point: float(point["score"]))  # of equal scores the first
+    if by_sojourn:
+        nil = NIL * min(map(_sojourn, allowed))
+        least = best["score"] + TIE * abs(best["score"]) + (nil if math.isfinite(nil) else 0.0)
+        near = [point for point in allowed if point["score"] <= least]
+        shortest = min(map(_sojourn, near))
+        best = next(point for point in near if _sojourn(point) <= (1 + TIE) * shortest)
     return Optimum(target, objective, best, list(curve), note)
+
+
+def _sojourn(point: Point) -> float:
+    sojourn = point.get("sojourn_time")
+    return math.inf if sojourn is None else float(sojourn)
 
 
 def score_of(point: Point) -> float | None:

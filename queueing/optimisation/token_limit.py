@@ -12,15 +12,24 @@ import dataclasses
 import numpy as np
 
 from policies.immediate import Single
+from policies.text import SpecError
 from queueing.model import Model
 from queueing.optimisation.objective import Objective, utilities
 from queueing.optimisation.search import Optimum, Point, choose, point_of, refined, score_of
 
 TARGET = "max-output-tokens"
+REFINED = "not every limit was tried: a coarse grid, refined about its best (right for a score with one valley)"
 
 
 def best_token_limit(model: Model, arrival_rate: float, objective: Objective, largest: int | None = None) -> Optimum:
-    """Over the limits 1 .. `largest` (the longest answer); `model` has the lengths before clipping. Raises NoStableChoiceError."""
+    """Over the limits 1 .. `largest` (the longest answer); `model` has the lengths before clipping.
+
+    Raises SpecError, NoStableChoiceError.
+    """
+    if largest is not None and largest < 1:
+        raise SpecError(f"got --largest {largest}; expected at least 1")
+    if objective.name == "v2" and model.patience is None:
+        raise SpecError("got --objective v2 without --patience; expected a patience (v2 counts the lost), or --objective v1")
     longest = model.output_tokens.longest if largest is None else min(largest, model.output_tokens.longest)
     quick = isinstance(model.policy, Single) and model.patience is None and model.servers == 1
     if quick and objective.name in ("delay", "v1", "clipped", "throughput"):
@@ -32,15 +41,14 @@ def best_token_limit(model: Model, arrival_rate: float, objective: Objective, la
         points[limit] = _point(model, arrival_rate, objective, limit, float(useful[limit]))
         return score_of(points[limit])
 
-    return choose(TARGET, objective.name, [points[limit] for limit in refined(1, longest, score)])
+    curve = [points[limit] for limit in refined(1, longest, score)]
+    return choose(TARGET, objective.name, curve, None if len(curve) == longest else REFINED)
 
 
 def _point(model: Model, arrival_rate: float, objective: Objective, limit: int, utility: float) -> Point:
-    clipped = 1 - float(model.output_tokens.cdf[limit])
+    clipped = float(model.output_tokens.survival[limit])
     limited = dataclasses.replace(model, output_tokens=model.output_tokens.clip(limit))
-    point, prediction = point_of(
-        {"max_output_tokens": limit, "clipped_fraction": max(clipped, 0.0), "utility": utility}, limited, arrival_rate
-    )
+    point, prediction = point_of({"max_output_tokens": limit, "clipped_fraction": clipped, "utility": utility}, limited, arrival_rate)
     if prediction is None:
         return point
     delay, served = float(prediction.queueing_delay.mean or 0.0), float(prediction.served_queueing_delay.mean or 0.0)
@@ -59,7 +67,7 @@ def _point(model: Model, arrival_rate: float, objective: Objective, limit: int, 
 
 def _every_limit(model: Model, arrival_rate: float, objective: Objective, longest: int) -> list[Point]:
     limits = np.arange(1, longest + 1)
-    above = 1 - model.output_tokens.cdf[:longest]  # P(N > k), k = 0 ..
+    above = model.output_tokens.survival[:longest]  # P(N > k), k = 0 ..
     first, second = np.cumsum(above), np.cumsum((2 * limits - 1) * above)
     law, prompts = model.law, model.prompt_tokens
     setup = law.setup(1, 0.0 if prompts is None else prompts.mean)
@@ -71,7 +79,7 @@ def _every_limit(model: Model, arrival_rate: float, objective: Objective, longes
     stable = load < 1
     with np.errstate(divide="ignore"):
         delay = np.where(stable, arrival_rate * squares / (2 * (1 - load)), np.inf)
-    clipped = np.maximum(1 - model.output_tokens.cdf[1 : longest + 1], 0.0)
+    clipped = model.output_tokens.survival[1 : longest + 1]
     useful = utilities(model.output_tokens)[1 : longest + 1]
     if objective.name == "v1":
         score = -(objective.theta * useful - (1 - objective.theta) * delay)

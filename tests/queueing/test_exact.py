@@ -192,6 +192,14 @@ def test_a_mean_that_does_not_exist_is_not_given() -> None:
         solve_batch_chain(time, 0.85, None)
 
 
+def test_a_mean_that_does_not_exist_is_null_also_where_it_could_be_simulated() -> None:
+    answer = predict(parse_policy("dynamic"), 0.85, ONE, LatencyModel(k1=1.0, k4=1e-9, cv=1.0))
+    assert answer.method == "simulation"
+    assert answer.queueing_delay.mean is None
+    assert answer.queueing_delay.p50 is not None
+    assert "infinite" in answer.assumptions[-1]
+
+
 @pytest.mark.parametrize("text", ["fixed:batch_size=4,max_wait=1", "continuous:max_batch_size=4"])
 def test_exact_is_refused_where_there_is_no_exact_answer(text: str) -> None:
     with pytest.raises(SpecError, match="expected auto"):

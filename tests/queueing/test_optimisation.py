@@ -13,8 +13,10 @@ from queueing.distributions import parse_distribution
 from queueing.errors import NoStableChoiceError
 from queueing.latency import LatencyModel
 from queueing.model import Model
-from queueing.optimisation.choices import batch_size_by_rate, best_batch_size, best_policy, fewest_servers, largest_rate
+from queueing.optimisation.choices import batch_size_by_rate, best_batch_size, best_policy
 from queueing.optimisation.objective import Objective, parse_slo, utilities
+from queueing.optimisation.rates import largest_rate
+from queueing.optimisation.servers import fewest_servers
 from queueing.optimisation.token_limit import best_token_limit
 from queueing.prediction import predict_model
 
@@ -150,13 +152,17 @@ def test_no_stable_choice_says_why() -> None:
     [
         (["--target", "batch"], "expected one of max-output-tokens"),
         (["--target", "policy", "--objective", "fast"], "expected one of delay"),
-        (["--target", "policy", "--objective", "slo"], "expected --slo"),
+        (["--target", "policy", "--objective", "slo"], "expected --slo with slo only"),
         (["--target", "policy", "--slo", "p99=2"], "for example p99_queueing_delay=2s"),
         (["--target", "batch-size", "--arrival-rate", "5"], "expected fixed, capped, elastic or continuous"),
         (["--target", "policy", "--objective", "v1", "--arrival-rate", "5"], "weighs token limits"),
         (["--target", "servers", "--arrival-rate", "5"], "expected slo"),
         (["--target", "policy"], "expected requests per second"),
         (["--target", "max-output-tokens", "--arrival-rate", "5", "--theta", "2"], "theta in"),
+        (["--target", "max-output-tokens", "--arrival-rate", "5", "--theta", "0.2"], "expected --objective v1 or v2"),
+        (["--target", "servers", "--arrival-rate", "5", "--candidates", "single"], "expected --target policy"),
+        (["--target", "max-output-tokens", "--arrival-rate", "5", "--largest", "0"], "expected at least 1"),
+        (["--target", "policy", "--arrival-rate", "5", "--largest", "4"], "for a limit, batch size or servers"),
     ],
 )
 def test_wrong_arguments_say_what_was_expected(arguments: list[str], part: str) -> None:
@@ -192,3 +198,118 @@ def test_no_stable_choice_exits_3_and_wrong_arguments_2(capsys: pytest.CaptureFi
 def test_every_option_has_an_environment_twin() -> None:
     options = {parameter.name: parameter.envvar for parameter in kendall._command("optimize").params}
     assert options["max_clipped_fraction"] == "KENDALL_MAX_CLIPPED_FRACTION"
+
+
+@pytest.mark.parametrize(("policy", "load"), [("capped", 0.02), ("capped", 0.3), ("elastic", 0.3), ("continuous", 0.3)])
+def test_rounding_does_not_choose_the_batch_size(policy: str, load: float) -> None:
+    """At low load delay and sojourn are flat from a small size on; the smallest within 0.1 % is chosen, not the noise's favourite."""
+    rate = load * queue().largest_stable_rate
+    curve = best_batch_size(queue(f"{policy}:max_batch_size=2"), rate, Objective(name="delay"), largest=24)
+    least = min(point["sojourn_time"] for point in curve.curve)
+    assert curve.best["batch_size"] <= 7
+    assert curve.best["sojourn_time"] <= 1.0011 * least
+
+
+def test_with_patience_one_server_may_be_enough_above_its_capacity() -> None:
+    """Nobody waits longer than the patience: the load does not bound the servers from below."""
+    objective = Objective(name="slo", slo=parse_slo("p99_queueing_delay=1s"))
+    assert fewest_servers(queue(patience=0.05), 150.0, objective).best["servers"] == 1
+
+
+@pytest.mark.slow
+def test_a_target_that_no_number_of_servers_meets_is_found_out_early() -> None:
+    """A fixed batch forms as slowly before 64 servers as before one."""
+    objective = Objective(name="slo", slo=parse_slo("mean_queueing_delay=1ms"))
+    with pytest.raises(NoStableChoiceError, match=r"tried [1-7] choices of servers: none keeps the constraint"):
+        fewest_servers(queue("fixed:batch_size=2"), 20.0, objective, largest=64)
+
+
+def test_servers_up_to_the_largest_are_tried_and_none_beyond() -> None:
+    objective = Objective(name="slo", slo=parse_slo("p99_queueing_delay=1s"))
+    with pytest.raises(NoStableChoiceError, match="none is stable") as caught:
+        fewest_servers(queue(), 9000.0, objective, largest=10)
+    assert caught.value.load == pytest.approx(queue(servers=10).load(9000.0))
+
+
+def test_a_bisection_finds_the_servers_that_a_scan_finds() -> None:
+    slo = parse_slo("p99_queueing_delay=0.2ms")
+    objective = Objective(name="slo", slo=slo)
+    found = fewest_servers(queue(), 400.0, objective)
+    kept = [servers for servers in range(7, 20) if slo.kept(predict_model(queue(servers=servers), 400.0))]
+    assert found.best["servers"] == kept[0] > 9
+    assert kept == list(range(kept[0], 20))
+
+
+@pytest.mark.parametrize(("metric", "above"), [("mean", 1.0005), ("p99", 1.002)])
+def test_a_narrow_valley_of_fixed_batches_is_found(metric: str, above: float) -> None:
+    """The delay of fixed batches falls and rises; an SLO just above its floor holds between two loads of the scan."""
+    model = queue("fixed:batch_size=8")
+    rates = np.linspace(0.6, 0.9, 61) * model.largest_stable_rate
+    delays = [float(getattr(predict_model(model, rate).queueing_delay, metric)) for rate in rates]
+    slo = parse_slo(f"{metric}_queueing_delay={above * min(delays)!r}")
+    rate = largest_rate(model, Objective(name="slo", slo=slo)).best["arrival_rate"]
+    assert slo.kept(predict_model(model, rate))
+    assert rate >= 0.998 * rates[int(np.argmin(delays))]
+
+
+def test_with_patience_the_slo_may_hold_above_the_stable_rate() -> None:
+    slo, model = parse_slo("mean_queueing_delay=40ms"), queue(patience=0.05)
+    found = largest_rate(model, Objective(name="slo", slo=slo)).best
+    assert found["load"] > 1
+    assert slo.kept(predict_model(model, found["arrival_rate"]))
+    assert not slo.kept(predict_model(model, 1.02 * found["arrival_rate"]))
+
+
+def test_with_patience_there_is_no_largest_stable_rate_and_a_longer_slo_says_nothing() -> None:
+    with pytest.raises(SpecError, match="every rate is stable"):
+        largest_rate(queue(patience=1.0), Objective(name="throughput"))
+    with pytest.raises(SpecError, match="nobody waits longer"):
+        largest_rate(queue(patience=1.0), Objective(name="slo", slo=parse_slo("p99_queueing_delay=2s")))
+
+
+def test_the_largest_throughput_is_no_choice_where_it_is_not_stable() -> None:
+    with pytest.raises(NoStableChoiceError, match="none is stable"):
+        best_batch_size(queue("fixed:batch_size=2"), 1e5, Objective(name="throughput"), largest=20)
+    assert best_batch_size(queue("fixed:batch_size=2"), None, Objective(name="throughput"), largest=20).best["batch_size"] == 20
+    with pytest.raises(SpecError, match="expected --arrival-rate"):
+        best_batch_size(queue("fixed:batch_size=2"), None, Objective(name="delay"), largest=20)
+
+
+@pytest.mark.parametrize("largest", [0, -1])
+def test_the_largest_choice_is_at_least_one(largest: int) -> None:
+    objective = Objective(name="slo", slo=parse_slo("p99_queueing_delay=1s"))
+    with pytest.raises(SpecError, match="at least 1"):
+        best_token_limit(queue(), 5.0, objective, largest)
+    with pytest.raises(SpecError, match="at least 1"):
+        fewest_servers(queue(), 5.0, objective, largest)
+    with pytest.raises(SpecError, match="at least 1"):
+        best_batch_size(queue("capped:max_batch_size=2"), 5.0, objective, largest)
+
+
+@pytest.mark.parametrize("cost", [float("nan"), float("inf"), -1.0])
+def test_a_loss_cost_is_a_finite_number(cost: float) -> None:
+    with pytest.raises(SpecError, match="finite loss_cost"):
+        Objective(name="v2", loss_cost=cost)
+
+
+def test_the_second_objective_needs_patience() -> None:
+    with pytest.raises(SpecError, match="without --patience"):
+        best_token_limit(queue(), 5.0, Objective(name="v2"))
+
+
+def test_a_given_limit_bounds_the_search_and_does_not_hide_what_it_clips(capsys: pytest.CaptureFixture[str]) -> None:
+    """Half of uniform(1, 32) exceeds 16: 16 is no limit that clips 5 %."""
+    arguments = ["--target", "max-output-tokens", "--objective", "clipped", "--arrival-rate", "5", "--max-output-tokens", "16"]
+    assert run(*arguments) == 3
+    assert "none keeps the constraint" in capsys.readouterr().err
+    assert run(*arguments, "--max-clipped-fraction", "0.6", "--json") == 0
+    curve = json.loads(capsys.readouterr().out)["curve"]
+    assert curve[-1]["max_output_tokens"] == 16
+    assert curve[-1]["clipped_fraction"] == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_law_without_end_needs_no_limit_where_the_limit_is_sought(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--target", "max-output-tokens", "--objective", "v1", "--theta", str(119 / 120), "--arrival-rate", "0.025", "--json"]
+    law = ["--output-tokens", "lognormal:mu=7,sigma=0.7", "--latency", "a=0.022032,c=0.7764"]
+    assert kendall._run("optimize", [*arguments, *law]) == 0
+    assert json.loads(capsys.readouterr().out)["best"]["max_output_tokens"] == pytest.approx(1324, abs=2)
