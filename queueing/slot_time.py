@@ -24,11 +24,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from scipy.special import gammaln, pdtr
 
 from queueing.distributions import TokenDistribution, Vector
+from queueing.errors import NotConvergedError
 from queueing.latency import LatencyModel
 
 
@@ -45,15 +47,18 @@ class SlotTime:
         return self.parts(slots, refilled=refilled)[0]
 
     def parts(self, slots: int, *, refilled: bool) -> tuple[float, float]:
-        """S(n) and its share in steps, by fixed-point iteration; `refilled` = a slot is taken again at the step in which it became free."""
+        """S(n) and its share in steps, by fixed-point iteration; `refilled` = a slot is taken again at the step in which it became free.
+
+        Raises NotConvergedError.
+        """
         share, total = 0.5, math.inf
         for _ in range(500):
             active = self._active(slots, share) + (0.0 if refilled else self._followed(slots - 1, share))
             previous, total = total, active + self.gap(slots, share, refilled=refilled)
             share = active / total
-            if abs(total - previous) < 1e-13 * total:
-                break
-        return total, share
+            if abs(total - previous) < 1e-12 * total:
+                return total, share
+        raise NotConvergedError(f"the slot time of {slots} slots", abs(total - previous) / abs(total))
 
     def gap(self, slots: int, share: float, *, refilled: bool) -> float:
         """Slot taken, not in a step: turnaround and the wait for a boundary; `share` of the others is in steps."""
@@ -73,10 +78,15 @@ class SlotTime:
 
     def limit(self) -> float:
         """The throughput of infinitely many slots: each request costs its own share only."""
-        seconds = self.admitted + self.law.speed * self.law.k3 * self.output_tokens.mean
+        seconds = self.admitted + self.law.speed * self.law.k3 * self.mean_tokens
         return 1 / seconds if seconds > 0 else math.inf
 
-    @property
+    @cached_property
+    def mean_tokens(self) -> float:
+        """E[N]."""
+        return self.output_tokens.mean
+
+    @cached_property
     def admitted(self) -> float:
         """a, the engine time of one admission."""
         return self.law.admission(1, 0.0 if self.prompt_tokens is None else self.prompt_tokens.mean)
@@ -85,19 +95,19 @@ class SlotTime:
         """Mean of a step, and by how much longer the one is that an arrival meets: steps with many admissions are met more often."""
         if not others or not share:
             return 0.0, 0.0
-        entering = others * share / self.output_tokens.mean
+        entering = others * share / self.mean_tokens
         step = self.law.step(1 + (others - 1) * share) + self.admitted * entering
         return step, self.admitted**2 * entering / step
 
     def _followed(self, others: int, share: float) -> float:
         """What those who came in the excess of that step add to the entry of the one who came in it too."""
         step, excess = self._met(others, share)
-        return self.admitted * others * share / self.output_tokens.mean * excess / step if step else 0.0
+        return self.admitted * others * share / self.mean_tokens * excess / step if step else 0.0
 
     def first_token(self, slots: int, share: float, *, refilled: bool) -> float:
         """From the dispatch to the end of the first step, in which others are admitted too."""
         others = (slots - 1) * share
-        entry = self.admitted * (1 + others / self.output_tokens.mean) + self.law.step(1 + others)
+        entry = self.admitted * (1 + others / self.mean_tokens) + self.law.step(1 + others)
         behind = 0.0 if refilled else self._followed(slots - 1, share)
         return self.gap(slots, share, refilled=refilled) + entry + behind
 
@@ -112,8 +122,8 @@ class SlotTime:
 
         With Se the residual slot time and s the seconds per token, admissions of others included: s (sum_{k>=0} P(Se > k s)^c - 1/2).
         """
-        pace = (mean * share - self.admitted) / self.output_tokens.mean
-        fixed = mean - pace * self.output_tokens.mean
+        pace = (mean * share - self.admitted) / self.mean_tokens
+        fixed = mean - pace * self.mean_tokens
         survival = self.output_tokens.survival
         knots = np.append(0.0, fixed + pace * np.arange(len(survival)))  # the slot time exceeds knots[n + 1] with probability survival[n]
         left = np.append(mean, pace * np.cumsum(survival[::-1])[::-1]) / mean  # P(Se > knots)
@@ -122,13 +132,13 @@ class SlotTime:
 
     def _active(self, slots: int, share: float) -> float:
         others = (slots - 1) * share
-        return self.admitted * (1 + others) + self.output_tokens.mean * self.law.step(1 + others)
+        return self.admitted * (1 + others) + self.mean_tokens * self.law.step(1 + others)
 
     def _aligned(self, turnaround: float, active: int) -> float:
         """E[end of the first step at or after the turnaround], steps with `active` others, admissions among them Poisson."""
-        step, rate = self.law.step(active), active / self.output_tokens.mean
+        step, rate = self.law.step(active), active / self.mean_tokens
         most = math.ceil(turnaround / step)
-        room = [(turnaround - k * step) / self.admitted if self.admitted else math.inf for k in range(1, most)]
+        room = [(turnaround - k * step) / self.admitted if self.admitted > 0 else math.inf for k in range(1, most)]
         steps = 1.0 + sum(_at_most(count, k * rate) for k, count in enumerate(room, start=1))
         return steps * (step + rate * self.admitted)
 
