@@ -70,7 +70,7 @@ def against_size(printed: dict[int, float], say: Say) -> tuple[Panel, dict[int, 
         curve("H its mean, exact delay", printed, [constant_delay(RATE, b) for b in printed], "approximation"),
         curve("Eq. 25 as printed", printed, printed.values(), "printed"),
         points("H random, exact delay: simulated", SIMULATED_SIZES, random),
-        points("Eq. 25 as printed: simulated wait of the formed batch + H", SIMULATED_SIZES, constant),
+        points("Eq. 25 as printed: simulated", SIMULATED_SIZES, constant),
     )
     title, mark = "(a) fixed batches, λ = 0.43/s, set F", (BEST, "stated b* = 8")
     return Panel(title, "batch size b", "mean delay (s)", curves, marks=(mark,), top=150), exact
