@@ -21,6 +21,7 @@ MET, TRUNCATED, HOLDS, EXPLAINED, FAULT, FAILED, UNPRINTED = (
     "NOT MET",
     "not printed",
 )
+FITTED = "met by construction"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Statement:
     ours: float | str
     note: str = ""
     holds: bool | None = None  # of a claim in words
+    fitted: bool = False  # a value that the document does not print was chosen so that this is met
     fault: bool = False  # the document contradicts its own model, or the model's mathematics
 
     @property
@@ -57,9 +59,9 @@ class Statement:
         step = _last_place(self.stated)
         excess = float(self.ours) - number
         if abs(excess) <= step / 2 * (1 + 1e-9):
-            return MET
+            return FITTED if self.fitted else MET
         if 0 < excess < step:
-            return TRUNCATED
+            return FITTED if self.fitted else TRUNCATED
         return FAULT if self.fault else EXPLAINED if self.note else FAILED
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from queueing.reproduction.artefact import EXPLAINED, FAULT, HOLDS, MET, TRUNCATED, UNPRINTED, Artefact, Panel, Statement
+from queueing.reproduction.artefact import EXPLAINED, FAULT, FITTED, HOLDS, MET, TRUNCATED, UNPRINTED, Artefact, Panel, Statement
 from queueing.reproduction.simulate import REPLICATIONS, SEED
 
 COMMAND = "kendall reproduce all --output docs/reproduction"
@@ -24,7 +24,8 @@ This page, the pictures and the data (one JSON file for each) are written by
 
     {COMMAND}
 
-Verdicts are computed. **{MET}**: our value, rounded, is the printed one. **{TRUNCATED}**: truncated, it is. **{HOLDS}**: a claim in
+Verdicts are computed. **{MET}**: our value, rounded, is the printed one. **{TRUNCATED}**: truncated, it is. **{FITTED}**: a value
+that is not printed was chosen so that this number comes out: no evidence. **{HOLDS}**: a claim in
 words, checked by the number beside it. **{EXPLAINED}**: not met; the note says what is missing. **{FAULT}**: the document contradicts
 its own model or the mathematics. **{UNPRINTED}**: our number where the document gives none.
 
@@ -111,7 +112,7 @@ def page(artefacts: Sequence[Artefact]) -> str:
 
 
 def _summary(artefacts: Sequence[Artefact]) -> str:
-    verdicts = (MET, TRUNCATED, HOLDS, EXPLAINED, FAULT)
+    verdicts = (MET, TRUNCATED, FITTED, HOLDS, EXPLAINED, FAULT)
     rows = ["| document | " + " | ".join(verdicts) + " |", "|---|" + "---|" * len(verdicts)]
     for key, title in DOCUMENTS.items():
         counts = Counter(s.verdict for artefact in artefacts if artefact.name.startswith(key) for s in artefact.statements)

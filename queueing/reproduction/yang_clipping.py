@@ -58,12 +58,13 @@ def _patient_statements(law: SingleLaw, v1: dict[str, Vector]) -> tuple[Statemen
     other, shared = (best_limit(v1[name]) for name in ("theta = 199/200", "share of tokens"))
     readings = f"theta = 199/200 gives {other:.0f}, E[min(N, n_max)]/E[N] for u {shared:.0f}"
     return (
-        Statement("E[W(1600)] (s)", "23", law.delay(1600), "used to infer a and c"),
+        Statement("E[W(1600)] (s)", "23", law.delay(1600), "used to infer a and c", fitted=True),
         Statement(
             "decrease of E[W] from n_max = 3000 to 1600 (%)",
             "58.93",
             100 * (1 - law.delay(1600) / law.delay(3000)),
             "used to infer a and c",
+            fitted=True,
         ),
         Statement(
             "n_max* of V1, Eq. 10, theta = 119/120",
@@ -71,7 +72,7 @@ def _patient_statements(law: SingleLaw, v1: dict[str, Vector]) -> tuple[Statemen
             best_limit(v1["as printed"]),
             f"the printed objective has its optimum elsewhere; {readings}: the document does not decide",
         ),
-        Statement("n_max* of V1 with theta = 199/200", "1600", best_limit(v1["theta = 199/200"])),
+        Statement("n_max* of V1 with theta = 199/200", "1600", best_limit(v1["theta = 199/200"]), "theta chosen for it", fitted=True),
         Statement("P(N <= 1600) (%)", "70.53", below[0]),
         Statement("P(N <= 1300) (%)", "59", below[1], "59.60 truncated, not rounded"),
     )
@@ -105,6 +106,7 @@ def _impatient_statements(queue: Impatient, v2: dict[str, Vector]) -> tuple[Stat
             "0.12",
             float(loss(near)),
             "looked for: an optimum near 1330, given as 1300, explains this number and the next",
+            fitted=True,
         ),
         Statement(f"loss decrease from 3000 to {near} (%), exact", "56.36", 100 * (1 - float(loss(near) / loss(3000)))),
         *_in_words(served),

@@ -81,8 +81,10 @@ def fixed_statements(printed: dict[int, float], exact: dict[int, float], say: Sa
     say("stated numbers")
     series = fixed_batch_delay(RATE, batch_time(CONSTANTS, HEAVY, BEST), BEST, 400)
     return (
-        Statement("delay 'under Eq. 16' at lam = 0.43 (s)", "125", psi(RATE, *line_through(CONSTANTS)), "k3 was chosen for it"),
-        Statement("b* by Eq. 25 at lam = 0.43", "8", min(printed, key=lambda b: printed[b]), "set F was chosen for it"),
+        Statement(
+            "delay 'under Eq. 16' at lam = 0.43 (s)", "125", psi(RATE, *line_through(CONSTANTS)), "k3 was chosen for it", fitted=True
+        ),
+        Statement("b* by Eq. 25 at lam = 0.43", "8", min(printed, key=lambda b: printed[b]), "set F was chosen for it", fitted=True),
         Statement(
             "b* by the exact queueing delay, H random", "8", min(exact, key=lambda b: exact[b]), "the optimum moves when H is random"
         ),
