@@ -28,10 +28,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: int | None = None  # at dispatch; for continuous: in service just after it
     intended_at: float | None = None  # the timetable's instant
     sent_at: float | None = None
+    first_byte_at: float | None = None  # of the answer: its headers are in
     arrived_at: float | None = None  # at the gateway: body read and validated
     dispatched_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
+    token_at: list[float] | None = None  # every token's instant, where it was asked for
     released_at: float | None = None  # last byte handed to the transport
     server_free_at: float | None = None  # when this request's server could be dispatched to again
     queueing_delay: float | None = None
@@ -41,6 +43,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     max_output_tokens: int | None = None
+    predicted_output_tokens: int | None = None  # sent along with the request
+    sender_id: int | None = None  # the load generator's process
     finish_reason: str | None = None
     clipped: bool | None = None
     error: str | None = None
