@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib import metadata
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from queueing.profile import Profile
-from server.answer import Answer, AnswerOptions
 from server.calibration import Calibrator
+from server.call import answer, direct, read_body, validate
 from server.errors import ApiError
-from server.formats import ChatFormat, CompletionFormat
 from server.gateway import Gateway
-from server.schema import FORCED_FIELD, CalibrationRequest, ChatRequest, CompletionRequest, PolicyChange
+from server.schema import CalibrationRequest, ChatRequest, CompletionRequest, PolicyChange
 
-MAX_BODY = 16 << 20  # bytes
-REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
 _Model = TypeVar("_Model", bound=BaseModel)
+
+
+class _App(FastAPI):
+    """FastAPI, but the two routes that carry answers are called without its layers: they cost more than the gateway's own work."""
+
+    direct: dict[str, Callable[[Scope, Receive, Send], Awaitable[None]]]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST" and (call := self.direct.get(scope["path"])) is not None:
+            await call(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
 
 
 def create_app(
@@ -46,8 +54,9 @@ def create_app(
             await asyncio.gather(starting, return_exceptions=True)
             await gateway.stop()
 
-    app = FastAPI(title="Kendall", version=metadata.version("kendall"), lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = _App(title="Kendall", version=metadata.version("kendall"), lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.gateway = gateway
+    app.direct = {"/v1/completions": direct(gateway, CompletionRequest), "/v1/chat/completions": direct(gateway, ChatRequest)}
     _add_errors(app)
     _add_openai(app, gateway)
     _add_state(app, gateway)
@@ -86,59 +95,17 @@ def _add_errors(app: FastAPI) -> None:
 
 async def parse(request: Request, model: type[_Model]) -> _Model:
     """The body as `model`. Raises ApiError 400 (never 422) or 413, naming the field."""
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY:
-            raise ApiError(413, "body_too_large", f"got a body of more than {MAX_BODY} bytes; expected less")
-    try:
-        return model.model_validate_json(bytes(body))
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        got = f"; got {first['input']!r:.80}" if where and first["type"] != "missing" else ""
-        code = "invalid_json" if first["type"] == "json_invalid" else "invalid_request"
-        raise ApiError(400, code, f"{where + ': ' if where else ''}{first['msg']}{got}", param=where or None) from None
-
-
-def _check(gateway: Gateway, call: CompletionRequest | ChatRequest) -> None:
-    if call.model != gateway.settings.served_model_name:
-        raise ApiError(
-            404, "model_not_found", f"got model {call.model!r}; this gateway serves {gateway.settings.served_model_name!r}", param="model"
-        )
-    if unsupported := call.unsupported():
-        raise ApiError(501, "unsupported", f"{unsupported[0]} is not served by this gateway; leave it out", param=unsupported[0])
-    if call.kendall_forced_output_tokens is not None and not gateway.settings.allow_forced_lengths:
-        raise ApiError(400, "forced_lengths_not_allowed", "forced lengths need `kendall serve --allow-forced-lengths`", param=FORCED_FIELD)
-
-
-async def _serve(gateway: Gateway, request: Request, call: CompletionRequest | ChatRequest, prefix: str) -> Response:
-    arrived_at = gateway.now()
-    batcher = gateway.admit()
-    _check(gateway, call)
-    call_id = gateway.next_call_id(prefix)
-    works = await gateway.works(call, call_id, arrived_at)
-    asked_id = request.headers.get("x-request-id", "")
-    options = AnswerOptions(
-        request_id=asked_id if REQUEST_ID.fullmatch(asked_id) else call_id,
-        stream=call.stream,
-        include_usage=call.stream_options is not None and call.stream_options.include_usage,
-        n=call.n,
-        client_limit=call.client_limit(),
-    )
-    form = ChatFormat if isinstance(call, ChatRequest) else CompletionFormat
-    top = works[0].sampling.logprobs
-    return Answer(batcher, works, form(call_id, int(time.time()), call.model, top), options)  # noqa: TID251 - a date, not a clock
+    return validate(await read_body(request.receive), model)
 
 
 def _add_openai(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        return await _serve(gateway, request, await parse(request, CompletionRequest), "cmpl")
+        return await answer(gateway, request.scope, request.receive, CompletionRequest)
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        return await _serve(gateway, request, await parse(request, ChatRequest), "chatcmpl")
+        return await answer(gateway, request.scope, request.receive, ChatRequest)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:

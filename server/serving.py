@@ -125,6 +125,7 @@ async def _serve(make: Callable[[], Gateway], sock: socket.socket, on_ready: Cal
         create_app(gateway, failed, on_ready),
         log_level="warning",
         access_log=False,
+        proxy_headers=False,  # nothing here asks for the client's address
         http="httptools",
         timeout_graceful_shutdown=max(1, round(gateway.settings.shutdown_timeout)),
         timeout_keep_alive=75,
