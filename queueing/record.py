@@ -20,6 +20,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """One request, one line. Durations and instants in seconds, counts in tokens."""
 
     request_id: str
+    client_request_id: str | None = None  # the caller's own name for its call, which joins a gateway's record to a client's
     outcome: Outcome
     policy: str | None = None
     epoch: int | None = None
@@ -43,7 +44,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     max_output_tokens: int | None = None
-    predicted_output_tokens: int | None = None  # sent along with the request
+    predicted_output_tokens: float | None = None  # sent along with the request
     sender_id: int | None = None  # the load generator's process
     finish_reason: str | None = None
     clipped: bool | None = None

@@ -71,9 +71,10 @@ async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[C
     _check(gateway, call)
     chat = isinstance(call, ChatRequest)
     call_id = gateway.next_call_id("chatcmpl" if chat else "cmpl")
-    works = await gateway.works(call, call_id, arrived_at)
+    asked_id = _asked_id(scope)
+    works = await gateway.works(call, call_id, arrived_at, asked_id)
     options = AnswerOptions(
-        request_id=_asked_id(scope) or call_id,
+        request_id=asked_id or call_id,
         stream=call.stream,
         include_usage=call.stream_options is not None and call.stream_options.include_usage,
         n=call.n,

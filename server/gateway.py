@@ -184,7 +184,9 @@ class Gateway:
 
     # requests
 
-    async def works(self, call: CompletionRequest | ChatRequest, call_id: str, arrived_at: float) -> list[Work]:
+    async def works(
+        self, call: CompletionRequest | ChatRequest, call_id: str, arrived_at: float, client_request_id: str | None = None
+    ) -> list[Work]:
         """The sequences of a call: prompts tokenised, limits applied, one per choice."""
         prompts = await self._encode(call)
         logprobs = _logprobs(call)
@@ -198,10 +200,13 @@ class Gateway:
                     arrived_at=arrived_at,
                     prompt_tokens=len(prompt),
                     max_output_tokens=limit,
+                    predicted_output_tokens=call.predicted_output_tokens,
                     priority=call.priority,
                     deadline=math.inf if self.patience is None else arrived_at + self.patience,
                 )
-                works.append(Work(request, prompt, _sampling(call, limit, logprobs, seed), call.kendall_forced_output_tokens))
+                sampling = _sampling(call, limit, logprobs, seed)
+                forced = call.kendall_forced_output_tokens
+                works.append(Work(request, prompt, sampling, forced, client_request_id=client_request_id))
         return works
 
     async def _encode(self, call: CompletionRequest | ChatRequest) -> Sequence[Sequence[int]]:

@@ -44,6 +44,7 @@ class Generation(BaseModel):
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
     priority: int = 0
+    predicted_output_tokens: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None  # the caller's guess; policies may use it
     kendall_forced_output_tokens: Annotated[int, Field(ge=1)] | None = None
 
     @model_validator(mode="after")

@@ -146,6 +146,7 @@ class Ticket:
         end = at.released if at.released is not None else self._batcher.now()
         return Record(
             request_id=request.id,
+            client_request_id=self.work.client_request_id,
             outcome=self.outcome or "failed",
             policy=batch.policy_text if batch else self._batcher.policy_text,
             epoch=self.epoch,
@@ -165,6 +166,7 @@ class Ticket:
             prompt_tokens=request.prompt_tokens,
             output_tokens=self.ending.output_tokens,
             max_output_tokens=request.max_output_tokens,
+            predicted_output_tokens=request.predicted_output_tokens,
             finish_reason=self.ending.finish_reason,
             clipped=self.clipped,
             error=self._lost,

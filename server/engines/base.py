@@ -56,6 +56,7 @@ class Work:
     sampling: Sampling
     forced_output_tokens: int | None = None
     output_token_ids: Sequence[int] = ()  # already made, after a preemption: continue behind them
+    client_request_id: str | None = None  # the caller's own name for its call
 
     @property
     def ends_by_itself(self) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from queueing.record import read_run
 from tests.server.asgi import Call, call, completion, running
 from tests.virtual_time import run_virtual
 
@@ -128,6 +130,53 @@ def test_bad_input_is_one_clear_error_and_nothing_arrives(body: object, status: 
             assert set(error) == {"message", "type", "param", "code"}
             if param is not None:
                 assert error["param"].startswith(param)
+            assert gateway.batcher.unanswered == 0
+
+    run_virtual(main())
+
+
+def test_the_record_carries_the_callers_name_and_guess(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(record_file=tmp_path / "run.jsonl") as (app, _):
+            await call(app, "POST", "/v1/completions", completion(predicted_output_tokens=6.5), {"x-request-id": "mine-1"})
+            await call(app, "POST", "/v1/completions", completion())
+            refused = await call(app, "POST", "/v1/completions", completion(predicted_output_tokens=0))
+            assert refused.json()["error"]["param"] == "predicted_output_tokens"
+
+    run_virtual(main())
+    first, second = read_run(tmp_path / "run.jsonl")[1]
+    assert (first.client_request_id, first.predicted_output_tokens) == ("mine-1", 6.5)
+    assert (second.client_request_id, second.predicted_output_tokens) == (None, None)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_bug_in_one_call_is_a_500_and_the_next_call_is_served(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with running() as (app, gateway):
+            body = completion() if path == "/v1/completions" else {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+            with monkeypatch.context() as patch:
+                patch.setattr(type(gateway), "next_call_id", lambda *_: 1 / 0)
+                broken = await call(app, "POST", path, body)
+            assert (broken.status, broken.json()["error"]["code"]) == (500, "internal_error")
+            assert (await call(app, "POST", path, body)).status == 200
+
+    run_virtual(main())
+
+
+def test_a_client_that_goes_while_it_sends_its_body_never_arrived() -> None:
+    async def main() -> None:
+        async with running() as (app, gateway):
+            sent = iter([{"type": "http.request", "body": b'{"model"', "more_body": True}, {"type": "http.disconnect"}])
+            answered: list[Any] = []
+
+            async def receive() -> Any:
+                return next(sent)
+
+            async def send(message: Any) -> None:
+                answered.append(message)
+
+            await app({"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}, receive, send)
+            assert answered == []
             assert gateway.batcher.unanswered == 0
 
     run_virtual(main())
