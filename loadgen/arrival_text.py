@@ -12,6 +12,8 @@ Rates in requests per second, durations in seconds; `/` separates the numbers of
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from typing import Literal, cast
 
 from loadgen.arrival_modulated import Mmpp
@@ -69,6 +71,20 @@ def format_arrivals(process: Process) -> str:
         case Ramp():
             numbers = [f"{key}={format_number(getattr(process, key))}" for key in ("start", "end", "duration")]
             return "ramp:" + ",".join(numbers) + ("" if process.shape == "linear" else f",shape={process.shape}")
+
+
+def at_rate(process: Process, mean_rate: float) -> Process:
+    """The same process at another mean rate: all its rates times one factor; burstiness, durations and shape stay."""
+    if not 0 < mean_rate < math.inf:
+        raise SpecError(f"got request rate {mean_rate}; expected requests per second > 0")
+    factor = mean_rate / process.mean_rate
+    match process:
+        case Poisson() | Gamma() | Deterministic():
+            return dataclasses.replace(process, rate=mean_rate)
+        case Mmpp() | Piecewise():
+            return dataclasses.replace(process, rates=tuple(rate * factor for rate in process.rates))
+        case Ramp():
+            return dataclasses.replace(process, start=process.start * factor, end=process.end * factor)
 
 
 def _join(numbers: tuple[float, ...]) -> str:

@@ -106,8 +106,7 @@ class Deterministic:
     def instants(self, rng: np.random.Generator, *, count: int | None = None, duration: float | None = None) -> FloatArray:  # noqa: ARG002  the protocol's
         """See `Arrivals.instants`."""
         check_end(self.rate, count, duration)
-        size = count if duration is None else math.floor(duration * self.rate * (1 + 1e-12)) + 1
-        size = min(size or 0, count) if count is not None else size or 0
+        size = math.floor((duration or 0) * self.rate) + 1 if count is None else count
         return cut(np.arange(1, size + 1) / self.rate, count, duration)
 
 
@@ -186,6 +185,5 @@ def check_end(rate: float, count: int | None, duration: float | None) -> None:
     """Raises SpecError unless the bounds end a process that would go on for ever."""
     check_bounds(count, duration)
     if count is None and (duration is None or math.isinf(rate)):
-        raise SpecError(
-            f"got no number of prompts for {rate} requests/s{'' if duration is None else ' in a duration'}; expected --num-prompts"
-        )
+        wanted = "a number of prompts" if math.isinf(rate) else "a number of prompts or a duration"
+        raise SpecError(f"got arrivals at {rate:g} requests/s without an end; expected {wanted}")

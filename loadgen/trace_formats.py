@@ -7,8 +7,8 @@
     run        a run file of this program: the intended instant, or where there is none that of the arrival
     timetable  a saved timetable
 
-Columns are found by their names, whatever stands between them. An instant is a whole number of nanoseconds where the
-file has dates, else a number of the format's own unit.
+Columns are found by their names, whatever stands between them. An instant of a CSV file is a whole number of nanoseconds
+(a float64 of seconds since 1970 would be wrong by 100 of them), else a number of the format's own unit.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +37,7 @@ _DATE = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\
 class Row(NamedTuple):
     """One request of a trace; 0 tokens where the request failed or the count is not known."""
 
-    at: float  # an int in formats with dates
+    at: float  # an int in CSV formats
     prompt_tokens: int
     output_tokens: int
     predicted_output_tokens: float | None = None
@@ -73,7 +74,7 @@ def _azure(path: Path) -> Iterator[Row]:
 
 
 def _burstgpt(path: Path) -> Iterator[Row]:
-    return _csv_rows(path, BURSTGPT, finite)
+    return _csv_rows(path, BURSTGPT, decimal_nanoseconds)
 
 
 def _mooncake(path: Path) -> Iterator[Row]:
@@ -104,7 +105,7 @@ def _timetable(path: Path) -> Iterator[Row]:
 
 FORMATS = {
     "azure": Format(_azure, 1e9),
-    "burstgpt": Format(_burstgpt, 1.0),
+    "burstgpt": Format(_burstgpt, 1e9),
     "mooncake": Format(_mooncake, 1e3),
     "run": Format(_run, 1.0),
     "timetable": Format(_timetable, 1.0, from_first=False),
@@ -140,6 +141,17 @@ def nanoseconds(text: str) -> int:
     at = datetime.fromisoformat(seconds + (zone or ""))
     at = at.replace(tzinfo=UTC) if at.tzinfo is None else at
     return int(at.timestamp()) * 10**9 + int((fraction or "").ljust(9, "0"))
+
+
+def decimal_nanoseconds(text: str) -> int:
+    """Seconds in decimal digits as nanoseconds, exactly. Raises ValueError."""
+    try:
+        value = Decimal(text.strip()) * 10**9
+    except InvalidOperation:
+        raise ValueError(f"{text!r} is no number of seconds") from None
+    if not (value.is_finite() and abs(value) < 2**63):
+        raise ValueError(f"{text!r} is no number of seconds, or beyond what nanoseconds can hold")
+    return round(value)
 
 
 def finite(value: Any) -> float:

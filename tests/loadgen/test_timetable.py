@@ -1,12 +1,31 @@
-"""A timetable is Poisson, repeats with its seed, and changes with the rate by its scale alone."""
+"""A timetable is Poisson, repeats with its seed, changes with the rate by its scale alone, and survives its file exactly."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from scipy import stats
 
-from loadgen.timetable import Timetable, delivered_rate, draw, draw_prompts
+from loadgen.arrival_text import EXAMPLES, parse_arrivals
+from loadgen.arrivals import Poisson, Recorded
+from loadgen.length_prediction import parse_length_prediction
+from loadgen.timetable import (
+    IntArray,
+    Timetable,
+    delivered_rate,
+    draw,
+    draw_prompts,
+    draw_timetable,
+    load_timetable,
+    save_timetable,
+    split,
+    streams,
+)
 from policies.text import SpecError
 from queueing.distributions import parse_distribution
 
@@ -107,3 +126,138 @@ def test_prompts_have_the_drawn_lengths_and_stay_in_the_vocabulary() -> None:
     assert ids.min() == 10
     assert ids.max() == 49
     assert np.array_equal(np.concatenate(draw_prompts(timetable, 1, range(10, 50))), ids)
+
+
+# the streams of a seed
+
+
+def test_timetables_drawn_before_today_are_drawn_still() -> None:
+    """Plain numpy, as the first version drew them: a seed in an old run's header means the same timetable for ever."""
+    arrivals, outputs, prompts = (np.random.default_rng(child) for child in np.random.SeedSequence(11).spawn(4)[:3])
+    table = _draw(rate=3.0, n=500, seed=11)
+    assert np.array_equal(table.intended_at, np.cumsum(arrivals.exponential(size=500) / 3.0))
+    assert np.array_equal(table.output_tokens, OUTPUTS.sample(outputs, 500))
+    assert np.array_equal(table.prompt_tokens, PROMPTS.sample(prompts, 500))
+
+
+def test_every_purpose_has_a_stream_of_its_own() -> None:
+    firsts = [generator.random() for generator in streams(3)]
+    assert len(set(firsts)) == len(firsts) == 6
+    assert firsts != [generator.random() for generator in streams(4)]
+
+
+# any process
+
+
+@pytest.mark.parametrize("text", EXAMPLES.values())
+def test_every_process_gives_a_timetable_that_repeats_and_begins_alike(text: str) -> None:
+    def of(count: int) -> Timetable:
+        return draw_timetable(parse_arrivals(text), count=count, seed=5, prompt_tokens=PROMPTS, output_tokens=OUTPUTS)
+
+    short, long = of(100), of(300)
+    assert len(long) == 300
+    for name, column in short.columns().items():
+        assert np.array_equal(column, getattr(long, name)[:100])
+
+
+def test_a_duration_takes_what_arrives_within_it() -> None:
+    table = draw_timetable(Poisson(10.0), duration=100.0, seed=1, prompt_tokens=PROMPTS, output_tokens=OUTPUTS)
+    whole = _draw()
+    assert len(table) == np.count_nonzero(whole.intended_at <= 100.0)
+    assert np.array_equal(table.intended_at, whole.intended_at[: len(table)])
+
+
+def test_no_arrival_at_all_is_an_error() -> None:
+    with pytest.raises(SpecError, match=r"got no arrival of Poisson.rate=0.001. within 0.5 s; expected a longer duration"):
+        draw_timetable(Poisson(0.001), duration=0.5, seed=1, prompt_tokens=PROMPTS, output_tokens=OUTPUTS)
+
+
+def test_recorded_instants_make_a_timetable() -> None:
+    at = np.array([0.0, 1.5, 1.75])
+    table = draw_timetable(Recorded(at), seed=1, prompt_tokens=PROMPTS, output_tokens=OUTPUTS)
+    assert np.array_equal(table.intended_at, at)
+
+
+# several senders
+
+
+@pytest.mark.parametrize("text", EXAMPLES.values())
+@pytest.mark.parametrize("processes", [1, 2, 4, 7])
+def test_senders_together_send_the_one_timetable(text: str, processes: int) -> None:
+    prediction = parse_length_prediction("exponential")
+    table = draw_timetable(parse_arrivals(text), count=101, seed=2, prompt_tokens=PROMPTS, output_tokens=OUTPUTS, prediction=prediction)
+    shares = split(table, processes)
+    index = np.concatenate(shares)
+    assert sorted(index.tolist()) == list(range(101))
+    assert max(share.size for share in shares) - min(share.size for share in shares) <= 1
+    for name, column in table.columns().items():
+        merged = np.empty_like(column)
+        for share in shares:
+            merged[share] = getattr(table.rows(share), name)
+        assert np.array_equal(merged, column)
+
+
+def test_more_senders_than_rows_leaves_some_without_work() -> None:
+    assert [share.tolist() for share in split(_draw(n=2), 3)] == [[0], [1], []]
+    with pytest.raises(SpecError, match="got 0 processes"):
+        split(_draw(n=2), 0)
+
+
+# on file
+
+
+@st.composite
+def _timetables(draw: st.DrawFn) -> Timetable:
+    size = draw(st.integers(0, 30))
+    instants = draw(hnp.arrays(np.float64, size, elements=st.floats(0, 1e9)))
+
+    def counts() -> IntArray:
+        return draw(hnp.arrays(np.int64, size, elements=st.integers(0, 2**40)))
+
+    return Timetable(np.sort(instants), counts(), counts(), counts() if size and draw(st.booleans()) else None)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    table=_timetables(),
+    header=st.dictionaries(st.text(), st.integers() | st.text() | st.none() | st.floats(allow_nan=False, allow_infinity=False)),
+)
+def test_a_saved_timetable_comes_back_bit_for_bit_and_is_saved_again_byte_for_byte(
+    tmp_path_factory: pytest.TempPathFactory, table: Timetable, header: dict[str, object]
+) -> None:
+    first, second = (tmp_path_factory.mktemp("timetable") / "deep" / "t.jsonl" for _ in range(2))
+    save_timetable(first, table, header)
+    read_header, read = load_timetable(first)
+    assert read_header == header
+    assert read.columns().keys() == table.columns().keys()
+    for name, column in table.columns().items():
+        assert getattr(read, name).dtype == column.dtype
+        assert getattr(read, name).tobytes() == column.tobytes()
+    save_timetable(second, read, read_header)
+    assert first.read_bytes() == second.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "line 1: got b''"),
+        ('{"writer":"load","schema_version":1}', "got a file of load"),
+        ('{"writer":"timetable","schema_version":2}', "schema version 2; expected a timetable, version 1"),
+        ('{"writer":"timetable","schema_version":1}\n{"intended_at":1.0,"prompt_tokens":1}', "line 2.*output_tokens"),
+        (
+            '{"writer":"timetable","schema_version":1}\n{"intended_at":1.0,"prompt_tokens":1,"output_tokens":2}\n'
+            '{"intended_at":1.0,"prompt_tokens":1,"output_tokens":2,"predicted_output_tokens":3}',
+            "got a predicted length in some rows",
+        ),
+        (
+            '{"writer":"timetable","schema_version":1}\n{"intended_at":1.0,"prompt_tokens":1,"output_tokens":2}\n'
+            '{"intended_at":0.5,"prompt_tokens":1,"output_tokens":2}',
+            "go back",
+        ),
+    ],
+)
+def test_a_file_that_is_no_timetable_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_timetable(path)
