@@ -1,24 +1,31 @@
-"""What stands beside an observation: the simulator on the run's own arrivals, and the prediction."""
+"""What stands beside an observation: the simulator on the run's own arrivals, predictions, the printed formula, chance."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from loadgen.compare import Predicted, Theory
-from policies import Policy, Request
+from loadgen.chance import sampling
+from loadgen.comparison import Compared, PaperKind, Predicted, Sampling, Theory
+from policies import Continuous, Dynamic, Fixed, Policy, Request, Single, SpecError
+from queueing import fast_simulation as fast
 from queueing.distributions import TokenDistribution
 from queueing.errors import PredictionError, UnstableQueueError
 from queueing.latency import LatencyModel
+from queueing.model import Model
 from queueing.prediction import predict
 from queueing.record import Record
 from queueing.recursion import Served
+from queueing.result import LEVELS, Quantiles
 from queueing.simulation import Job, simulate_trace
 
-REPLICATIONS = 5  # draws of the residuals; without a residual one is enough
+REPLICATIONS = 20  # draws of the residuals; without a residual one is enough
 UNBOUNDED = 2**31
+ONE_TOKEN = TokenDistribution(np.array([0.0, 1.0]))  # a replay draws no lengths
 
 
 def theory_of(
@@ -33,13 +40,34 @@ def theory_of(
     def replay(policy: Policy, group: Sequence[Served], at: LatencyModel) -> dict[str, tuple[float, float]]:
         return replay_arrivals(policy, group, at, max_num_seqs, seed)
 
-    def predicted(policy: Policy, rate: float, group: Sequence[Served], at: LatencyModel) -> Predicted:
-        lengths = output_tokens or TokenDistribution.from_counts([r.output_tokens for r in group if r.output_tokens])
-        prompts = TokenDistribution.from_counts([max(1, r.prompt_tokens) for r in group]) if law.kp else None
-        servers = 1 + max(request.server_id for request in group)
-        return predict_means(policy, asked_rate or rate, lengths, at, max_num_seqs=max_num_seqs, prompt_tokens=prompts, servers=servers)
+    def asked(policy: Policy, rate: float, group: Sequence[Served], at: LatencyModel) -> Predicted:
+        return predict_means(policy, asked_rate or rate, output_tokens or lengths_of(group), at, **limits(group, at))
 
-    return Theory(law=law, replay=replay, predict=predicted, asked_rate=asked_rate)
+    def live(policy: Policy, rate: float, group: Sequence[Served], at: LatencyModel) -> Predicted:
+        return predict_means(policy, rate, lengths_of(group), at, **limits(group, at))
+
+    def printed(policy: Policy, rate: float, group: Sequence[Served], at: LatencyModel) -> tuple[float, PaperKind] | None:
+        return printed_delay(policy, asked_rate or rate, output_tokens or lengths_of(group), at, **limits(group, at))
+
+    def chance(policy: Policy, rate: float, group: Sequence[Served], compared: Compared, answer: Predicted) -> Sampling | None:
+        model = Model.clipped(policy, output_tokens or lengths_of(group), law, **limits(group, law))
+        return sampling(model, asked_rate or rate, len(group), compared, answer, seed=seed)
+
+    def limits(group: Sequence[Served], at: LatencyModel) -> dict[str, Any]:
+        prompts = TokenDistribution.from_counts([max(1, r.prompt_tokens) for r in group]) if at.kp else None
+        return {"max_num_seqs": max_num_seqs, "prompt_tokens": prompts, "servers": servers_of(group)}
+
+    return Theory(law=law, replay=replay, predict=asked, live=live, printed=printed, chance=chance, asked_rate=asked_rate)
+
+
+def lengths_of(group: Sequence[Served]) -> TokenDistribution:
+    """The run's own output lengths."""
+    return TokenDistribution.from_counts([r.output_tokens for r in group if r.output_tokens])
+
+
+def servers_of(group: Sequence[Served]) -> int:
+    """How many servers the run shows."""
+    return 1 + max(request.server_id for request in group)
 
 
 def replay_arrivals(
@@ -47,16 +75,35 @@ def replay_arrivals(
 ) -> dict[str, tuple[float, float]]:
     """Start and release of every request had the law served it: means over draws of the residuals, by id.
 
-    Who was cut short in the run is replayed with the tokens that it got. The queue begins empty.
+    Who was cut short in the run is replayed with the tokens that it got. The queue begins empty. The same seed draws the
+    same residuals for every law with the same cv.
     """
-    servers = 1 + max(request.server_id for request in group)
+    model = Model(policy=policy, output_tokens=ONE_TOKEN, law=law, max_num_seqs=max_num_seqs, servers=servers_of(group))
+    draws = REPLICATIONS if law.cv and not policy.joins_running else 1
     total = np.zeros((len(group), 2))
-    draws = REPLICATIONS if law.cv else 1
     for child in np.random.SeedSequence(seed).spawn(draws):
-        rngs = [np.random.default_rng(one) for one in child.spawn(servers)]
-        for record in simulate_trace(policy, jobs_of(group), law, rngs, servers=servers, max_batch_size=max_num_seqs or UNBOUNDED):
-            total[int(record.request_id)] += _instants(record)
+        rngs = [np.random.default_rng(one) for one in child.spawn(model.servers)]
+        total += _replay_compiled(model, group, rngs) if fast.is_compiled(model) else _replay_generic(model, group, rngs)
     return {request.id: (start, release) for request, (start, release) in zip(group, (total / draws).tolist(), strict=True)}
+
+
+def _replay_compiled(model: Model, group: Sequence[Served], rngs: list[np.random.Generator]) -> Any:
+    trace = fast.Trace(
+        np.array([r.arrived_at for r in group], dtype=np.float64),
+        np.array([max(1, r.output_tokens) for r in group], dtype=np.int64),
+        np.array([r.prompt_tokens for r in group], dtype=np.int64),
+        rngs,
+    )
+    run = fast.replay(model, trace)
+    return np.column_stack([run.dispatched_at, run.released_at])
+
+
+def _replay_generic(model: Model, group: Sequence[Served], rngs: list[np.random.Generator]) -> Any:
+    found = np.empty((len(group), 2))
+    bound = model.max_num_seqs or UNBOUNDED
+    for record in simulate_trace(model.policy, jobs_of(group), model.law, rngs, servers=model.servers, max_batch_size=bound):
+        found[int(record.request_id)] = _instants(record)
+    return found
 
 
 def jobs_of(group: Sequence[Served]) -> list[Job]:
@@ -76,7 +123,29 @@ def _instants(record: Record) -> tuple[float, float]:
     return record.dispatched_at, record.released_at
 
 
-def predict_means(
+def predict_means(policy: Policy, rate: float, lengths: TokenDistribution, law: LatencyModel, **limits: Any) -> Predicted:
+    """Means and quantiles of a prediction; None where there is no steady state or no method for it."""
+    nothing = Predicted(load=None, queueing_delay=None, sojourn_time=None)
+    if not 0 < rate < math.inf:
+        return nothing
+    try:
+        found = predict(policy, rate, lengths, law, **limits)
+    except UnstableQueueError as error:
+        return dataclasses.replace(nothing, load=error.load)
+    except PredictionError:
+        return nothing
+    return Predicted(
+        load=found.load,
+        queueing_delay=found.queueing_delay.mean,
+        sojourn_time=found.sojourn_time.mean,
+        method=found.method,
+        utilisation=found.utilisation,
+        batch_size=found.batch_size.mean,
+        quantiles={"queueing_delay": _levels(found.queueing_delay), "sojourn_time": _levels(found.sojourn_time)},
+    )
+
+
+def printed_delay(
     policy: Policy,
     rate: float,
     lengths: TokenDistribution,
@@ -85,14 +154,28 @@ def predict_means(
     max_num_seqs: int | None = None,
     prompt_tokens: TokenDistribution | None = None,
     servers: int = 1,
-) -> Predicted:
-    """Means of a prediction; None where there is no steady state or no method for it."""
-    if not 0 < rate < math.inf:
-        return Predicted(load=None, queueing_delay=None, sojourn_time=None)
+) -> tuple[float, PaperKind] | None:
+    """The mean queueing delay as the documents print it, seconds; None where they print nothing for this queue.
+
+    The prompts enter k1 by their mean, as the formulas know none. Those of dynamic and elastic know no bound of the
+    batch either and are evaluated without the engine's; a bound of the mean is only the one for padded batches
+    without a residual.
+    """
+    if servers > 1 or isinstance(policy, Continuous) or not 0 < rate < math.inf:
+        return None
+    given: dict[str, Any] = {"prompt_tokens": prompt_tokens}
+    if not isinstance(policy, Single):
+        mean_prompt = prompt_tokens.mean if prompt_tokens else 0.0
+        law = dataclasses.replace(law, k1=law.k1 + law.kp * mean_prompt, kp=0.0)
+        given = {"max_num_seqs": max_num_seqs if isinstance(policy, Fixed) else None}
     try:
-        prediction = predict(policy, rate, lengths, law, max_num_seqs=max_num_seqs, prompt_tokens=prompt_tokens, servers=servers)
-    except UnstableQueueError as error:
-        return Predicted(load=error.load, queueing_delay=None, sojourn_time=None)
-    except PredictionError:
-        return Predicted(load=None, queueing_delay=None, sojourn_time=None)
-    return Predicted(load=prediction.load, queueing_delay=prediction.queueing_delay.mean, sojourn_time=prediction.sojourn_time.mean)
+        mean = predict(policy, rate, lengths, law, method="paper", **given).queueing_delay.mean
+    except (PredictionError, SpecError):  # unstable; or nothing is printed: capped batches, max_wait
+        return None
+    kind: PaperKind = "exact" if isinstance(policy, Single) else "bound" if isinstance(policy, Dynamic) and not law.cv else "printed"
+    return None if mean is None else (mean, kind)
+
+
+def _levels(quantiles: Quantiles) -> dict[str, float]:
+    found = {level: getattr(quantiles, level) for level in LEVELS}
+    return {level: value for level, value in found.items() if value is not None and math.isfinite(value)}
