@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from loadgen.arrivals import FloatArray, check_bounds, cut, partial_sums
+from loadgen.arrivals import FloatArray, check_bounds, check_expected, cut, partial_sums
 from policies.text import SpecError
 
 
@@ -94,6 +94,7 @@ class Ramp:
 
 def unit_instants(rng: np.random.Generator, count: int | None, limit: float | None) -> FloatArray:
     """A Poisson process of rate 1: `count` instants, or those up to `limit`."""
+    check_expected(limit if count is None and limit else 0.0)
     return partial_sums(lambda size: rng.exponential(size=size), count, limit)
 
 

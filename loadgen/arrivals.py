@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from policies.text import SpecError
 
 FloatArray = NDArray[np.float64]
+MOST = 10**8  # arrivals in a timetable: more is a slip of the pen, and would not fit into memory
 FIRST_DRAW = 1024  # gaps drawn at once where their number is not known beforehand; doubled as long as it is too few
 
 
@@ -175,8 +176,8 @@ def check_rate(rate: float) -> None:
 
 def check_bounds(count: int | None, duration: float | None) -> None:
     """Raises SpecError where a bound is none."""
-    if count is not None and count < 1:
-        raise SpecError(f"got {count} prompts; expected a whole number >= 1")
+    if count is not None and not 1 <= count <= MOST:
+        raise SpecError(f"got {count} prompts; expected a whole number >= 1{' and <= 10^8' if count > 1 else ''}")
     if duration is not None and not 0 < duration < math.inf:
         raise SpecError(f"got duration {duration}; expected seconds > 0")
 
@@ -187,3 +188,10 @@ def check_end(rate: float, count: int | None, duration: float | None) -> None:
     if count is None and (duration is None or math.isinf(rate)):
         wanted = "a number of prompts" if math.isinf(rate) else "a number of prompts or a duration"
         raise SpecError(f"got arrivals at {rate:g} requests/s without an end; expected {wanted}")
+    check_expected(rate * duration if count is None and duration else 0.0)
+
+
+def check_expected(arrivals: float) -> None:
+    """Raises SpecError where more arrivals are expected than fit into memory."""
+    if arrivals > MOST:
+        raise SpecError(f"got about {arrivals:.2g} arrivals; expected 10^8 at most: fewer prompts, a shorter duration, a lower rate")

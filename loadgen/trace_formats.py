@@ -4,6 +4,7 @@
                9 fractional digits, with or without a time zone (without: UTC)
     burstgpt   CSV with the columns `Timestamp`, `Request tokens`, `Response tokens` (BurstGPT, every release): seconds
     mooncake   JSON lines `{"timestamp": ms, "input_length": n, "output_length": n}` (Mooncake, and the like)
+    bailian    the same fields and `chat_id` (Qwen-Bailian traces), but the timestamp in seconds
     run        a run file of this program: the intended instant, or where there is none that of the arrival
     timetable  a saved timetable
 
@@ -77,7 +78,7 @@ def _burstgpt(path: Path) -> Iterator[Row]:
     return _csv_rows(path, BURSTGPT, decimal_nanoseconds)
 
 
-def _mooncake(path: Path) -> Iterator[Row]:
+def _json_lines(path: Path) -> Iterator[Row]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
@@ -106,7 +107,8 @@ def _timetable(path: Path) -> Iterator[Row]:
 FORMATS = {
     "azure": Format(_azure, 1e9),
     "burstgpt": Format(_burstgpt, 1e9),
-    "mooncake": Format(_mooncake, 1e3),
+    "mooncake": Format(_json_lines, 1e3),
+    "bailian": Format(_json_lines, 1.0),
     "run": Format(_run, 1.0),
     "timetable": Format(_timetable, 1.0, from_first=False),
 }
@@ -123,7 +125,7 @@ def detect(path: Path) -> str:
             fields = {}
         if "writer" in fields:
             return "timetable" if fields["writer"] == "timetable" else "run"
-        names, known = set(fields), {"mooncake": MOONCAKE}
+        names, known = set(fields), {"bailian": ("chat_id", *MOONCAKE), "mooncake": MOONCAKE}
     else:
         names, known = {name.strip() for name in first.decode(errors="replace").split(",")}, {"azure": AZURE, "burstgpt": BURSTGPT}
     for kind, columns in known.items():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from loadgen.arrival_modulated import Mmpp
-from loadgen.arrival_rates import Piecewise, Ramp
+from loadgen.arrival_rates import Piecewise, Ramp, invert_steps, knots
 from loadgen.arrival_text import EXAMPLES, Process, at_rate, format_arrivals, parse_arrivals
 from loadgen.arrivals import Arrivals, Deterministic, FloatArray, Gamma, Poisson, Recorded, delivered_rate, renewal
 from policies.text import SpecError
@@ -103,6 +103,12 @@ def test_nothing_comes_in_a_pause_and_all_ends_with_the_last_piece() -> None:
     assert instants[-1] <= 25
 
 
+def test_a_cumulative_rate_met_exactly_belongs_to_the_piece_before() -> None:
+    """At the edge of a pause the instant is the pause's beginning, and the last instant is the end."""
+    path = knots(np.array([2.0, 0.0, 1.0]), np.array([3.0, 5.0, 4.0]))
+    assert invert_steps(np.array([1.0, 6.0, 6.5, 10.0]), *path).tolist() == [0.5, 3.0, 8.5, 12.0]
+
+
 # the Markov-modulated process
 
 
@@ -147,6 +153,15 @@ def test_the_chain_starts_in_its_stationary_state() -> None:
     error = math.sqrt(process.dispersion_over(1.0) * process.mean_rate / firsts.size)
     assert firsts.mean() == pytest.approx(process.mean_rate, abs=4 * error)
     assert error < 0.05 * process.mean_rate
+
+
+def test_states_follow_one_another_in_the_order_given() -> None:
+    """After every burst of the middle state comes the last state, not the silence of the first."""
+    instants = Mmpp((0.0, 2000.0, 100.0), (1.0, 1.0, 1.0)).instants(_rng(), duration=300.0)
+    counts = np.histogram(instants, np.arange(0, 300, 0.1))[0]
+    ends = [i for i in range(1, counts.size - 1) if counts[i - 1] > 100 and counts[i] <= 100]
+    assert len(ends) > 50
+    assert np.mean([counts[i + 1] > 0 for i in ends]) > 0.8
 
 
 def test_equal_rates_in_all_states_are_the_poisson_process() -> None:
@@ -272,6 +287,12 @@ def test_a_wrong_text_says_what_was_expected(text: str, message: str) -> None:
         (Ramp(1.0, 5.0, 10.0), {"duration": 0.0}, "got duration 0.0"),
         (Poisson(5.0), {"duration": math.inf}, "got duration inf"),
         (Recorded(np.zeros(2)), {"count": -1}, "got -1 prompts"),
+        (Poisson(1e6), {"duration": 1e9}, "got about 1e.15 arrivals; expected 10.8 at most"),
+        (Deterministic(1e6), {"duration": 1e9}, "got about 1e.15 arrivals"),
+        (Mmpp((1e6, 1e6), (1.0, 1.0)), {"duration": 1e9}, "got about 1e.15 arrivals"),
+        (Piecewise((1e6,), (1e9,)), {}, "got about 1e.15 arrivals"),
+        (Ramp(1e6, 1e6, 1e9), {}, "got about 1e.15 arrivals"),
+        (Poisson(1.0), {"count": 10**9}, "expected a whole number >= 1 and <= 10.8"),
     ],
 )
 def test_bounds_that_give_no_end_are_refused(process: Arrivals, bounds: dict[str, float], message: str) -> None:
