@@ -9,7 +9,7 @@ so the parts add up to observed - predicted exactly:
     V3  calibrated law on the instants at which requests ARRIVED
     V4  the same at the run's speed
     V5  the same with the run's scatter of service times
-    V6  the recursion on the run's own batches and service times
+    V6  the run's own batches and service times, each dispatched as soon as it could be (loadgen.group.chained_starts)
     V7  observed
 
     theory = V1 - V0     the formula's own error                    chance: of the long simulation
@@ -18,7 +18,8 @@ so the parts add up to observed - predicted exactly:
     speed = V4 - V3      machine against the calibration            chance: batch means of measured - fitted service times
     scatter = V5 - V4    residual cv against the calibration's      chance: batch means of the paired differences
     shape = V6 - V5      service times that neither explains        chance: the same
-    gateway = V7 - V6    dispatched later than it could have        chance: the same
+    gateway = V7 - V6    time lost before dispatches, and the
+                         waiting that it caused behind them         chance: the same
 
 speed + scatter + shape is the service law's part. Without the load run's file V2 = V3 and the sender's part is 0.
 
@@ -73,7 +74,7 @@ def split(group: Group, theory: Theory, a_priori: Predicted, speed: Speed | None
     planned, note = _planned(group, theory, delivered)
     at_speed = simulated(Speed(speed.factor, law.cv, speed.n))
     scattered = at_speed if speed.cv == law.cv or group.policy.joins_running else simulated(speed)
-    recursion, observed = group.by_recursion(name), group.observed(name)
+    at_once, observed = group.without_lost_time(name), group.observed(name)
     drawn = float(planned.mean()) - chance.long_run
     parts = (
         Part("theory", chance.long_run - predicted, chance.long_run_half_width),
@@ -81,8 +82,8 @@ def split(group: Group, theory: Theory, a_priori: Predicted, speed: Speed | None
         dataclasses.replace(_difference("sender", planned, delivered), note=note),
         _speed_part(group, theory, speed, delivered, at_speed),
         _difference("scatter", at_speed, scattered),
-        _difference("shape", scattered, recursion),
-        _difference("gateway", recursion, observed),
+        _difference("shape", scattered, at_once),
+        _difference("gateway", at_once, observed),
     )
     return Split(predicted=predicted, observed=float(observed.mean()), parts=parts)
 

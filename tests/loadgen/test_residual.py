@@ -1,0 +1,241 @@
+"""One thing is broken in each synthetic run, and the split names that thing."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import pytest
+
+from loadgen.compare import Comparison, Predicted, Theory, compare
+from loadgen.residual import PARTS, SERVICE_LAW, largest, verdict
+from loadgen.theory import theory_of
+from loadgen.timetable import Timetable
+from policies import Policy, parse_policy
+from queueing.latency import LatencyModel
+from queueing.record import Record
+from queueing.recursion import Served, served
+from tests.loadgen.driver import LAW, LENGTHS, Driver, timetable
+
+RATES = {"single": 6.0, "dynamic": 40.0, "capped:max_batch_size=4": 15.0, "fixed:batch_size=4": 15.0, "elastic:max_batch_size=4": 16.0}
+N = 3000
+each_policy = pytest.mark.parametrize("policy", list(RATES))
+
+
+def asked(policy: str, law: LatencyModel = LAW) -> Theory:
+    return theory_of(law, LENGTHS, RATES[policy], max_num_seqs=64)
+
+
+def run(policy: str, table: Timetable, law: LatencyModel = LAW, seed: int = 0) -> list[Record]:
+    return Driver(parse_policy(policy), table, law, seed).run()
+
+
+def drawn(policy: str, seed: int = 1) -> Timetable:
+    return timetable(RATES[policy], N, seed)
+
+
+def at(table: Timetable, instants: np.ndarray) -> Timetable:
+    return Timetable(instants, table.prompt_tokens, table.output_tokens)
+
+
+def joined(records: Sequence[Record], table: Timetable) -> tuple[list[Record], list[Record]]:
+    """The gateway's records with the callers' ids, and the load generator's own."""
+    seen = [msgspec.structs.replace(r, client_request_id=r.request_id.partition("-")[2]) for r in records]
+    sent = [Record(request_id=str(i), outcome="completed", intended_at=t, sent_at=t) for i, t in enumerate(table.intended_at.tolist())]
+    return seen, sent
+
+
+def only(records: Sequence[Record], theory: Theory, sent: Sequence[Record] = ()) -> Comparison:
+    (comparison,) = compare(records, theory, sent)
+    assert comparison.split is not None
+    return comparison
+
+
+def cause(comparison: Comparison) -> str:
+    assert comparison.split is not None
+    return largest(comparison.split).name
+
+
+@pytest.mark.parametrize("policy", [*RATES, "continuous:max_batch_size=8"])
+def test_the_parts_add_up_to_the_difference(policy: str) -> None:
+    rate = RATES.get(policy, 50.0)
+    table = timetable(rate, 800, 3)
+    records = run(policy, table, dataclasses.replace(LAW, speed=1.1, cv=0.0 if policy.startswith("cont") else 0.1))
+    comparison = only(records, theory_of(LAW, LENGTHS, rate, max_num_seqs=64))
+    split, quantity = comparison.split, comparison.quantity
+    assert split is not None
+    assert quantity.a_priori is not None
+    assert tuple(part.name for part in split.parts) == PARTS
+    assert math.fsum(part.seconds for part in split.parts) == pytest.approx(split.total, abs=1e-12)
+    assert split.total == pytest.approx(quantity.observed.mean - quantity.a_priori.mean, abs=1e-12)
+    assert all(part.half_width >= 0 for part in split.parts)
+
+
+@each_policy
+def test_a_run_that_is_as_asked_agrees(policy: str) -> None:
+    comparison = only(run(policy, drawn(policy)), asked(policy))
+    assert verdict(comparison).kind in ("agree", "too short")
+    assert comparison.split is not None
+    for name in ("theory", "sender", "speed", "scatter", "shape", "gateway"):
+        assert comparison.split.part(name).seconds == pytest.approx(0.0, abs=1e-9)
+
+
+@each_policy
+def test_a_machine_that_is_20_percent_slower_shows_as_speed(policy: str) -> None:
+    comparison = only(run(policy, drawn(policy), LAW.at_speed(1.2)), asked(policy))
+    assert cause(comparison) == "speed" or policy.startswith("fixed")  # there forming the batch is most of the delay
+    assert comparison.split is not None
+    speed = comparison.split.part("speed")
+    assert speed.significant
+    assert speed.seconds > 0
+    if not comparison.too_short and verdict(comparison).kind != "agree":
+        assert verdict(comparison).text == "machine slower than calibrated by 20%"
+
+
+def test_the_verdict_on_a_slow_machine_names_its_speed() -> None:
+    assert (
+        verdict(only(run("dynamic", drawn("dynamic"), LAW.at_speed(1.2)), asked("dynamic"))).text == "machine slower than calibrated by 20%"
+    )
+    assert (
+        verdict(only(run("dynamic", drawn("dynamic"), LAW.at_speed(0.8)), asked("dynamic"))).text == "machine faster than calibrated by 20%"
+    )
+
+
+def single_file(table: Timetable, lost: float = 0.0, factors: np.ndarray | None = None) -> list[Record]:
+    """One request at a time; `lost` seconds go by between the instant at which each could start and its dispatch."""
+    records, free = [], -math.inf
+    ones = np.ones(len(table)) if factors is None else factors
+    for i, (arrived, tokens) in enumerate(zip(table.intended_at.tolist(), table.output_tokens.tolist(), strict=True)):
+        start = max(arrived, free) + lost
+        free = start + LAW.padded(1, tokens, 1) * float(ones[i])
+        records.append(
+            Record(
+                request_id=f"0-{i}",
+                outcome="completed",
+                policy="single",
+                epoch=0,
+                batch_id=i,
+                batch_size=1,
+                arrived_at=arrived,
+                dispatched_at=start,
+                released_at=free,
+                server_free_at=free,
+                prompt_tokens=1,
+                output_tokens=tokens,
+            )
+        )
+    return records
+
+
+def test_a_gateway_that_loses_time_before_every_dispatch_shows_as_gateway() -> None:
+    """With what it makes those behind wait longer, which the recursion on observed ends does not see."""
+    comparison = only(single_file(drawn("single"), lost=0.03), asked("single"))
+    assert cause(comparison) == "gateway"
+    assert verdict(comparison).text.startswith("gateway loses time")
+    assert comparison.split is not None
+    assert comparison.split.part("gateway").seconds > 2 * 0.03
+    assert comparison.split.part("shape").seconds == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_speed_that_wanders_shows_as_shape() -> None:
+    factors = np.where(np.arange(N) // 100 % 2, 1.6, 0.4)
+    comparison = only(single_file(drawn("single"), factors=factors), asked("single"))
+    assert comparison.split is not None
+    assert comparison.split.part("shape").seconds > 0.5 * comparison.split.total > 0
+
+
+def test_scatter_of_service_times_shows_as_scatter() -> None:
+    records = run("capped:max_batch_size=4", drawn("capped:max_batch_size=4"), dataclasses.replace(LAW, cv=0.6))
+    comparison = only(records, asked("capped:max_batch_size=4"))
+    assert cause(comparison) == "scatter"
+    assert comparison.speed is not None
+    assert comparison.speed.cv == pytest.approx(0.6, abs=0.1)
+
+
+def stalled(instants: np.ndarray, every: float, stall: float) -> np.ndarray:
+    """What was meant to be sent during a stall is sent at its end."""
+    within = instants % every
+    return np.where(within < stall, instants - within + stall, instants)
+
+
+def test_a_sender_that_stalls_shows_as_sender_where_its_timetable_is_known() -> None:
+    table = drawn("dynamic")
+    records = run("dynamic", at(table, stalled(table.intended_at, 4.0, 1.5)))
+    seen, sent = joined(records, table)
+    comparison = only(seen, asked("dynamic"), sent)
+    assert cause(comparison) == "sender"
+    assert verdict(comparison).text == "sender late"
+
+
+def test_without_the_timetable_the_senders_part_is_nothing_and_says_so() -> None:
+    table = drawn("dynamic")
+    comparison = only(run("dynamic", at(table, stalled(table.intended_at, 4.0, 1.5))), asked("dynamic"))
+    assert comparison.split is not None
+    sender = comparison.split.part("sender")
+    assert sender.seconds == 0
+    assert "no load run" in sender.note
+    assert cause(comparison) == "arrivals"
+
+
+def test_a_sender_on_time_has_no_part_whatever_the_way_to_the_gateway_takes() -> None:
+    table = drawn("dynamic")
+    seen, sent = joined(run("dynamic", at(table, table.intended_at + 0.02)), table)
+    comparison = only(seen, asked("dynamic"), sent)
+    assert comparison.split is not None
+    assert comparison.split.part("sender").seconds == pytest.approx(0.0, abs=1e-9)
+    assert comparison.split.part("sender").note == ""
+
+
+@pytest.mark.parametrize("policy", ["dynamic", "capped:max_batch_size=4", "single"])
+def test_bursty_arrivals_show_as_arrivals(policy: str) -> None:
+    rng = np.random.default_rng(5)
+    gaps = rng.gamma(0.1, 10 / RATES[policy], N)
+    comparison = only(run(policy, at(drawn(policy), np.cumsum(gaps))), asked(policy))
+    assert cause(comparison) == "arrivals"
+    assert comparison.split is not None
+    assert comparison.split.part("arrivals").significant
+
+
+def test_chance_in_the_arrivals_is_called_chance() -> None:
+    """Over many short runs as asked, the arrivals' part is beyond its half width about once in twenty."""
+    theory, beyond = asked("capped:max_batch_size=4"), 0
+    assert theory.predict is not None
+    truth = theory.predict(parse_policy("capped:max_batch_size=4"), 15.0, served(run("capped:max_batch_size=4", timetable(15.0, 9))), LAW)
+    quick = dataclasses.replace(theory, predict=lambda *_: truth, live=None, printed=None)
+    for seed in range(40):
+        comparison = only(run("capped:max_batch_size=4", timetable(15.0, 300, seed)), quick)
+        assert comparison.split is not None
+        beyond += comparison.split.part("arrivals").significant
+    assert beyond <= 6  # binomial(40, 0.05): more in 1 of 200
+
+
+def test_a_formula_that_is_off_shows_as_theory() -> None:
+    theory = asked("dynamic")
+    assert theory.predict is not None
+    truth = theory.predict
+
+    def low(policy: Policy, rate: float, group: Sequence[Served], law: LatencyModel) -> Predicted:
+        answer = truth(policy, rate, group, law)
+        assert answer.queueing_delay is not None
+        return dataclasses.replace(answer, queueing_delay=0.6 * answer.queueing_delay, method="approximation")
+
+    comparison = only(run("dynamic", drawn("dynamic")), dataclasses.replace(theory, predict=low))
+    assert cause(comparison) == "theory"
+    assert verdict(comparison).text.startswith("approximation off by")
+
+
+def test_a_short_run_says_nothing_and_an_unstable_one_has_no_prediction() -> None:
+    short = only(run("single", timetable(6.0, 60, 0)), asked("single"))
+    assert verdict(short).kind == "too short"
+    (unstable,) = compare(run("single", timetable(30.0, 200, 0)), theory_of(LAW, LENGTHS, 30.0))
+    assert unstable.split is None
+    assert verdict(unstable).text.startswith("no steady state: load")
+    (bare,) = compare(run("single", timetable(6.0, 60, 0)))
+    assert verdict(bare).kind == "no prediction"
+
+
+def test_the_parts_of_the_service_law_are_three() -> None:
+    assert set(SERVICE_LAW) < set(PARTS)
