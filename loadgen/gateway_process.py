@@ -1,4 +1,4 @@
-"""A gateway of one's own: `kendall serve` as a child process, spoken to over its HTTP interface."""
+"""A gateway spoken to over its HTTP interface, and one of one's own: `kendall serve` as a child process."""
 
 from __future__ import annotations
 
@@ -10,72 +10,118 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
 START_LIMIT = 180.0  # seconds
+STOP_LIMIT = 20.0
+HEALTH_LIMIT = 10.0  # a gateway that takes longer to say that it is well is not
 
 
 class GatewayError(RuntimeError):
     """The gateway could not be started or refused; one line."""
 
 
-class GatewayProcess:
-    """Starts on entering, stops on leaving; the log goes to a file."""
+class GatewayLostError(GatewayError):
+    """Nobody answers there, or not any more."""
 
-    def __init__(self, arguments: Sequence[str], port: int, log_file: Path) -> None:
-        self.url = f"http://127.0.0.1:{port}"
-        self._arguments = [*arguments, "--port", str(port)]
-        self._log_file = log_file
-        self._process: asyncio.subprocess.Process | None = None
+
+class GatewayClient:
+    """Questions to a gateway that is there."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
         self._client = httpx.AsyncClient(base_url=self.url, timeout=900)
 
-    async def __aenter__(self) -> GatewayProcess:
-        self._log_file.parent.mkdir(parents=True, exist_ok=True)
-        with self._log_file.open("wb") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "kendall", "serve", *self._arguments, stdout=log, stderr=log, start_new_session=True
-            )
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._client.aclose()
-        if self._process is not None and self._process.returncode is None:
-            self._process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(20):
-                    await self._process.wait()
-            if self._process.returncode is None:
-                os.killpg(self._process.pid, signal.SIGKILL)
-
-    async def ready(self) -> None:
-        """Return once the engine serves. Raises GatewayError with the gateway's own last line."""
-        assert self._process is not None
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + START_LIMIT
-        while loop.time() < deadline:
-            if self._process.returncode is not None:
-                raise GatewayError(self._last_line())
-            with contextlib.suppress(httpx.HTTPError):
-                if (await self._client.get("/ready")).status_code == 200:
-                    return
-            await asyncio.sleep(0.1)
-        raise GatewayError(f"the gateway was not ready after {START_LIMIT:.0f} s; its log is {self._log_file}")
 
     async def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """One call to the gateway. Raises GatewayError on an error status."""
-        response = await self._client.request(method, path, json=body)
+        """One call to the gateway. Raises GatewayError on an error status, GatewayLostError where nobody answers."""
+        try:
+            response = await self._client.request(method, path, json=body)
+        except httpx.TransportError as error:
+            raise GatewayLostError(f"{method} {self.url}{path}: {str(error) or type(error).__name__}") from None
         if response.status_code != 200:
             raise GatewayError(f"{method} {path}: {response.status_code} {response.text}")
         return dict(response.json())
+
+    async def is_ready(self) -> bool:
+        """Whether it serves."""
+        with contextlib.suppress(httpx.HTTPError):
+            return (await self._client.get("/ready", timeout=HEALTH_LIMIT)).status_code == 200
+        return False
+
+    async def is_healthy(self) -> bool:
+        """Whether it is there and its engine lives."""
+        with contextlib.suppress(httpx.HTTPError):
+            return (await self._client.get("/health", timeout=HEALTH_LIMIT)).status_code == 200
+        return False
+
+
+class GatewayProcess(GatewayClient):
+    """Starts on entering, stops on leaving; the log goes to a file."""
+
+    def __init__(self, arguments: Sequence[str], port: int, log_file: Path) -> None:
+        super().__init__(f"http://127.0.0.1:{port}")
+        self._arguments = [*arguments, "--port", str(port)]
+        self._log_file = log_file
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def __aenter__(self) -> Self:
+        self._log_file.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "loadgen.gateway_child", str(os.getpid()), "serve", *self._arguments]
+        with self._log_file.open("wb") as log:
+            self._process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log, start_new_session=True)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await super().__aexit__()
+        if self._process is None:
+            return
+        if self._process.returncode is None:
+            self._process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STOP_LIMIT):
+                    await self._process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # whatever it left behind: an engine outlives a gateway that was killed
+        await self._process.wait()
+
+    @property
+    def pid(self) -> int:
+        """The gateway's process, which leads a group of its own."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process is over."""
+        return self._process is not None and self._process.returncode is not None
+
+    async def ready(self) -> None:
+        """Return once the engine serves. Raises GatewayError with the gateway's own last line."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + START_LIMIT
+        while loop.time() < deadline:
+            if self.ended:
+                raise GatewayError(self.last_line())
+            if await self.is_ready():
+                return
+            await asyncio.sleep(0.1)
+        raise GatewayError(f"the gateway was not ready after {START_LIMIT:.0f} s; its log is {self._log_file}")
 
     async def finished(self) -> None:
         """Wait until the gateway ends by itself."""
         assert self._process is not None
         await self._process.wait()
 
-    def _last_line(self) -> str:
+    def last_line(self) -> str:
+        """What the gateway said last."""
         lines = self._log_file.read_text(errors="replace").strip().splitlines()
         return lines[-1].removeprefix("kendall: ") if lines else "the gateway ended without a word"
 

@@ -157,6 +157,7 @@ def _add_admin(app: FastAPI, gateway: Gateway) -> None:
         return gateway.policy_in_force() | {
             "engine": gateway.describe_engine(batcher.capabilities),
             "law": None if gateway.law is None else str(gateway.law),
+            "record_file": None if gateway.settings.record_file is None else str(gateway.settings.record_file.resolve()),
             "queue_length": batcher.queue_length,
             "in_service": batcher.in_service,
             "unanswered": batcher.unanswered,

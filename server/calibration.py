@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from policies import Continuous, Elastic, Fixed, Policy, Request
+from policies import Continuous, Elastic, Fixed, Policy, Request, SpecError
 from queueing.fit import Fit, Measured, fit_law
-from queueing.latency import LatencyModel
+from queueing.latency import LatencyModel, parse_law
 from queueing.profile import Profile
 from queueing.service import Member, ServiceProcess
 from server.batcher import Batcher
@@ -131,9 +131,9 @@ class Calibrator:
 
     async def _speed(self, plan: CalibrationRequest, rng: np.random.Generator) -> Profile:
         """Measured over lawful time of a few mixed cells, for five seconds."""
-        known = self._gateway.profile
+        known = self._known(plan)
         if known is None:
-            raise ApiError(409, "no_law", "speed_only needs a law; calibrate in full first")
+            raise ApiError(409, "no_law", "speed_only needs a law: calibrate in full first, or give one as `latency`")
         grid = [cell for cell in self._grid(plan) if len(cell.lengths) in (1, 4, 16) and cell.lengths[0] in (4, 16, 32)]
         law = known.law.at_speed(1.0)
         await self._warm_up(grid, rng)
@@ -145,6 +145,15 @@ class Calibrator:
         lawful = sum(law.padded(len(batch.lengths), max(batch.lengths), batch.prompt_tokens) for batch in measured)
         speed = sum(batch.service_time for batch in measured) / lawful
         return msgspec.structs.replace(known, law=known.law.at_speed(speed), date=_now())
+
+    def _known(self, plan: CalibrationRequest) -> Profile | None:
+        """The law that the speed is measured against. Raises ApiError where the caller's is none."""
+        if plan.latency is None:
+            return self._gateway.profile
+        try:
+            return Profile(name=plan.name or self._gateway.settings.served_model_name, law=parse_law(plan.latency))
+        except SpecError as error:
+            raise ApiError(400, "invalid_latency", str(error), param="latency") from None
 
     async def _warm_up(self, grid: Sequence[Cell], rng: np.random.Generator) -> None:
         """Every batch size once, unmeasured."""

@@ -127,6 +127,7 @@ class CalibrationRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
     speed_only: bool = False
     seconds: Annotated[float, Field(gt=0, le=600)] = 5.0  # of a speed_only measurement
+    latency: str | None = None  # the law that a speed_only measurement is set against; without it the one measured here
     repeats: Annotated[int, Field(ge=2, le=100)] = 5
     max_batch_size: Annotated[int, Field(ge=1)] | None = None
     max_output_tokens: Annotated[int, Field(ge=2)] | None = None

@@ -1,0 +1,1 @@
+"""`kendall sweep`: policies x loads x token limits against one gateway, resumable."""

@@ -1,0 +1,129 @@
+"""What a sweep measures with: the gateway, brought back when it is lost; the law; the speed of the engine just now.
+
+The law is calibrated once, at the first start, and kept: rates and timetables follow from it and must not change after
+an interruption. How fast the engine is now, against that law, is measured around every cell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, field
+
+import msgspec
+
+from loadgen.client import LoadError, Target, served_model
+from loadgen.gateway_process import GatewayError
+from loadgen.sweep.gateway import GivenGateway, OwnGateway, SweptGateway, bounds_of, until_idle
+from loadgen.sweep.grid import Basis, Bounds
+from loadgen.sweep.plan import Plan
+from loadgen.sweep.status import Status
+from loadgen.sweep.store import Store
+from policies.text import SpecError
+from queueing.latency import LatencyModel
+from queueing.profile import Profile, load_law
+
+RESTARTS = 5  # of the gateway, in one session
+BACK_OFF = 1.0  # seconds before the first; doubled each time
+STARTING, CALIBRATING = 10.0, 15.0  # seconds, about
+
+
+@dataclass(slots=True)
+class Apparatus:
+    """One session's gateway and what is known of it."""
+
+    plan: Plan
+    store: Store
+    status: Status
+    gateway: SweptGateway
+    basis: Basis = field(init=False)
+    target: Target = field(init=False)
+    speed: float | None = None  # of the last measurement, until something was run since
+    restarts: int = 0
+
+    @classmethod
+    def of(cls, plan: Plan, store: Store, status: Status, port: int) -> Apparatus:
+        """With a gateway of its own, or the one that the plan names."""
+        gateway = GivenGateway(plan.base_url) if plan.base_url else OwnGateway(plan, store.folder, port)
+        return cls(plan, store, status, gateway)
+
+    async def open(self) -> None:
+        """Gateway up, law known. Raises GatewayError; SpecError where the sweep began on another engine."""
+        self.status.phase("starting the gateway and its engine" if not self.plan.base_url else "looking for the gateway", STARTING)
+        await self._start()
+        bounds = await bounds_of(self.gateway.client)
+        if isinstance(self.gateway, OwnGateway):
+            share_the_gateways_cpus()
+        calibrated = self.store.journal.last("calibrated")
+        if calibrated is None:
+            law = await self._calibrated(bounds)
+            self.store.append("calibrated", law=str(law), bounds=msgspec.to_builtins(bounds))
+        elif (known := msgspec.convert(calibrated["bounds"], Bounds)) != bounds:
+            raise SpecError(f"got a gateway with {bounds}; expected {known}, with which the sweep began")
+        else:
+            law = load_law(calibrated["law"])
+        self.basis = Basis(self.plan, law, bounds)
+
+    async def speed_now(self) -> float:
+        """Measured over lawful time, of a few batches; 1 where no calibration was asked for."""
+        if not self.plan.bracket:
+            return 1.0
+        if self.speed is None:
+            self.status.phase("measuring the speed of the engine", self.plan.bracket)
+            body = {"speed_only": True, "seconds": self.plan.bracket, "latency": str(self.basis.law)}
+            self.speed = (await self._ask_calibration(body, self.basis)).law.speed
+        return self.speed
+
+    async def recover(self, reason: str) -> None:
+        """Bring the gateway back. Raises GatewayError when it was lost too often."""
+        while self.restarts < RESTARTS:
+            wait = BACK_OFF * 2**self.restarts
+            self.restarts += 1
+            self.speed = None
+            self.status.phase(f"the gateway was lost ({reason}); started again in {wait:.0f} s", wait + STARTING)
+            await asyncio.sleep(wait)
+            try:
+                await self._start()
+            except GatewayError as error:
+                reason = str(error)
+                continue
+            self.store.append("restarted", number=self.restarts, reason=reason)
+            self.status.note(f"the gateway was lost ({reason}) and is there again ({self.restarts} of {RESTARTS} times)")
+            return
+        raise GatewayError(f"the gateway was lost {RESTARTS + 1} times, last: {reason}")
+
+    async def close(self) -> None:
+        """Stop what was started."""
+        self.status.phase("stopping")
+        await self.gateway.stop()
+
+    async def _start(self) -> None:
+        await self.gateway.start()
+        try:
+            self.target = Target(base_url=self.gateway.client.url, model=await served_model(self.gateway.client.url))
+        except LoadError as error:
+            raise GatewayError(str(error)) from None
+
+    async def _calibrated(self, bounds: Bounds) -> LatencyModel:
+        if self.plan.latency is not None:
+            law = load_law(self.plan.latency).at_speed(1.0)
+            self.store.write_profile(Profile(name="given", law=law, note="given by --latency, not measured here"))
+            return law
+        self.status.phase("calibrating the engine's law", CALIBRATING)
+        await until_idle(self.gateway.client)
+        profile = await self._ask_calibration({"repeats": 5}, Basis(self.plan, LatencyModel(k4=1.0), bounds))
+        self.store.write_profile(profile)
+        self.status.note(f"law: {profile.law} (R2 {profile.r2 or 0:.4f}, cells within {profile.mape or 0:.1%} on average)")
+        return profile.law.at_speed(1.0)
+
+    async def _ask_calibration(self, body: dict[str, object], basis: Basis) -> Profile:
+        """With the lengths of the plan: a law holds where it was measured."""
+        sizes = {"max_output_tokens": max(2, basis.longest), "prompt_tokens": max(1, round(basis.prompt_tokens.mean))}
+        return Profile.from_dict(await self.gateway.client.ask("POST", "/admin/calibrate", body | sizes))
+
+
+def share_the_gateways_cpus() -> None:
+    """Keep off the engine's CPU: on 2 to 4 CPUs the gateway leaves it the last one, and so do we."""
+    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if 2 <= len(cpus) <= 4:
+        os.sched_setaffinity(0, cpus[:-1])

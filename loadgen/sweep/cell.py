@@ -1,0 +1,191 @@
+"""One cell: the gateway switched, a timetable sent, watched while it runs, and both sides' records of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from loadgen.client import Target
+from loadgen.gateway_process import GatewayClient, GatewayError
+from loadgen.run import LoadResult, Progress, Tally, run_load
+from loadgen.sweep.gateway import header_of, records_since, until_idle
+from loadgen.sweep.grid import Cell
+from loadgen.sweep.stability import Growth, Watch
+from loadgen.timetable import Timetable
+from queueing.record import Header, Record
+
+SAMPLE = 0.25  # seconds between looks at the number in the system
+FLUSH = 1.0  # between flushes of the gateway's run file: what a kill can take from it
+ANSWER_LIMIT = 10.0
+MISSED = 2  # looks without an answer until the gateway is taken for lost
+Ended = Literal["complete", "unstable", "lost", "interrupted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Where the gateway writes the records of a cell."""
+
+    epoch: int
+    record_file: Path
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellRun:
+    """What came of a cell."""
+
+    cell: Cell
+    ended: Ended
+    why: str | None
+    load: LoadResult | None
+    header: Header  # of the gateway, with what was asked
+    records: list[Record]  # of the gateway
+    growth: Growth | None
+
+
+async def begin(client: GatewayClient, record_file: Path, cell: Cell) -> Begun:
+    """Put the cell's policy and limit in force; an idle gateway is waited for. Raises GatewayError."""
+    await until_idle(client)
+    offset = _size(record_file)
+    in_force = await client.ask("PUT", "/admin/policy", {"policy": cell.policy, "max_output_tokens": cell.max_output_tokens})
+    return Begun(int(in_force["epoch"]), record_file, offset)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size
+
+
+async def run_cell(
+    client: GatewayClient,
+    begun: Begun,
+    cell: Cell,
+    timetable: Timetable,
+    target: Target,
+    *,
+    seed: int,
+    configuration: Mapping[str, Any],
+    progress: Progress,
+    why_lost: Callable[[], Awaitable[str | None]] | None = None,
+    stop_unstable: bool = True,
+) -> CellRun:
+    """Send the timetable and collect. Ends early where the point is unstable, the gateway is lost or the task is cancelled.
+
+    A cancellation is an ending here, not an exception: what was measured is handed back.
+    """
+    seen = _Seen(progress)
+    asked = {
+        "policy": cell.policy,
+        "load": cell.load,
+        "request_rate": cell.rate,
+        "max_output_tokens": cell.max_output_tokens,
+        **configuration,
+    }
+    sending = asyncio.create_task(run_load(target, timetable, seed=seed, configuration=asked, progress=seen))
+    guard = _Guard(client, why_lost, Watch(cell.rate), seen, stop_unstable=stop_unstable)
+    watching = asyncio.create_task(guard.run())
+    ended: Ended = "complete"
+    why: str | None = None
+    try:
+        await asyncio.wait({sending, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if watching.done() and not sending.done():
+            ended, why = watching.result()
+    except asyncio.CancelledError:
+        ended, why = "interrupted", "interrupted"
+    result = await _result(sending, watching)
+    if result is not None and result.interrupted and ended == "complete":
+        ended, why = "interrupted", "interrupted"
+    try:
+        async with asyncio.timeout(None if ended in ("complete", "unstable") else ANSWER_LIMIT):
+            await until_idle(client)  # its run file is flushed by the question
+    except (GatewayError, TimeoutError) as error:
+        if ended in ("complete", "unstable"):
+            ended, why = "lost", str(error)
+    header, records = gateway_side(begun, asked, seed)
+    return CellRun(cell=cell, ended=ended, why=why, load=result, header=header, records=records, growth=guard.watch.so_far())
+
+
+def gateway_side(begun: Begun, asked: Mapping[str, Any], seed: int) -> tuple[Header, list[Record]]:
+    """The gateway's records of a cell, with a header that says what was asked."""
+    header = header_of(begun.record_file)
+    header = Header(**{**msgspec.structs.asdict(header), "configuration": header.configuration | dict(asked), "seed": seed})
+    return header, records_since(begun.record_file, begun.offset, begun.epoch)
+
+
+async def _result(sending: asyncio.Task[LoadResult], watching: asyncio.Task[tuple[Ended, str]]) -> LoadResult | None:
+    """What was sent and answered, whatever ended it; None where it was cancelled before it began."""
+    watching.cancel()
+    sending.cancel()
+    with suppress(asyncio.CancelledError):
+        await watching
+    try:
+        return await sending
+    except asyncio.CancelledError:
+        return None
+
+
+class _Seen:
+    """Keeps the tally of the run at hand, and passes it on."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self.tally: Tally | None = None
+
+    async def show(self, tally: Tally) -> None:
+        """Until cancelled."""
+        self.tally = tally
+        await self._progress.show(tally)
+
+
+class _Guard:
+    """Looks at a running cell: does the number in the system grow for good, does the gateway still live."""
+
+    def __init__(
+        self,
+        client: GatewayClient,
+        why_lost: Callable[[], Awaitable[str | None]] | None,
+        watch: Watch,
+        seen: _Seen,
+        *,
+        stop_unstable: bool,
+    ) -> None:
+        self._client, self._why_lost, self.watch, self._seen = client, why_lost, watch, seen
+        self._stop_unstable = stop_unstable
+        self._missed = 0
+
+    async def run(self) -> tuple[Ended, str]:
+        """Returns when the cell should end."""
+        loop = asyncio.get_running_loop()
+        began, flush_at = loop.time(), loop.time() + FLUSH
+        while True:
+            await asyncio.sleep(SAMPLE)
+            look = self._look(loop.time() - began)
+            if look is not None and look.unstable and self._stop_unstable:
+                return "unstable", str(look)
+            if loop.time() >= flush_at:
+                flush_at = loop.time() + FLUSH
+                if (why := await self._lost()) is not None:
+                    return "lost", why
+
+    def _look(self, at: float) -> Growth | None:
+        tally = self._seen.tally
+        if tally is None or not tally.sent or tally.sent >= tally.asked:  # before the first and after the last arrival
+            return None
+        return self.watch.observe(at, tally.sent - tally.completed - tally.other)
+
+    async def _lost(self) -> str | None:
+        why = None
+        try:
+            async with asyncio.timeout(ANSWER_LIMIT):
+                await self._client.ask("GET", "/admin/state")  # flushes its run file
+        except (GatewayError, TimeoutError) as error:
+            why = str(error) or f"no answer within {ANSWER_LIMIT:.0f} s"
+        if self._why_lost is not None:
+            why = await self._why_lost() or why
+        self._missed = self._missed + 1 if why else 0
+        return why if self._missed >= MISSED else None

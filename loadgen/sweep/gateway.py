@@ -1,0 +1,177 @@
+"""The gateway that a sweep measures: its own child, which it starts again when it dies, or one that runs already.
+
+Every start of an own gateway writes a run file of its own: a gateway that starts anew would overwrite the old one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from loadgen.gateway_process import GatewayClient, GatewayError, GatewayLostError, GatewayProcess, free_port
+from loadgen.sweep.grid import Bounds
+from loadgen.sweep.plan import Plan
+from queueing.record import Header, Record
+
+POLL = 0.05  # seconds between looks at a gateway that must become idle
+IDLE_LIMIT = 120.0
+COME_BACK_LIMIT = 60.0  # for a gateway that somebody else must start again
+
+
+class SweptGateway(Protocol):
+    """What a sweep needs of a gateway."""
+
+    client: GatewayClient
+    record_file: Path  # that it writes now
+
+    async def start(self) -> None:
+        """Return when it serves. Raises GatewayError."""
+        ...
+
+    async def stop(self) -> None:
+        """Leave it as it is, or stop what was started."""
+        ...
+
+    async def why_lost(self) -> str | None:
+        """Why it cannot go on; None where it can."""
+        ...
+
+
+class OwnGateway:
+    """`kendall serve` as a child; `start` after a loss starts it anew."""
+
+    def __init__(self, plan: Plan, folder: Path, port: int) -> None:
+        self._plan, self._folder, self._port = plan, folder, port
+        self._process: GatewayProcess | None = None
+        self.client: GatewayClient
+        self.record_file = folder / "gateway-1.jsonl"
+
+    async def start(self) -> None:
+        """See `SweptGateway`."""
+        await self.stop()
+        number = 1 + sum(1 for _ in self._folder.glob("gateway-*.jsonl"))
+        self.record_file = self._folder / f"gateway-{number}.jsonl"
+        self.record_file.parent.mkdir(parents=True, exist_ok=True)
+        self.record_file.touch()
+        process = GatewayProcess(self._arguments(), free_port(self._port), self._folder / f"gateway-{number}.log")
+        self.client = self._process = await process.__aenter__()
+        (self._folder / "gateway.pid").write_text(f"{process.pid}\n")
+        await process.ready()
+
+    async def stop(self) -> None:
+        """See `SweptGateway`."""
+        process, self._process = self._process, None
+        if process is not None:
+            await process.__aexit__(None, None, None)
+            (self._folder / "gateway.pid").unlink(missing_ok=True)
+
+    async def why_lost(self) -> str | None:
+        """See `SweptGateway`."""
+        assert self._process is not None
+        if self._process.ended:
+            return f"the gateway ended: {self._process.last_line()}"
+        return None if await self._process.is_healthy() else "the gateway lives, but its engine does not"
+
+    def _arguments(self) -> list[str]:
+        plan = self._plan
+        given = [] if plan.latency is None else ["--latency", plan.latency]
+        return [
+            plan.model,
+            *("--engine", plan.engine, "--max-num-seqs", str(plan.max_num_seqs), "--record-file", str(self.record_file)),
+            *("--allow-forced-lengths", "--served-model-name", "swept", "--prediction-interval", "0"),
+            *given,
+        ]
+
+
+class GivenGateway:
+    """A gateway that runs already and writes a run file that can be read here."""
+
+    def __init__(self, base_url: str) -> None:
+        self.client = GatewayClient(base_url)
+        self.record_file = Path()
+
+    async def start(self) -> None:
+        """See `SweptGateway`; waits a while for one that is gone."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + COME_BACK_LIMIT
+        while not await self.client.is_ready():
+            if loop.time() > deadline or not self.record_file.name:
+                raise GatewayLostError(f"no gateway serves at {self.client.url}")
+            await asyncio.sleep(1)
+        named = (await self.client.ask("GET", "/admin/state")).get("record_file")
+        if not named or not _is_file(named):
+            raise GatewayError(f"the gateway at {self.client.url} writes no run file that can be read here: start it with --record-file")
+        self.record_file = Path(named)
+
+    async def stop(self) -> None:
+        """See `SweptGateway`."""
+        await self.client.__aexit__()
+
+    async def why_lost(self) -> str | None:
+        """See `SweptGateway`."""
+        return None if await self.client.is_healthy() else f"no healthy gateway at {self.client.url}"
+
+
+def _is_file(name: str) -> bool:
+    return Path(name).is_file()
+
+
+async def bounds_of(client: GatewayClient) -> Bounds:
+    """What its engine can do."""
+    return msgspec.convert((await client.ask("GET", "/admin/state"))["engine"], Bounds)
+
+
+async def until_idle(client: GatewayClient) -> None:
+    """Return when nothing waits and nothing runs. Raises GatewayError."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + IDLE_LIMIT
+    while True:
+        state = await client.ask("GET", "/admin/state")
+        if not (state["unanswered"] or state["in_service"] or state["queue_length"]):
+            return
+        if loop.time() > deadline:
+            raise GatewayError(f"the gateway is still busy after {IDLE_LIMIT:.0f} s: does somebody else send to it?")
+        await asyncio.sleep(POLL)
+
+
+def header_of(path: Path) -> Header:
+    """The header of a gateway's run file."""
+    with path.open("rb") as file:
+        return msgspec.json.decode(file.readline(), type=Header)
+
+
+def records_since(path: Path, offset: int, epoch: int) -> list[Record]:
+    """The records of an epoch among those written after `offset` bytes; a last line that a kill cut short is left out."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        return [record for record in _records(file.read()) if record.epoch == epoch]
+
+
+def _records(content: bytes) -> Iterator[Record]:
+    decoder = msgspec.json.Decoder(Record)
+    for line in content.splitlines(keepends=True):
+        if line.endswith(b"\n"):
+            yield decoder.decode(line)
+
+
+def stop_left_behind(folder: Path) -> bool:
+    """End a gateway that a killed sweep left behind, known by its run file; says whether there was one."""
+    path = folder / "gateway.pid"
+    if not path.is_file():
+        return False
+    pid = path.read_text().strip()
+    path.unlink()
+    listed = subprocess.run(["ps", "-o", "args=", "-p", pid], capture_output=True, text=True, check=False).stdout if pid.isdigit() else ""
+    if str(folder / "gateway-") not in listed:
+        return False
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(int(pid), signal.SIGKILL)
+    return True

@@ -1,0 +1,164 @@
+"""The cells of a sweep: what follows from a plan, the engine's law and its bounds.
+
+The law is that of the first calibration, so the cells are the same after every interruption. All cells share their
+random numbers: unit gaps, lengths and prompts come from the plan's seed, the rate only scales the gaps, the gateway's
+limit only cuts the answers, and a longer cell begins as a shorter one does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from loadgen.arrivals import Deterministic, Poisson
+from loadgen.sweep.plan import Plan
+from loadgen.sweep.run_length import requests_needed
+from loadgen.timetable import Timetable, draw_timetable
+from policies import parse_policy
+from policies.fixed import Fixed
+from policies.text import SpecError
+from queueing.distributions import TokenDistribution, parse_distribution
+from queueing.latency import LatencyModel
+from queueing.model import Model
+
+ORDER_STREAM = 2**31  # spawn key of the order's generator, far from those of the requests
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine says of itself."""
+
+    max_num_seqs: int
+    max_model_len: int
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One point: a policy under a rate and a token limit."""
+
+    name: str  # also of its files
+    policy: str
+    load: float  # by the law
+    rate: float  # per second
+    max_output_tokens: int | None
+    count: int
+    cut: bool = False  # `cell_limit` leaves it shorter than was asked
+    evenly: bool = False  # arrivals at equal distances
+    purpose: Literal["grid", "saturation", "slo"] = "grid"
+
+    @property
+    def seconds(self) -> float:
+        """Of sending."""
+        return self.count / self.rate
+
+    def __str__(self) -> str:
+        limit = "" if self.max_output_tokens is None else f", limit {self.max_output_tokens}"
+        return f"{self.policy} at load {self.load:.3g} ({self.rate:.4g}/s{limit})"
+
+
+@dataclass(frozen=True, eq=False)
+class Basis:
+    """A plan on an engine."""
+
+    plan: Plan
+    law: LatencyModel
+    bounds: Bounds
+
+    @cached_property
+    def prompt_tokens(self) -> TokenDistribution:
+        """Of the prompts."""
+        return parse_distribution(self.plan.prompt_tokens)
+
+    @cached_property
+    def output_tokens(self) -> TokenDistribution:
+        """Of the answers, before the gateway's limit. Raises SpecError where the prompts leave no room for one."""
+        room = self.bounds.max_model_len - self.prompt_tokens.longest
+        if room < 1:
+            raise SpecError(
+                f"got prompts of up to {self.prompt_tokens.longest} tokens; "
+                f"expected fewer than the model's context of {self.bounds.max_model_len}"
+            )
+        return parse_distribution(self.plan.output_tokens, room)
+
+    @property
+    def longest(self) -> int:
+        """Longest answer that any cell lets through, tokens."""
+        return max(self.limited(limit).longest for limit in self.plan.max_output_tokens)
+
+    def limited(self, limit: int | None) -> TokenDistribution:
+        """Of the answers under the gateway's limit."""
+        return self.output_tokens if limit is None else self.output_tokens.clip(limit)
+
+    def model(self, policy: str, limit: int | None) -> Model:
+        """The queue of a cell, but for its rate."""
+        return Model(
+            policy=parse_policy(policy),
+            output_tokens=self.limited(limit),
+            law=self.law,
+            prompt_tokens=self.prompt_tokens,
+            max_num_seqs=self.bounds.max_num_seqs,
+        )
+
+    def at_speed(self, speed: float) -> Basis:
+        """The same on an engine that is `speed` times slower."""
+        return dataclasses.replace(self, law=self.law.at_speed(speed))
+
+    def cells(self) -> list[Cell]:
+        """The grid, in the order of measuring: all policies at one load, then the next; or at random, from the seed."""
+        plan, cells = self.plan, []
+        for limit in plan.max_output_tokens:
+            models = [self.model(policy, limit) for policy in plan.policies]
+            for load in plan.loads:
+                cells += [self._cell(model, load * model.largest_stable_rate, limit, f"load{load:g}") for model in models]
+            for rate in plan.request_rates:
+                cells += [self._cell(model, rate, limit, f"rate{rate:g}") for model in models]
+        if plan.order == "random":
+            rng = np.random.default_rng(np.random.SeedSequence(plan.seed, spawn_key=(ORDER_STREAM,)))
+            return [cells[index] for index in rng.permutation(len(cells))]
+        return cells
+
+    def _cell(self, model: Model, rate: float, limit: int | None, point: str) -> Cell:
+        count, cut = self.count(model, rate, self.needed(model, rate))
+        return Cell(
+            name=cell_name(model.text, limit, point),
+            policy=model.text,
+            load=model.load(rate),
+            rate=rate,
+            max_output_tokens=limit,
+            count=count,
+            cut=cut,
+        )
+
+    def needed(self, model: Model, rate: float) -> int:
+        """Requests that the plan asks of a cell."""
+        plan = self.plan
+        return requests_needed(model, rate, num_prompts=plan.num_prompts, duration=plan.duration, precision=plan.precision)
+
+    def count(self, model: Model, rate: float, needed: int) -> tuple[int, bool]:
+        """What of it the cell's limit of time allows, and whether that is less.
+
+        In whole batches: fixed batching would keep a last, partial one waiting.
+        """
+        allowed = max(1, min(needed, int(rate * self.plan.cell_limit)))
+        size = (model.bound or 1) if isinstance(model.policy, Fixed) else 1
+        return -(-allowed // size) * size, allowed < needed
+
+    def timetable(self, cell: Cell) -> Timetable:
+        """When a cell's requests are sent, and how long they are before the gateway's limit."""
+        return draw_timetable(
+            Deterministic(cell.rate) if cell.evenly else Poisson(cell.rate),
+            count=cell.count,
+            seed=self.plan.seed,
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=self.output_tokens,
+        )
+
+
+def cell_name(policy: str, limit: int | None, point: str) -> str:
+    """A name that can be a file's."""
+    parts = [policy, *([] if limit is None else [f"limit{limit}"]), point]
+    return "_".join(re.sub(r"[^A-Za-z0-9.]+", "-", part) for part in parts)

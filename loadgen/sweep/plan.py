@@ -1,0 +1,109 @@
+"""What a sweep measures, as data, and how two plans differ.
+
+A plan holds everything that the measurement depends on and nothing else (no ports, no folders): it is saved with the
+results, and a folder can only be gone on with under the very same plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from loadgen.sweep.slo import parse_slo
+from policies import format_policy, parse_policy
+from policies.text import SpecError
+from queueing.distributions import parse_distribution
+
+POLICIES = ("single", "dynamic", "fixed:batch_size=4", "capped:max_batch_size=8", "elastic:max_batch_size=8", "continuous:max_batch_size=4")
+LOADS = (0.3, 0.5, 0.7, 0.8)
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The measurement. Loads are fractions of each policy's largest stable rate; rates are per second."""
+
+    policies: tuple[str, ...] = POLICIES
+    loads: tuple[float, ...] = ()
+    request_rates: tuple[float, ...] = ()
+    max_output_tokens: tuple[int | None, ...] = (None,)  # the gateway's limit
+    output_tokens: str = "uniform:low=8,high=24"
+    prompt_tokens: str = "deterministic:value=32"
+    seed: int = 1
+    num_prompts: int | None = None  # of every cell; else `duration`, else `precision`
+    duration: float | None = None  # seconds
+    precision: float = 0.1  # half width of the mean delay over the mean
+    cell_limit: float = 60.0  # seconds of sending
+    order: Literal["listed", "random"] = "listed"
+    allow_unstable: bool = False
+    find_saturation: bool = False
+    slo: tuple[str, ...] = ()
+    tolerance: float = 0.05  # of a saturation search: high / low - 1
+    bracket: float = 2.0  # seconds of a calibration of the speed before and after each cell; 0: none
+    model: str = "tiny"
+    engine: str = "auto"
+    base_url: str | None = None  # a gateway that runs already
+    latency: str | None = None  # a law to take instead of calibrating one
+    max_num_seqs: int = 16
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "policies", tuple(format_policy(parse_policy(text)) for text in self.policies))
+        _check(self)
+
+
+def searches_of(plan: Plan) -> list[tuple[str, int | None, str]]:
+    """Policy, limit and goal of each."""
+    goals = (["saturation"] if plan.find_saturation else []) + list(plan.slo)
+    return [(policy, limit, goal) for limit in plan.max_output_tokens for policy in plan.policies for goal in goals]
+
+
+def save_plan(path: Path, plan: Plan) -> None:
+    """Write it; the folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n")
+
+
+def load_plan(path: Path) -> Plan:
+    """Raises SpecError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Plan)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise SpecError(f"got {path.parent}; expected the folder of a sweep, with a plan.json ({error})") from None
+
+
+def differences(old: Plan, new: Plan) -> list[str]:
+    """What is not the same, one line each."""
+    before, after = msgspec.to_builtins(old), msgspec.to_builtins(new)
+    return [f"{key}: {_shown(before[key])} there, {_shown(after[key])} here" for key in before if before[key] != after[key]]
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, Sequence) and not isinstance(value, str) else str(value)
+
+
+def _check(plan: Plan) -> None:
+    if not plan.policies or len(set(plan.policies)) < len(plan.policies):
+        raise SpecError(f"got the policies {', '.join(plan.policies) or 'none'}; expected at least one, each once")
+    if not (plan.loads or plan.request_rates or searches_of(plan)):
+        raise SpecError("got nothing to measure; expected --loads, --request-rates, --find-saturation or --slo")
+    if plan.loads and max(plan.loads) >= 1 and not plan.allow_unstable:
+        raise SpecError(f"got load {max(plan.loads):g}; expected loads below 1, or --allow-unstable to see the queue grow")
+    _check_numbers(plan)
+    parse_distribution(plan.output_tokens)
+    parse_distribution(plan.prompt_tokens)
+
+
+def _check_numbers(plan: Plan) -> None:
+    for name, values in (("loads", plan.loads), ("request-rates", plan.request_rates)):
+        if any(not 0 < value < math.inf for value in values) or len(set(values)) < len(values):
+            raise SpecError(f"got --{name} {_shown(values)}; expected different numbers > 0")
+    for name in ("num_prompts", "duration", "precision", "cell_limit", "tolerance", "max_num_seqs"):
+        value = getattr(plan, name)
+        if value is not None and not value > 0:
+            raise SpecError(f"got --{name.replace('_', '-')} {value}; expected a number > 0")
+    if plan.bracket < 0:
+        raise SpecError(f"got --bracket {plan.bracket}; expected seconds >= 0")
+    for text in plan.slo:
+        parse_slo(text)

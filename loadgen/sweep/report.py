@@ -1,0 +1,105 @@
+"""The end of a sweep: files for programs, a table and lines for people, the HTML report."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from loadgen.picture import draw_picture
+from loadgen.report import notes, table
+from loadgen.sweep.journal import Event
+from loadgen.sweep.results import Results
+from loadgen.sweep.store import Store
+
+PANELS = 6  # most loads that one picture shows
+
+
+def write_results(store: Store, results: Results) -> list[Path]:
+    """comparison.json, sweep.json, the picture and the HTML report; what was written."""
+    written = [store.write_json("comparison.json", results.comparison_objects()), store.write_json("sweep.json", results.to_dict())]
+    if results.comparisons and len({comparison.load for comparison in results.comparisons}) <= PANELS:
+        ordered = sorted(results.comparisons, key=lambda comparison: comparison.load or 0.0)
+        written.append(draw_picture(ordered, store.folder / "observed-and-predicted.png"))
+    if (html := _html_report(store.folder, results)) is not None:
+        written.append(html)
+    return written
+
+
+def _html_report(folder: Path, results: Results) -> Path | None:
+    """The report of loadgen.html_report; None where that is not there."""
+    if importlib.util.find_spec("loadgen.html_report") is None:
+        return None
+    write = getattr(importlib.import_module("loadgen.html_report"), "write_report", None)
+    return None if write is None else Path(write(folder, results))
+
+
+def print_results(results: Results, console: Console) -> None:
+    """For people."""
+    if results.comparisons:
+        console.print(table(results.comparisons))
+        for line in notes(results.comparisons):
+            console.print(line, highlight=False)
+    for line in lines(results):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def lines(results: Results) -> list[str]:
+    """What the table does not say."""
+    said = [f"unstable, stopped: {r.cell.name}: {r.reason}" for r in results.of("unstable")]
+    said += [f"not run: {r.cell.name}: {r.reason}" for r in results.of("refused")]
+    said += [f"MISSING: {r.cell.name}: {r.reason}" for r in results.of("missing")]
+    said += [f"MISSING: search for {search}" for search in results.missing_searches]
+    said += [f"shorter than asked (--cell-limit): {', '.join(short)}" for short in [_short(results)] if short]
+    said += [search_line(event) for event in results.searches]
+    if drift := _drift(results):
+        said.append(drift)
+    if results.restarts:
+        said.append(f"the gateway was started again {len(results.restarts)} times: {'; '.join(e['reason'] for e in results.restarts)}")
+    said += [f"kept as partial: {name}" for event in results.cuts for name in event["files"]]
+    return said
+
+
+def search_line(event: Event) -> str:
+    """The bracket of one search beside its prediction."""
+    goal = "stays stable" if event["goal"] == "saturation" else f"keeps {event['goal']}"
+    limit = "" if event["max_output_tokens"] is None else f", limit {event['max_output_tokens']}"
+    said = f"{event['policy']}{limit}: {goal} up to a rate between {event['low']:.4g} and {_rate(event['high'])}/s"
+    if event["predicted"] is not None:
+        said += f"; predicted {event['predicted']:.4g}/s ({event['predicted_at_speed']:.4g}/s at the speed measured)"
+    return said + (f"; {event['note']}" if event["note"] else "")
+
+
+def as_json(results: Results, written: Sequence[Path]) -> dict[str, Any]:
+    """The one object of `--json`."""
+    return {
+        "folder": str(results.folder),
+        "comparisons": results.comparison_objects(),
+        "unstable": [{"cell": r.cell.name, "reason": r.reason} for r in results.of("unstable")],
+        "refused": [{"cell": r.cell.name, "reason": r.reason} for r in results.of("refused")],
+        "missing": [{"cell": r.cell.name, "reason": r.reason} for r in results.of("missing")],
+        "searches": results.searches,
+        "missing_searches": results.missing_searches,
+        "restarts": len(results.restarts),
+        "written": [str(path) for path in written],
+    }
+
+
+def _rate(value: float | None) -> str:
+    return "?" if value is None else f"{value:.4g}"
+
+
+def _short(results: Results) -> list[str]:
+    return [r.cell.name for r in results.of("done") if r.cell.cut]
+
+
+def _drift(results: Results) -> str | None:
+    pairs = [r.done["speeds"] for r in results.of("done") if r.done]
+    if not pairs or not results.plan.bracket:
+        return None
+    worst = max((abs(after / before - 1) for before, after in pairs if after is not None), default=0.0)
+    return f"speed of the machine between the short calibrations around a cell: changed by {worst:.0%} at most"

@@ -1,0 +1,162 @@
+"""What a sweep's folder says: every cell that is done beside theory, and what is missing and why.
+
+Everything is computed from the files of the folder alone, so a report can be made again at any time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadgen.compare import Comparison, compare
+from loadgen.report import as_object
+from loadgen.sweep.grid import Basis, Bounds, Cell
+from loadgen.sweep.journal import CellProgress, Event, Progress, read_journal
+from loadgen.sweep.plan import Plan, load_plan, searches_of
+from loadgen.theory import theory_of
+from policies.text import SpecError
+from queueing.latency import LatencyModel
+from queueing.profile import load_law
+from queueing.record import Record, read_run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellResult:
+    """One cell and what became of it."""
+
+    cell: Cell
+    state: str  # done | unstable | refused | missing
+    reason: str | None
+    attempts: int
+    done: Event | None
+    comparison: Comparison | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For sweep.json."""
+        kept = {key: self.done.get(key) for key in ("files", "speeds", "outcomes", "lateness", "growth")} if self.done else {}
+        return dict(msgspec.to_builtins(self.cell)) | {"state": self.state, "reason": self.reason, "attempts": self.attempts} | kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """A whole sweep."""
+
+    folder: Path
+    plan: Plan
+    basis: Basis | None  # None: stopped before the law was known
+    cells: list[CellResult]
+    searches: list[Event]
+    restarts: list[Event]
+    cuts: list[Event]
+
+    @property
+    def law(self) -> LatencyModel | None:
+        """As calibrated; None where the sweep was stopped before."""
+        return self.basis.law if self.basis else None
+
+    @property
+    def missing_searches(self) -> list[str]:
+        """Searches of the plan without a result."""
+        done = {(event["policy"], event["max_output_tokens"], event["goal"]) for event in self.searches}
+        return [f"{goal} of {policy}" for policy, limit, goal in searches_of(self.plan) if (policy, limit, goal) not in done]
+
+    @property
+    def comparisons(self) -> list[Comparison]:
+        """Of the cells that are done, in the order of the plan."""
+        return [result.comparison for result in self.cells if result.comparison is not None]
+
+    def of(self, state: str) -> list[CellResult]:
+        """The cells in a state."""
+        return [result for result in self.cells if result.state == state]
+
+    def comparison_objects(self) -> list[dict[str, Any]]:
+        """What comparison.json holds."""
+        return [
+            as_object(result.comparison)
+            | {
+                "cell": result.cell.name,
+                "max_output_tokens": result.cell.max_output_tokens,
+                "bracketing_speeds": result.done["speeds"],
+                "files": list(result.done["files"]),
+            }
+            for result in self.cells
+            if result.comparison is not None and result.done is not None
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What sweep.json holds."""
+        return {
+            "plan": msgspec.to_builtins(self.plan),
+            "law": None if self.law is None else str(self.law),
+            "cells": [result.to_dict() for result in self.cells],
+            "searches": self.searches,
+            "missing_searches": self.missing_searches,
+            "restarts": self.restarts,
+            "cuts": self.cuts,
+        }
+
+
+def results_of(folder: Path, on_cell: Callable[[int, int], None] | None = None) -> Results:
+    """Read a folder, and set every cell that is done beside theory. Raises SpecError where it is no sweep's."""
+    plan = load_plan(folder / "plan.json")
+    events, _ = read_journal(folder / "journal.jsonl")
+    progress = Progress.fold(events)
+    calibrated = next((event for event in reversed(events) if event["event"] == "calibrated"), None)
+    basis = Basis(plan, load_law(calibrated["law"]), msgspec.convert(calibrated["bounds"], Bounds)) if calibrated else None
+    cells: list[CellResult] = []
+    if basis is not None:
+        planned = basis.cells()
+        for number, cell in enumerate(planned, start=1):
+            if on_cell is not None:
+                on_cell(number, len(planned))
+            cells.append(_cell(folder, basis, cell, progress.of(cell.name)))
+    return Results(
+        folder=folder,
+        plan=plan,
+        basis=basis,
+        cells=cells,
+        searches=_latest(event for event in events if event["event"] == "search"),
+        restarts=[event for event in events if event["event"] == "restarted"],
+        cuts=[event for event in events if event["event"] == "cut"],
+    )
+
+
+def _cell(folder: Path, basis: Basis, cell: Cell, known: CellProgress) -> CellResult:
+    state, reason = "missing", known.reason or "not measured yet"
+    if known.done is not None:
+        state, reason = ("done" if known.done["ended"] == "complete" else "unstable"), known.done["why"]
+    elif cell.load >= 1 and not basis.plan.allow_unstable:
+        state = "refused"
+    result = CellResult(cell=cell, state=state, reason=reason, attempts=known.attempts, done=known.done)
+    if state != "done" or known.done is None:
+        return result
+    sides = {name.rsplit(".", 2)[-2]: read_side(folder / name) for name in known.done["files"]}
+    return dataclasses.replace(result, comparison=compare_cell(basis, cell, sides["gateway"], sides.get("load", [])))
+
+
+def read_side(path: Path) -> list[Record]:
+    """The records of one side. Raises SpecError where the file cannot be read."""
+    try:
+        return read_run(path)[1]
+    except (OSError, ValueError) as error:
+        raise SpecError(f"got {path}; expected a run file ({error})") from None
+
+
+def compare_cell(basis: Basis, cell: Cell, records: Sequence[Record], sent: Sequence[Record]) -> Comparison | None:
+    """One cell beside theory; None where nothing was dispatched."""
+    lengths, bound = basis.limited(cell.max_output_tokens), basis.bounds.max_num_seqs
+    try:
+        (comparison,) = compare(records, theory_of(basis.law, lengths, asked_rate=cell.rate, max_num_seqs=bound), sent)
+    except ValueError:
+        return None
+    return dataclasses.replace(comparison, load=cell.load)
+
+
+def _latest(events: Any) -> list[Event]:
+    """One per subject: what was found last."""
+    return list({(event["policy"], event["max_output_tokens"], event["goal"]): event for event in events}.values())

@@ -1,0 +1,195 @@
+"""A sweep from its first cell to its last, through interruptions.
+
+    gateway up -> law (calibrated once, kept) -> cells, each between two short calibrations of the speed -> searches
+
+A cell is done when both sides' records are on the disk and the journal says so. Everything else is repeated: after a
+Ctrl-C or a kill by the next run of the same command, after the loss of the gateway or its engine by this one, which
+starts the gateway anew (a bounded number of times, each time waiting longer) and measures its speed again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from loadgen.gateway_process import GatewayError
+from loadgen.run import versions
+from loadgen.sweep.apparatus import Apparatus
+from loadgen.sweep.cell import Begun, CellRun, begin, gateway_side, run_cell
+from loadgen.sweep.gateway import stop_left_behind
+from loadgen.sweep.grid import Cell
+from loadgen.sweep.journal import damage
+from loadgen.sweep.plan import Plan
+from loadgen.sweep.status import Status
+from loadgen.sweep.store import Store
+
+ATTEMPTS = 3  # of a cell, in one session
+OVERHEAD = 1.0  # seconds of a cell besides sending and calibrating
+
+
+@dataclass(slots=True)
+class Sweep:
+    """One session of a plan in a folder."""
+
+    plan: Plan
+    store: Store
+    status: Status
+    apparatus: Apparatus
+
+    async def run(self) -> None:
+        """Measure what is not done yet. Raises GatewayError, SpecError, CancelledError; what is done stays done."""
+        resumed = bool(self.store.journal.events)
+        if stop_left_behind(self.store.folder):
+            self.status.note("a gateway that a killed sweep left behind was ended")
+        self.store.append("sweep", resumed=resumed, versions=versions())
+        self._salvage()
+        try:
+            await self.apparatus.open()
+            cells = self._planned()
+            for number, cell in enumerate(cells, start=1):
+                self.status.left_after = sum(self.seconds(later) for later in cells[number:] if self._is_left(later))
+                await self.measure(cell, f"cell {number}/{len(cells)}")
+            if self.plan.find_saturation or self.plan.slo:
+                from loadgen.sweep.search import search_all  # noqa: PLC0415 - it measures through this module
+
+                await search_all(self)
+            self.store.append("finished")
+        finally:
+            await self.apparatus.close()
+
+    async def measure(self, cell: Cell, place: str) -> None:
+        """Return when the cell is done, refused, or has failed too often; `place` names it in what is shown."""
+        if self._is_done(cell):
+            return
+        if self._is_refused(cell):
+            self._refuse(cell)
+            return
+        for _ in range(ATTEMPTS):
+            try:
+                run = await self._attempt(cell, f"{place}, {cell}")
+            except GatewayError as error:  # before the first request
+                await self.apparatus.recover(str(error))
+                continue
+            if run.ended == "interrupted":
+                raise asyncio.CancelledError
+            if run.ended != "lost":
+                return
+            await self.apparatus.recover(run.why or "no reason known")
+        known = self.store.progress.of(cell.name)
+        self.store.append("failed", cell=cell.name, reason=f"given up after {known.attempts} attempts: {known.reason}")
+        self.status.note(f"{place}, {cell}: given up after {known.attempts} attempts")
+
+    async def _attempt(self, cell: Cell, shown: str) -> CellRun:
+        apparatus = self.apparatus
+        before = await apparatus.speed_now()
+        begun = await begin(apparatus.gateway.client, apparatus.gateway.record_file, cell)
+        attempt = 1 + self.store.progress.of(cell.name).attempts
+        where = {"epoch": begun.epoch, "record_file": self.store.relative(begun.record_file), "offset": begun.offset}
+        self.store.append("started", cell=cell.name, attempt=attempt, **where)
+        self.status.phase(shown, self.seconds(cell))
+        apparatus.speed = None
+        run = await run_cell(
+            apparatus.gateway.client,
+            begun,
+            cell,
+            apparatus.basis.timetable(cell),
+            apparatus.target,
+            seed=self.plan.seed,
+            configuration=self._asked(),
+            progress=self.status,
+            why_lost=apparatus.gateway.why_lost,
+            stop_unstable=not (self.plan.allow_unstable and cell.load >= 1 and cell.purpose == "grid"),
+        )
+        files = self.store.write(run, attempt)
+        if run.ended in ("interrupted", "lost"):
+            self.store.append("cut", cell=cell.name, reason=run.why or run.ended, files=files)
+            self.status.note(f"{shown}: cut ({run.why})")
+        else:
+            self._keep(run, files, (before, await self._speed_after()), shown)
+        return run
+
+    async def _speed_after(self) -> float | None:
+        """None where the gateway is lost just now: the cell is whole all the same."""
+        try:
+            return await self.apparatus.speed_now()
+        except GatewayError:
+            return None
+
+    def _keep(self, run: CellRun, files: dict[str, str], speeds: tuple[float, float | None], shown: str) -> None:
+        records = run.load.records if run.load else []
+        outcomes = Counter(record.outcome for record in records)
+        if not outcomes["completed"]:
+            reason = f"no request was completed: {next((record.error for record in records if record.error), 'none was answered')}"
+            self.store.append("failed", cell=run.cell.name, reason=reason, files=files)
+            self.status.note(f"{shown}: {reason}")
+            return
+        self.store.append(
+            "done",
+            cell=run.cell.name,
+            ended=run.ended,
+            why=run.why,
+            files=files,
+            speeds=speeds,
+            outcomes=dict(outcomes),
+            lateness={"mean": run.load.lateness.mean, "p99": run.load.lateness.p99} if run.load else None,
+            growth=None if run.growth is None else msgspec.to_builtins(run.growth),
+            asked=msgspec.to_builtins(run.cell),
+        )
+        stopped = f"UNSTABLE, stopped: {run.why}" if run.ended == "unstable" else f"{outcomes['completed']} of {outcomes.total()} completed"
+        self.status.note(f"{shown}: {stopped}")
+
+    def seconds(self, cell: Cell) -> float:
+        """That a cell takes, about."""
+        return cell.seconds + self.plan.bracket + OVERHEAD
+
+    # the journal
+
+    def _is_done(self, cell: Cell) -> bool:
+        done = self.store.progress.of(cell.name).done
+        if done is None:
+            return False
+        if (wrong := damage(self.store.folder, done)) is None:
+            return True
+        self.store.append("damaged", cell=cell.name, reason=wrong)
+        self.status.note(f"{cell.name}: {wrong}; measured again")
+        return False
+
+    def _is_refused(self, cell: Cell) -> bool:
+        return cell.load >= 1 and not self.plan.allow_unstable and cell.purpose == "grid"
+
+    def _is_left(self, cell: Cell) -> bool:
+        return self.store.progress.of(cell.name).done is None and not self._is_refused(cell)
+
+    def _refuse(self, cell: Cell) -> None:
+        reason = f"load {cell.load:.3g} by the law: the queue would grow without bound; --allow-unstable runs it anyway"
+        if self.store.progress.of(cell.name).reason != reason:
+            self.store.append("refused", cell=cell.name, reason=reason)
+        self.status.note(f"{cell}: not run, {reason}")
+
+    def _salvage(self) -> None:
+        """What the gateway kept of a cell whose sweep was killed."""
+        for name, known in list(self.store.progress.cells.items()):
+            if (started := known.open) is None:
+                continue
+            begun = Begun(started["epoch"], self.store.folder / started["record_file"], started["offset"])
+            files: dict[str, str] = {}
+            try:
+                files = self.store.write_gateway_side(name, started["attempt"], *gateway_side(begun, self._asked(), self.plan.seed))
+            except (OSError, msgspec.MsgspecError):  # no such file, or another gateway writes it now
+                self.status.note(f"{name}: nothing is left of attempt {started['attempt']}")
+            self.store.append("cut", cell=name, reason="the sweep was killed", files=files)
+
+    def _asked(self) -> dict[str, Any]:
+        return {"output_tokens": self.plan.output_tokens, "prompt_tokens": self.plan.prompt_tokens}
+
+    def _planned(self) -> list[Cell]:
+        known = {event["cell"] for event in self.store.journal.events if event["event"] == "planned"}
+        cells = self.apparatus.basis.cells()
+        for cell in cells:
+            if cell.name not in known:
+                self.store.append("planned", cell=cell.name, asked=msgspec.to_builtins(cell))
+        return cells

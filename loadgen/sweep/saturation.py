@@ -1,0 +1,76 @@
+"""Where a policy saturates: bisection on the rate, and what the law says about it beforehand.
+
+The bracket starts a little around the predicted rate, moves where a probe contradicts it, and is halved (on a
+logarithmic scale) until high / low - 1 is within the tolerance. The answer is the bracket: low passed, high failed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from loadgen.sweep.slo import Slo
+from queueing.errors import PredictionError
+from queueing.model import Model
+from queueing.prediction import predict_model
+
+FIRST = 1.1  # factor of the first bracket, around the prediction
+WIDEN = 1.25
+MOST_PROBES = 16
+DETECT = 3.5  # standard errors by which a growth of half the tolerance should stand out
+LEAST_REQUESTS, MOST_REQUESTS = 300, 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The bracket: 0 where no probe passed, infinite where none failed."""
+
+    low: float
+    high: float
+    probes: int
+
+    def within(self, tolerance: float) -> bool:
+        """Whether it is narrow enough."""
+        return self.low > 0 and self.high / self.low <= 1 + tolerance
+
+
+async def bisect(passes: Callable[[float], Awaitable[bool]], start: float, tolerance: float, most: int = MOST_PROBES) -> Found:
+    """Around `start`, with at most `most` probes."""
+    found, down, up = Found(0.0, math.inf, 0), start / FIRST, start * FIRST
+    while found.probes < most and not found.within(tolerance):
+        rate = down if not found.low else up if math.isinf(found.high) else math.sqrt(found.low * found.high)
+        if await passes(rate):
+            found, up = Found(rate, found.high, found.probes + 1), max(up, rate * WIDEN) if rate >= up else up
+        else:
+            found, down = Found(found.low, rate, found.probes + 1), min(down, rate / WIDEN) if rate <= down else down
+    return found
+
+
+def probe_requests(model: Model, tolerance: float) -> int:
+    """So many evenly spaced ones that a growth of half the tolerance stands out of the scatter of the service.
+
+    A batch of b requests takes a time with at most the scatter of one length; the number in the system swings by b.
+    """
+    lengths, size = model.output_tokens, model.bound or 64
+    cv2 = lengths.moment(2) / lengths.mean**2 - 1 + model.law.cv**2
+    scatter = (DETECT / (tolerance / 2)) ** 2 * cv2
+    return int(min(MOST_REQUESTS, max(LEAST_REQUESTS, 2 * size / (tolerance / 2), scatter)))
+
+
+def predicted_rate(model: Model, slo: Slo | None) -> float | None:
+    """The largest stable rate, or the largest at which the predicted quantity keeps its bound; None where no method gives it."""
+    if slo is None:
+        return model.largest_stable_rate
+    low, high = 0.0, model.largest_stable_rate
+    for _ in range(20):
+        rate = (low + high) / 2
+        try:
+            value = slo.predicted(predict_model(model, rate))
+        except PredictionError:
+            high = rate
+            continue
+        if value is None:
+            return None
+        low, high = (rate, high) if value <= slo.bound else (low, rate)
+    return low or None

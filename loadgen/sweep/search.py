@@ -1,0 +1,112 @@
+"""Searches: the largest rate that stays stable, or that keeps an SLO, each probe a cell of the journal.
+
+A saturation probe sends at equal distances: whether a queue is stable depends on the mean rate alone, and without the
+luck of Poisson arrivals a growth shows with a tenth of the requests. An SLO probe sends Poisson arrivals, the same unit
+gaps at every rate, so that a higher rate is worse for the same requests.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from loadgen.gateway_process import GatewayError
+from loadgen.sweep.grid import Cell, cell_name
+from loadgen.sweep.journal import Event
+from loadgen.sweep.plan import searches_of
+from loadgen.sweep.run import Sweep
+from loadgen.sweep.saturation import Found, bisect, predicted_rate, probe_requests
+from loadgen.sweep.slo import Slo, parse_slo
+
+
+@dataclass(slots=True)
+class Search:
+    """One policy, one limit, one goal."""
+
+    sweep: Sweep
+    policy: str
+    limit: int | None
+    goal: str  # saturation, or the text of an SLO
+    speeds: list[float] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    probes: int = 0
+
+    @property
+    def _slo(self) -> Slo | None:
+        return None if self.goal == "saturation" else parse_slo(self.goal)
+
+    async def run(self) -> None:
+        """Probe until the bracket is narrow enough; write it down."""
+        basis, tolerance = self.sweep.apparatus.basis, self.sweep.plan.tolerance
+        model = basis.model(self.policy, self.limit)
+        predicted = predicted_rate(model, self._slo)
+        found = await bisect(self._passes, predicted or model.largest_stable_rate / 2, tolerance)
+        if not found.within(tolerance):
+            self.notes.append(f"not within the tolerance after {found.probes} probes")
+        speed = float(np.mean(self.speeds)) if self.speeds else 1.0
+        self._write(found, predicted, predicted_rate(basis.at_speed(speed).model(self.policy, self.limit), self._slo), speed)
+
+    def _write(self, found: Found, predicted: float | None, at_speed: float | None, speed: float) -> None:
+        self.sweep.store.append(
+            "search",
+            policy=self.policy,
+            max_output_tokens=self.limit,
+            goal=self.goal,
+            low=found.low,
+            high=found.high if math.isfinite(found.high) else None,
+            probes=found.probes,
+            predicted=predicted,
+            predicted_at_speed=at_speed,
+            speed=speed,
+            note="; ".join(dict.fromkeys(self.notes)) or None,
+        )
+
+    async def _passes(self, rate: float) -> bool:
+        self.probes += 1
+        cell = self._cell(rate)
+        await self.sweep.measure(cell, f"{self.goal}, probe {self.probes}")
+        known = self.sweep.store.progress.of(cell.name)
+        if known.done is None:
+            raise GatewayError(f"the search for {self.goal} under {self.policy} cannot go on: {known.reason}")
+        self.speeds += [speed for speed in known.done["speeds"] if speed is not None]
+        if cell.cut:
+            self.notes.append("probes shorter than they should be (--cell-limit): the bracket may be off")
+        return self._kept(known.done)
+
+    def _kept(self, done: Event) -> bool:
+        """Of a probe that ran to its end: that it grew by less than half the tolerance, or kept the SLO."""
+        if done["ended"] == "unstable":
+            return False
+        if self._slo is not None:
+            return self._slo.holds(self.sweep.store.folder, done)
+        return float((done["growth"] or {}).get("share", 0.0)) < self.sweep.plan.tolerance / 2
+
+    def _cell(self, rate: float) -> Cell:
+        basis, plan = self.sweep.apparatus.basis, self.sweep.plan
+        model = basis.model(self.policy, self.limit)
+        own_length = self.goal == "saturation" and plan.num_prompts is None and plan.duration is None
+        count, cut = basis.count(model, rate, probe_requests(model, plan.tolerance) if own_length else basis.needed(model, rate))
+        return Cell(
+            name=cell_name(self.policy, self.limit, f"{self.goal}-probe-{rate:.6g}"),
+            policy=self.policy,
+            load=model.load(rate),
+            rate=rate,
+            max_output_tokens=self.limit,
+            count=count,
+            cut=cut,
+            evenly=self.goal == "saturation",
+            purpose="saturation" if self.goal == "saturation" else "slo",
+        )
+
+
+async def search_all(sweep: Sweep) -> None:
+    """Every search of the plan that is not done; results go into the journal as `search`."""
+    done = {
+        (event["policy"], event["max_output_tokens"], event["goal"]) for event in sweep.store.journal.events if event["event"] == "search"
+    }
+    for policy, limit, goal in searches_of(sweep.plan):
+        if (policy, limit, goal) not in done:
+            sweep.status.left_after = 0.0
+            await Search(sweep, policy, limit, goal).run()

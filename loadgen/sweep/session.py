@@ -1,0 +1,102 @@
+"""A sweep as the command runs it: signals, progress, the report at the end whatever happened, the exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from loadgen.gateway_process import GatewayError
+from loadgen.report import WIDTH
+from loadgen.sweep.apparatus import Apparatus
+from loadgen.sweep.plan import Plan
+from loadgen.sweep.report import as_json, print_results, write_results
+from loadgen.sweep.results import Results, results_of
+from loadgen.sweep.run import Sweep
+from loadgen.sweep.status import Status
+from loadgen.sweep.store import Store
+
+DONE, FAILED, CHECK_FAILED, INTERRUPTED = 0, 1, 3, 130
+
+
+async def run_session(plan: Plan, folder: Path, port: int, assertions: Sequence[str], *, json: bool) -> int:
+    """Measure what is left of the plan, report what there is; the exit status."""
+    store = Store.open(folder, plan)
+    error: str | None = None
+    interrupted = False
+    async with Status(sys.stderr) as status:
+        with _cancelled_by_signals():
+            try:
+                await Sweep(plan, store, status, Apparatus.of(plan, store, status, port)).run()
+            except asyncio.CancelledError:
+                interrupted = True
+                if (task := asyncio.current_task()) is not None:
+                    task.uncancel()
+            except GatewayError as lost:
+                error = str(lost)
+        results = await _results(folder, status)
+        status.phase("writing the report")
+        written = await asyncio.to_thread(write_results, store, results)
+    store.journal.close()
+    _print(results, written, error, json=json, interrupted=interrupted)
+    if interrupted:
+        return INTERRUPTED
+    something = results.comparisons or results.searches or results.of("unstable")
+    if error or not something or results.of("missing") or results.missing_searches:
+        return FAILED
+    return DONE if _hold(assertions, results) else CHECK_FAILED
+
+
+class _cancelled_by_signals:  # noqa: N801 - used like a function
+    """Ctrl-C and SIGTERM cancel this task: what is measured is kept, the gateway is stopped."""
+
+    def __enter__(self) -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with suppress(NotImplementedError, ValueError):  # not on Windows, not outside the main thread
+                loop.add_signal_handler(number, task.cancel)
+
+    def __exit__(self, *_: object) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with suppress(NotImplementedError, ValueError):
+                asyncio.get_running_loop().remove_signal_handler(number)
+
+
+async def _results(folder: Path, status: Status) -> Results:
+    loop = asyncio.get_running_loop()
+    status.left_after = 0.0
+
+    def on_cell(number: int, count: int) -> None:
+        loop.call_soon_threadsafe(status.phase, f"setting cell {number}/{count} beside theory")
+
+    return await asyncio.to_thread(results_of, folder, on_cell)
+
+
+def _print(results: Results, written: Sequence[Path], error: str | None, *, json: bool, interrupted: bool) -> None:
+    if error:
+        print(f"kendall sweep: {error}", file=sys.stderr)  # noqa: T201 - the command's own output
+    missing = results.of("missing") or results.missing_searches
+    if interrupted or missing:
+        print(f"`kendall sweep --resume {results.folder}` goes on with what is missing", file=sys.stderr)  # noqa: T201
+    if json:
+        print(msgspec.json.encode(as_json(results, written), enc_hook=float).decode())  # noqa: T201
+        return
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH)
+    print_results(results, console)
+    console.print(f"written to {results.folder}/: {', '.join(path.name for path in written)}", highlight=False, soft_wrap=True)
+
+
+def _hold(assertions: Sequence[str], results: Results) -> bool:
+    """Whether every condition holds of every cell; those that do not are said."""
+    if assertions:
+        raise NotImplementedError(results)
+    return True

@@ -1,0 +1,73 @@
+"""A service-level objective on one quantity of a run: `p99_queueing_delay=2s`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from policies.text import SpecError, suggest
+from queueing.record import Record, read_run
+from queueing.result import LEVELS, Prediction
+from queueing.statistics import warm_up
+
+QUANTITIES = ("queueing_delay", "sojourn_time", "time_to_first_token")
+UNITS = {"s": 1.0, "ms": 1e-3, "": 1.0}
+_TEXT = re.compile(r"(?P<stat>mean|p50|p90|p95|p99)_(?P<quantity>\w+?)\s*(?:=|<=?)\s*(?P<value>[0-9.eE+-]+)\s*(?P<unit>ms|s|)")
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """A statistic of a duration that must not exceed `bound` seconds."""
+
+    text: str
+    stat: str
+    quantity: str
+    bound: float
+
+    def holds(self, folder: Path, done: dict[str, Any]) -> bool:
+        """Whether a cell kept it, by the gateway's records after warm-up; what was not completed did not keep it."""
+        name = next(name for name in done["files"] if name.endswith(".gateway.jsonl"))
+        records = sorted(read_run(folder / name)[1], key=lambda record: record.arrived_at or 0.0)
+        return self.observed(records[warm_up(len(records)) :]) <= self.bound
+
+    def observed(self, records: list[Record]) -> float:
+        """The statistic over records; infinite durations for what was not completed."""
+        values = np.array([self._value(record) for record in records], dtype=np.float64)
+        if not values.size:
+            return float("inf")
+        return float(values.mean()) if self.stat == "mean" else float(np.quantile(values, LEVELS[self.stat], method="inverted_cdf"))
+
+    def predicted(self, prediction: Prediction) -> float | None:
+        """The statistic as a prediction has it; None where it has not."""
+        return getattr(getattr(prediction, self.quantity), self.stat, None)
+
+    def _value(self, record: Record) -> float:
+        if record.outcome != "completed":
+            return float("inf")
+        if self.quantity == "time_to_first_token":
+            if record.first_token_at is None or record.arrived_at is None:
+                return float("inf")
+            return record.first_token_at - record.arrived_at
+        value = getattr(record, self.quantity)
+        return float("inf") if value is None else float(value)
+
+
+def parse_slo(text: str) -> Slo:
+    """`STAT_QUANTITY=SECONDS`, with s or ms. Raises SpecError."""
+    match = _TEXT.fullmatch(text.strip())
+    if match is None:
+        raise SpecError(f"got --slo {text!r}; expected STAT_QUANTITY=TIME, for example p99_queueing_delay=2s")
+    quantity = match["quantity"]
+    if quantity not in QUANTITIES:
+        raise SpecError(f"got --slo {text!r}; expected one of {', '.join(QUANTITIES)}{suggest(quantity, QUANTITIES)}")
+    try:
+        bound = float(match["value"]) * UNITS[match["unit"]]
+    except ValueError:
+        bound = float("nan")
+    if not 0 < bound < float("inf"):
+        raise SpecError(f"got --slo {text!r}; expected a time > 0")
+    return Slo(text, match["stat"], quantity, bound)

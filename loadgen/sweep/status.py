@@ -1,0 +1,105 @@
+"""What a sweep is doing and how long it still takes: one line on stderr, never older than two seconds.
+
+On a terminal the line is rewritten in place; elsewhere a new one is written every `LINE_PERIOD` seconds. A line costs
+microseconds: the sender shares this loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from contextlib import suppress
+from typing import Self, TextIO
+
+from loadgen.run import Tally
+
+LINE_PERIOD = 1.9  # seconds
+DRAW_PERIOD = 0.5
+
+
+class Status:
+    """Also shows the tally of a load run (`loadgen.run.Progress`)."""
+
+    def __init__(self, stream: TextIO, period: float | None = None) -> None:
+        self._stream = stream
+        self._in_place = stream.isatty()
+        self._period = period or (DRAW_PERIOD if self._in_place else LINE_PERIOD)
+        self._task: asyncio.Task[None] | None = None
+        self._began = 0.0
+        self._phase = "starting"
+        self._tally: Tally | None = None
+        self._phase_ends = 0.0  # on the loop's clock
+        self.left_after = 0.0  # seconds planned after the present phase
+
+    async def __aenter__(self) -> Self:
+        self._began = asyncio.get_running_loop().time()
+        self._task = asyncio.create_task(self._repeat())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        self._clear()
+
+    def phase(self, text: str, seconds: float = 0.0) -> None:
+        """What is done now, and how long it should take."""
+        self._phase, self._phase_ends = text, asyncio.get_running_loop().time() + seconds
+        self._draw()
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        self._clear()
+        self._stream.write(f"{self._elapsed():6.0f} s  {text}\n")
+        self._stream.flush()
+
+    async def show(self, tally: Tally) -> None:
+        """Count along until cancelled."""
+        self._tally = tally
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self._tally = None
+
+    @property
+    def line(self) -> str:
+        """What is said now."""
+        loop = asyncio.get_running_loop()
+        parts = [self._phase]
+        if (tally := self._tally) is not None:
+            answered = tally.completed + tally.other
+            parts.append(f"sent {tally.sent}/{tally.asked}, {tally.sent - answered} unanswered")
+            parts += [f"{tally.other} failed"] if tally.other else []
+        left = max(0.0, self._phase_ends - loop.time()) + self.left_after
+        parts += [f"about {duration(left)} still"] if left else []
+        return "; ".join(parts)
+
+    async def _repeat(self) -> None:
+        while True:
+            await asyncio.sleep(self._period)
+            self._draw(wanted=True)
+
+    def _draw(self, *, wanted: bool = False) -> None:
+        if self._in_place:
+            width = shutil.get_terminal_size().columns - 1
+            self._stream.write("\r\x1b[2K" + f"{self._elapsed():6.0f} s  {self.line}"[:width])
+        elif wanted:
+            self._stream.write(f"{self._elapsed():6.0f} s  {self.line}\n")
+        self._stream.flush()
+
+    def _clear(self) -> None:
+        if self._in_place:
+            self._stream.write("\r\x1b[2K")
+            self._stream.flush()
+
+    def _elapsed(self) -> float:
+        return asyncio.get_running_loop().time() - self._began
+
+
+def duration(seconds: float) -> str:
+    """For people."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

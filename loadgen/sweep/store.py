@@ -1,0 +1,107 @@
+"""The folder of a sweep: which files there are, and how a cell's are written so that a kill leaves whole ones or none.
+
+plan.json              what is measured
+journal.jsonl          what happened, event by event
+profile.json           the law of the first calibration
+gateway-N.jsonl, .log  what each start of an own gateway wrote
+cells/NAME.load.jsonl, cells/NAME.gateway.jsonl         both sides of a cell
+cells/NAME.partial-N.load.jsonl, ....gateway.jsonl      of attempt N, which was cut
+comparison.json        one object per cell that is done
+sweep.json             plan, what is missing and why, unstable points, searches
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadgen.sweep.cell import CellRun
+from loadgen.sweep.journal import Event, Journal, Progress, digest
+from loadgen.sweep.plan import Plan, differences, load_plan, save_plan
+from policies.text import SpecError
+from queueing.profile import Profile
+from queueing.record import Header, Record, write_run
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A folder, its journal, and what the journal says so far."""
+
+    folder: Path
+    journal: Journal
+    progress: Progress
+
+    @classmethod
+    def open(cls, folder: Path, plan: Plan) -> Store:
+        """Begin in a folder, or go on where its plan is the same. Raises SpecError where it is not."""
+        if (folder / "plan.json").exists():
+            if different := differences(load_plan(folder / "plan.json"), plan):
+                raise SpecError(
+                    f"got {folder}, which holds another sweep ({'; '.join(different)}); expected an empty folder or the same plan"
+                )
+        elif folder.exists() and any(folder.iterdir()):
+            raise SpecError(f"got {folder}, which is not empty and holds no sweep; expected an empty folder")
+        else:
+            save_plan(folder / "plan.json", plan)
+        journal = Journal(folder / "journal.jsonl")
+        return cls(folder, journal, Progress.fold(journal.events))
+
+    def append(self, event: str, **fields: Any) -> Event:
+        """Into the journal, and into what is known."""
+        written = self.journal.append(event, **fields)
+        if "cell" in written:
+            self.progress.take(written)
+        return written
+
+    def write(self, run: CellRun, attempt: int) -> dict[str, str]:
+        """Both sides' records of a cell; their names and digests. One that was cut keeps its attempt in its name."""
+        whole = run.ended in ("complete", "unstable")
+        stem = f"cells/{run.cell.name}" + ("" if whole else f".partial-{attempt}")
+        if run.load is not None:
+            _write(self.folder / f"{stem}.load.jsonl", run.load.header, run.load.records)
+        _write(self.folder / f"{stem}.gateway.jsonl", run.header, run.records)
+        names = [f"{stem}.{side}.jsonl" for side in ("load", "gateway") if side == "gateway" or run.load is not None]
+        return {name: digest(self.folder / name) for name in names}
+
+    def write_gateway_side(self, name: str, attempt: int, header: Header, records: Iterable[Record]) -> dict[str, str]:
+        """What a gateway kept of an attempt whose sender was killed."""
+        file = f"cells/{name}.partial-{attempt}.gateway.jsonl"
+        _write(self.folder / file, header, records)
+        return {file: digest(self.folder / file)}
+
+    def relative(self, path: Path) -> str:
+        """Its name in the folder; a path elsewhere stays whole."""
+        return str(path.relative_to(self.folder)) if path.is_relative_to(self.folder) else str(path)
+
+    def write_json(self, name: str, value: Any) -> Path:
+        """A result for other programs; an infinite number is null."""
+        with _replacing(self.folder / name) as path:
+            path.write_bytes(msgspec.json.format(msgspec.json.encode(value, enc_hook=float), indent=1) + b"\n")
+        return self.folder / name
+
+    def write_profile(self, profile: Profile) -> None:
+        """The law that the sweep goes by."""
+        with _replacing(self.folder / "profile.json") as path:
+            profile.save(path)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A file beside it, which takes its place once it is on the disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(path.name + ".new")
+    yield beside
+    with beside.open("rb") as file:
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def _write(path: Path, header: Header, records: Iterable[Record]) -> None:
+    with _replacing(path) as beside:
+        write_run(beside, header, records)
