@@ -12,6 +12,7 @@ from typing import Literal
 
 from policies import Policy
 from queueing.latency import LatencyModel
+from queueing.model import Model
 from queueing.recursion import Served
 from queueing.speed import Replay, Speed
 from queueing.statistics import Interval
@@ -170,6 +171,7 @@ class Theory:
     printed: Printed | None = None
     chance: Chance | None = None
     asked_rate: float | None = None
+    model: Callable[[Policy, Sequence[Served]], Model] | None = None  # the queue that was asked for, under the calibrated law
 
 
 DISTRIBUTION_LEVELS = (*(step / 100 for step in range(100)), 0.995, 0.999, 1.0)

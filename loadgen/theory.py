@@ -50,14 +50,16 @@ def theory_of(
         return printed_delay(policy, asked_rate or rate, output_tokens or lengths_of(group), at, **limits(group, at))
 
     def chance(policy: Policy, rate: float, group: Sequence[Served], compared: Compared, answer: Predicted) -> Sampling | None:
-        model = Model.clipped(policy, output_tokens or lengths_of(group), law, **limits(group, law))
-        return sampling(model, asked_rate or rate, len(group), compared, answer, seed=seed)
+        return sampling(model(policy, group), asked_rate or rate, len(group), compared, answer, seed=seed)
+
+    def model(policy: Policy, group: Sequence[Served]) -> Model:
+        return Model.clipped(policy, output_tokens or lengths_of(group), law, **limits(group, law))
 
     def limits(group: Sequence[Served], at: LatencyModel) -> dict[str, Any]:
         prompts = TokenDistribution.from_counts([max(1, r.prompt_tokens) for r in group]) if at.kp else None
         return {"max_num_seqs": max_num_seqs, "prompt_tokens": prompts, "servers": servers_of(group)}
 
-    return Theory(law=law, replay=replay, predict=asked, live=live, printed=printed, chance=chance, asked_rate=asked_rate)
+    return Theory(law=law, replay=replay, predict=asked, live=live, printed=printed, chance=chance, asked_rate=asked_rate, model=model)
 
 
 def lengths_of(group: Sequence[Served]) -> TokenDistribution:

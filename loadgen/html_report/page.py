@@ -1,0 +1,152 @@
+"""The page: sections in the order in which a reader asks, then everything inlined into one file that asks nothing of a network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from importlib import resources
+from typing import Any
+
+import msgspec
+
+from loadgen.html_report.beside import beside_figure
+from loadgen.html_report.data import ReportData, today
+from loadgen.html_report.over_load import over_load_figure
+from loadgen.html_report.parts import parts_figure
+from loadgen.html_report.style import Figure
+from loadgen.html_report.tables import full_table, matrix, missing_table, senders
+from loadgen.html_report.tails import tails_figure
+from loadgen.html_report.text import LIMITS, READING, captions
+from loadgen.html_report.words import accuracy, causes, facts, headline, title
+from loadgen.report import notes
+
+ROOT = resources.files("loadgen.html_report")
+
+
+def page(data: ReportData) -> str:
+    """The whole HTML document."""
+    figures = [
+        f for f in (beside_figure(data.cells), over_load_figure(data.cells), parts_figure(data.cells), tails_figure(data.cells)) if f
+    ]
+    parts = {
+        "TITLE": escape(f"Kendall: {title(data)}"),
+        "CSS": _asset("assets/page.css"),
+        "BODY": "\n".join(_sections(data, figures)),
+        "FIGURES": _json(figures),
+        "PLOTLY": _asset("vendor/plotly-basic.min.js"),
+        "JS": _asset("assets/page.js"),
+    }
+    document = _asset("assets/page.html")
+    for name, text in parts.items():
+        head, _, tail = document.partition(f"@{name}@")
+        document = head + text + tail
+    return document
+
+
+def _sections(data: ReportData, figures: Sequence[Figure]) -> list[str]:
+    names = {figure["name"] for figure in figures}
+    return [
+        _header(data),
+        _verdicts(data),
+        *(_figure(name, heading, caption) for name, heading, caption in captions(data.cells) if name in names),
+        _sent(data),
+        _numbers(data),
+        _missing(data),
+        _section("How to read this", f'<div class="prose">{READING}</div>'),
+        _section("Method and limits", f'<div class="prose">{LIMITS}</div>'),
+        _section("The run", _facts(data)),
+        f"<footer>Made by Kendall on {today()} from the run files. This page needs no network.</footer>",
+    ]
+
+
+def _header(data: ReportData) -> str:
+    date = f" · {data.date[:10]}" if data.date else ""
+    tiles = "".join(
+        f"<li><b>{escape(value)}</b><span>median |observed / theory − 1|<br>{escape(name)}</span></li>"
+        for name, value in accuracy(data.cells)
+    )
+    warning = _warning(data)
+    return (
+        f'<header><p class="kicker">Kendall · observed beside predicted{escape(date)}</p><h1>{escape(title(data))}</h1>'
+        f'<p class="headline">{escape(headline(data.cells))}</p>{warning}'
+        + (f'<ul class="numbers">{tiles}</ul>' if tiles else "")
+        + "</header>"
+    )
+
+
+def _warning(data: ReportData) -> str:
+    said = []
+    if data.missing:
+        said.append(f"{len(data.missing)} of {len(data.missing) + len(data.cells)} planned cells have no result: see “What is missing”.")
+    invalid = [cell for cell in data.cells if str(cell.audit.get("verdict", "")).lower() == "invalid"]
+    if invalid:
+        said.append(f"The arrivals of {len(invalid)} cells are INVALID by their audit: what they say about delay is void.")
+    return "".join(f'<p class="warning">{escape(line)}</p>' for line in said)
+
+
+def _verdicts(data: ReportData) -> str:
+    if not data.cells:
+        return _section(
+            "Verdict", _empty("No cell has a result yet. A sweep that was interrupted goes on with kendall sweep --resume FOLDER.")
+        )
+    rows = "".join(f"<li><strong>{escape(name)}</strong>: {escape(why)}</li>" for name, why in causes(data.cells))
+    lead = "Per policy and load: the mean as observed with its 95 % interval, and the prediction made before the run."
+    return _section(
+        "Verdict",
+        f"<p>{lead}</p>{matrix(data.cells)}" + (f'<h3>Where they part, and why</h3><ul class="prose">{rows}</ul>' if rows else ""),
+    )
+
+
+def _figure(name: str, heading: str, caption: str) -> str:
+    return _section(
+        heading, f'<p>{caption}</p><figure class="scroll"><div class="plot" id="figure-{name}"></div></figure>{_without_script()}'
+    )
+
+
+def _without_script() -> str:
+    return '<noscript><p class="empty">The plot needs JavaScript; its numbers are in the table below.</p></noscript>'
+
+
+def _sent(data: ReportData) -> str:
+    if not data.cells:
+        return ""
+    lead = "What arrived, against what was asked. A run outside its lateness budget, or whose arrivals are not the asked process, cannot judge a theory of them."  # noqa: E501
+    return _section("Arrivals and sender", f"<p>{lead}</p>{senders(data.cells)}")
+
+
+def _numbers(data: ReportData) -> str:
+    if not data.cells:
+        return ""
+    lead = "Means in milliseconds; under each theory the observation’s deviation from it. Under quantiles, batch size and utilisation: the prediction at the run’s speed."  # noqa: E501
+    said = "".join(f'<p class="legend-note">{escape(line)}</p>' for line in notes([cell.comparison for cell in data.cells])[2:])
+    return _section("All numbers", f'<p>{lead} <span class="screen">A heading sorts.</span></p>{full_table(data.cells)}{said}')
+
+
+def _missing(data: ReportData) -> str:
+    lines = "".join(f"<li>{escape(event)}</li>" for event in data.events)
+    happened = f'<h3>What happened on the way</h3><ul class="prose">{lines}</ul>' if lines else ""
+    if not data.missing:
+        return _section("What is missing", _empty("Nothing: every cell that was planned has a result.") + happened) if data.events else ""
+    return _section("What is missing", missing_table(data.missing) + happened)
+
+
+def _facts(data: ReportData) -> str:
+    pairs = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts(data))
+    return f'<dl class="facts">{pairs}</dl>' if pairs else _empty("The run files’ headers say nothing about it.")
+
+
+def _section(heading: str, content: str) -> str:
+    return f"<section><h2>{heading}</h2>{content}</section>"
+
+
+def _empty(text: str) -> str:
+    return f'<div class="empty">{escape(text)}</div>'
+
+
+def _asset(name: str) -> str:
+    return ROOT.joinpath(name).read_text(encoding="utf-8")
+
+
+def _json(value: Any) -> str:
+    """JSON that cannot end the element it stands in."""
+    return msgspec.json.encode(value, enc_hook=float).decode().replace("<", "\\u003c")

@@ -1,0 +1,124 @@
+"""The words of a report: its title, its verdict in one sentence, what the run was, what a reader must know."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from loadgen.cells import ReportCell
+from loadgen.html_report.data import ReportData
+from loadgen.html_report.style import label, load_text
+
+GROUPS = {
+    "agree": "agree",
+    "too short": "short",
+    "sampling noise": "noise",
+    "no prediction": "short",
+}  # kind -> class of the chip; others "off"
+KINDS = {
+    "agree": ("agree", "the prediction a priori lies in the observed interval, or within 10 %"),
+    "sampling noise": ("sampling noise", "differ, but by no more than chance does in a run of this length"),
+    "too short": ("too short", "the interval is wider than ± 25 % of the mean: nothing can be said"),
+    "speed": ("machine's speed", "the machine was faster or slower than when it was calibrated"),
+    "scatter": ("scatter", "service times scatter more or less than calibrated"),
+    "shape": ("law's shape", "service times follow another form than the law, or the speed wandered"),
+    "arrivals": ("arrivals", "what arrived is not the process that was asked for"),
+    "sender": ("sender", "requests were sent off their timetable"),
+    "gateway": ("gateway", "time was lost before dispatches"),
+    "theory": ("theory", "the formula is an approximation, and off here"),
+    "differ": ("differ", "no simulator for this queue: the difference could not be split"),
+    "no prediction": ("no prediction", "no law was given, or there is no steady state"),
+}
+
+
+def chip_class(kind: str) -> str:
+    """How a verdict is coloured."""
+    return GROUPS.get(kind, "off")
+
+
+def title(data: ReportData) -> str:
+    """What was measured, in one line."""
+    policies = len({label(cell) for cell in data.cells} | {missing.policy for missing in data.missing})
+    loads = len({round(cell.load or 0.0, 2) for cell in data.cells})
+    engine, model = data.configuration.get("engine"), data.configuration.get("model")
+    what = _count(policies, "policy", "policies") + (f" at {_count(loads, 'load', 'loads')}" if data.cells else "")
+    where = " on " + (f"{engine} ({model})" if model else str(engine)) if engine else ""
+    return what + where
+
+
+def headline(cells: Sequence[ReportCell]) -> str:
+    """The verdicts in one sentence."""
+    if not cells:
+        return "Nothing was measured."
+    kinds = Counter(cell.verdict.kind for cell in cells)
+    judged = len(cells) - kinds["no prediction"] - kinds["too short"]
+    if not judged:
+        return f"{_count(len(cells), 'cell', 'cells')}, and none can be judged: too short, or without a prediction."
+    within = kinds["agree"] + kinds["sampling noise"]
+    others = judged - within
+    text = f"Theory known before the run agrees with {kinds['agree']} of {_count(judged, 'cell', 'cells')} that can be judged"
+    if kinds["sampling noise"]:
+        text += f"; {kinds['sampling noise']} more differ by no more than chance"
+    if others:
+        causes = [f"{KINDS[kind][0]} ({count})" for kind, count in kinds.most_common() if chip_class(kind) == "off"]
+        text += f"; {_count(others, 'differs', 'differ')} for a cause that was found: {', '.join(causes)}"
+    return text + "."
+
+
+def accuracy(cells: Sequence[ReportCell]) -> list[tuple[str, str]]:
+    """How near each theory came, over the cells that can be judged: label and median of |deviation|."""
+    found = []
+    for key, name in (
+        ("measured_service", "recursion on measured services"),
+        ("same_arrivals", "simulation, same arrivals"),
+        ("predicted", "theory at the run's speed"),
+        ("a_priori", "theory a priori"),
+    ):
+        estimates = [getattr(cell.comparison.quantity, key) for cell in cells if not cell.comparison.too_short]
+        errors = sorted(abs(estimate.deviation) for estimate in estimates if estimate is not None)
+        if errors:
+            middle = (errors[(len(errors) - 1) // 2] + errors[len(errors) // 2]) / 2
+            found.append((name, f"{middle * 100:.1f} %"))
+    return found
+
+
+def facts(data: ReportData) -> list[tuple[str, str]]:
+    """The run in pairs of name and value."""
+    shown = dict(data.configuration)
+    found = [("engine", _joined(shown.pop("engine", None), "emulated" if shown.pop("emulated", False) else None))]
+    plain = ("model", "output_tokens", "prompt_tokens", "max_num_seqs", "servers")
+    found += [(key.replace("_", " "), _text(shown.get(key))) for key in plain]
+    if data.headers:
+        header = data.headers[0]
+        found.append(("seed", _text(header.seed)))
+        hardware = header.hardware
+        found.append(("gateway's machine", _joined(hardware.get("cpu"), f"{hardware['cores']} core(s)" if "cores" in hardware else None)))
+        found.append(("versions", ", ".join(f"{name} {version}" for name, version in header.versions.items())))
+    if data.law is not None:
+        found.append(("law (s)", str(data.law).replace(",", ", ")))
+    if data.profile is not None and data.profile.r2 is not None:
+        found.append(("fit of the law", f"R² {data.profile.r2:.4f}; cells within {data.profile.mape or 0:.1%} on average"))
+    if data.date:
+        found.append(("calibrated", data.date.replace("T", " ")[:16]))
+    return [(name, value) for name, value in dict(found).items() if value and value != "-"]
+
+
+def causes(cells: Sequence[ReportCell]) -> list[tuple[str, str]]:
+    """Those that do not agree, and why."""
+    return [
+        (f"{label(cell)}, {load_text(cell.load)}", cell.verdict.text)
+        for cell in cells
+        if cell.verdict.kind not in ("agree", "too short", "no prediction")
+    ]
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
+
+
+def _joined(*parts: object) -> str:
+    return ", ".join(str(part) for part in parts if part)
+
+
+def _text(value: object) -> str:
+    return "-" if value is None else str(value)
