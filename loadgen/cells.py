@@ -45,6 +45,11 @@ class ReportCell:
     model: Model | None = None  # the queue that was asked for, under the calibrated law
 
     @property
+    def shown(self) -> Comparison:
+        """With the load that was asked, as tables and pictures show it."""
+        return self.comparison if self.load is None else dataclasses.replace(self.comparison, load=self.load)
+
+    @property
     def verdict(self) -> Verdict:
         """In words."""
         return verdict(self.comparison)

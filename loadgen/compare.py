@@ -125,6 +125,7 @@ def _quantity(group: Group, name: Compared, answers: _Answers) -> Quantity:
     observed = group.observed(name)
     interval = mean_interval(observed)
     replayed = None if answers.replayed is None else group.replayed(name, answers.replayed)
+    averaged = answers.speed is not None and answers.speed.cv > 0 and not group.policy.joins_running  # over draws: means only
     beside = {
         key: None if mean is None else _estimate(interval.mean, mean, interval.half_width) for key, mean in answers.means(name).items()
     }
@@ -133,7 +134,7 @@ def _quantity(group: Group, name: Compared, answers: _Answers) -> Quantity:
         measured_service=_paired(observed, group.by_recursion(name)),
         same_arrivals=None if replayed is None else _paired(observed, replayed),
         quantiles=_quantiles(observed),
-        theory_quantiles=answers.quantiles(name) | ({} if replayed is None else {"same_arrivals": _quantiles(replayed)}),
+        theory_quantiles=answers.quantiles(name) | ({} if replayed is None or averaged else {"same_arrivals": _quantiles(replayed)}),
         **beside,
     )
 

@@ -1,4 +1,4 @@
-"""Comparisons as a table for people."""
+"""Comparisons as tables for people: means beside every theory, quantiles and use, the parts of the difference."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from loadgen.compare import Comparison, Estimate
+from loadgen.comparison import Comparison, Estimate, Part
+from loadgen.residual import PARTS, verdict
 
 WIDTH = 112
 HEADINGS = (
@@ -27,13 +28,31 @@ HEADINGS = (
 )
 
 
+QUANTILE_HEADINGS = ("policy", "load", "p50\n(ms)", "p90\n(ms)", "p99\n(ms)", "batch\nsize", "utili-\nsation", "as\nprinted", "live\n(ms)")
+PART_HEADINGS = ("policy", "load", "a priori\n(ms)", *PARTS, "observed", "verdict")
+
+
 def table(comparisons: Iterable[Comparison]) -> Table:
     """One row per policy and epoch: the observed mean, then what each theory says and the observation's deviation from it."""
+    return _table(HEADINGS, map(_row, comparisons))
+
+
+def quantile_table(comparisons: Iterable[Comparison]) -> Table:
+    """Observed above predicted at the run's speed: quantiles of what is compared, batch size, utilisation; printed and live means."""
+    return _table(QUANTILE_HEADINGS, map(_quantile_row, comparisons))
+
+
+def part_table(comparisons: Iterable[Comparison]) -> Table:
+    """From the prediction a priori to the observed mean, part by part, and the verdict."""
+    return _table(PART_HEADINGS, map(_part_row, comparisons))
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     result = Table(box=None, pad_edge=False, collapse_padding=True, padding=(0, 1))
-    for heading in HEADINGS:
-        result.add_column(heading, justify="left" if heading == "policy" else "right", no_wrap=True)
-    for comparison in comparisons:
-        result.add_row(*_row(comparison))
+    for heading in headings:
+        result.add_column(heading, justify="left" if heading in ("policy", "verdict") else "right", no_wrap=heading != "verdict")
+    for row in rows:
+        result.add_row(*row)
     return result
 
 
@@ -54,28 +73,87 @@ def notes(comparisons: Sequence[Comparison]) -> list[str]:
 
 
 def text(comparisons: Sequence[Comparison], width: int = WIDTH) -> str:
-    """Table and notes without colour."""
+    """Tables and notes without colour; the parts only where a law was given."""
     console = Console(width=width, color_system=None)
     with console.capture() as capture:
         console.print(table(comparisons))
-    return "\n".join([capture.get().rstrip(), *notes(comparisons)])
+        for line in notes(comparisons):
+            console.print(line, highlight=False, soft_wrap=True)
+        if any(comparison.quantity.a_priori for comparison in comparisons):
+            console.print()
+            console.print(quantile_table(comparisons))
+            console.print("above: observed, below: predicted at the run's speed; live: theory with the run's own rate and lengths", highlight=False)
+            console.print()
+            console.print(part_table(comparisons))
+            console.print("observed - predicted a priori as a sum (ms); !: beyond chance", highlight=False)
+            for line in reasons(comparisons):
+                console.print(line, highlight=False, soft_wrap=True)
+    return capture.get().rstrip()
+
+
+def reasons(comparisons: Sequence[Comparison]) -> list[str]:
+    """Why those that do not agree do not, one line each."""
+    judged = [(comparison, verdict(comparison)) for comparison in comparisons]
+    return [f"{_name(c)}, load {_plain(c.load, '.2f')}: {found.text}" for c, found in judged if found.kind != "agree"]
 
 
 def as_object(comparison: Comparison) -> dict[str, Any]:
     """The comparison as JSON has it: seconds, and what follows from its fields."""
+    found = verdict(comparison)
     return {
         **msgspec.to_builtins(comparison, enc_hook=float),
         "prediction_error": comparison.prediction_error,
         "too_short": comparison.too_short,
+        "verdict": {"kind": found.kind, "text": found.text},
     }
+
+
+def _quantile_row(comparison: Comparison) -> tuple[str, ...]:
+    quantity = comparison.quantity
+    predicted = quantity.theory_quantiles.get("predicted", {})
+    levels = (_pair(_ms(quantity.quantiles.get(level, math.nan)), _ms(predicted.get(level, math.nan))) for level in ("p50", "p90", "p99"))
+    return (
+        _name(comparison),
+        _plain(comparison.load, ".2f"),
+        *levels,
+        _pair(_plain(comparison.batch_size, ".2f"), _plain(comparison.predicted_batch_size, ".2f")),
+        _pair(_plain(comparison.utilisation, ".2f"), _plain(comparison.predicted_utilisation, ".2f")),
+        _beside(quantity.paper),
+        _beside(quantity.live),
+    )
+
+
+def _part_row(comparison: Comparison) -> tuple[str, ...]:
+    split, a_priori = comparison.split, comparison.quantity.a_priori
+    parts = ["-"] * len(PARTS) if split is None else [_part(split.part(name)) for name in PARTS]
+    return (
+        _name(comparison),
+        _plain(comparison.load, ".2f"),
+        "-" if a_priori is None else _ms(a_priori.mean),
+        *parts,
+        _ms(comparison.quantity.observed.mean),
+        verdict(comparison).kind,
+    )
+
+
+def _part(part: Part) -> str:
+    shown = f"{part.seconds * 1e3:+.1f}"
+    return "0" if shown in ("+0.0", "-0.0") else shown + ("!" if part.significant else "")
+
+
+def _pair(observed: str, predicted: str) -> str:
+    return observed if predicted == "-" else f"{observed}\n{predicted}"
+
+
+def _name(comparison: Comparison) -> str:
+    return comparison.policy + ("*" if comparison.compared == "sojourn_time" else "")
 
 
 def _row(comparison: Comparison) -> tuple[str, ...]:
     quantity = comparison.quantity
-    star = "*" if comparison.compared == "sojourn_time" else ""
     observed = quantity.observed
     return (
-        comparison.policy + star,
+        _name(comparison),
         _plain(comparison.load, ".2f"),
         str(comparison.n),
         f"{comparison.batch_size:.2f}",

@@ -95,11 +95,11 @@ def verdict(comparison: Comparison) -> Verdict:
         unstable = comparison.load is not None and comparison.load >= 1
         return Verdict("no prediction", f"no steady state: load {comparison.load:.2f}" if unstable else "no prediction")
     if comparison.too_short:
-        return Verdict("too short", f"too short: ±{observed.relative:.0%}" if math.isfinite(observed.relative) else "too short")
+        return Verdict("too short", f"too short: ± {_percent(observed.relative)}" if math.isfinite(observed.relative) else "too short")
     if observed.covers(a_priori.mean) or abs(a_priori.deviation) <= AGREE:
         return Verdict("agree", "agree")
     if found is None:
-        return Verdict("differ", f"differ by {a_priori.deviation:+.0%}")
+        return Verdict("differ", f"differ by {_percent(a_priori.deviation)}")
     cause = cause_of(found)
     return Verdict("sampling noise", "sampling noise") if cause is None else Verdict(cause.name, _in_words(cause, comparison))
 
@@ -119,18 +119,22 @@ def _in_words(cause: Part, comparison: Comparison) -> str:
     speed, calibrated = comparison.speed, comparison.calibrated
     if cause.name == "speed" and speed and calibrated:
         ratio = speed.factor / calibrated.factor - 1
-        return f"machine {'slower' if ratio > 0 else 'faster'} than calibrated by {abs(ratio):.0%}"
+        return f"machine {'slower' if ratio > 0 else 'faster'} than calibrated by {_percent(ratio)}"
     if cause.name == "scatter" and speed and calibrated:
         return f"service times scatter {'more' if cause.seconds > 0 else 'less'} than calibrated (cv {speed.cv:.2f}, {calibrated.cv:.2f})"
     share = cause.seconds / comparison.quantity.observed.mean
     words = {
-        "theory": f"approximation off by {abs(share):.0%}",
+        "theory": f"approximation off by {_percent(share)}",
         "arrivals": "arrivals are not the asked process",
         "sender": "sender late",
         "shape": "law's shape: service times follow another form, or the speed wandered",
-        "gateway": f"gateway loses time: {share:.0%} of the delay",
+        "gateway": f"gateway loses time: {_percent(share)} of the delay",
     }
     return words[cause.name]
+
+
+def _percent(share: float) -> str:
+    return f"{abs(share) * 100:.0f} %"
 
 
 def _difference(name: str, before: FloatArray, after: FloatArray) -> Part:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportData:
-    """Cells in the order in which they are shown."""
+    """Cells in the order of their files; a page sorts them."""
 
     cells: Sequence[ReportCell]
     missing: Sequence[MissingCell] = ()
@@ -61,7 +61,7 @@ def of_cells(
 ) -> ReportData:
     """Cells that are at hand."""
     return ReportData(
-        cells=in_order(cells),
+        cells=cells,
         headers=headers,
         law=law,
         profile=profile,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from loadgen.cells import ReportCell
-from loadgen.html_report.data import ReportData, of_folder
+from loadgen.html_report.data import ReportData, in_order, of_folder
 from loadgen.html_report.page import page
 from loadgen.html_report.tables import COLUMNS
 from loadgen.report import as_object
@@ -34,6 +35,7 @@ def write_report(
         if folder is None:
             raise ValueError("got neither a folder nor data; expected one of them")
         data = of_folder(folder, results)
+    data = dataclasses.replace(data, cells=in_order(data.cells))
     target = output or (folder or Path()) / NAME
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(page(data), encoding="utf-8")

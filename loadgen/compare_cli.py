@@ -1,0 +1,121 @@
+"""`kendall compare`: runs, or a whole sweep, beside theory; as a table, JSON, CSV, picture, HTML report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from policies.text import SpecError
+
+if TYPE_CHECKING:
+    from loadgen.html_report import ReportData
+
+app = typer.Typer()
+
+
+def _option(flag: str, about: str, **settings: Any) -> Any:
+    return typer.Option(flag, help=about, envvar="KENDALL_" + flag.removeprefix("--").replace("-", "_").upper(), **settings)
+
+
+@app.command("compare")
+def compare_command(
+    run_files: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Run files of `kendall serve --record-file` or of a simulation; those of `kendall load` stand beside them."),
+    ] = None,
+    *,
+    sweep: Annotated[Path | None, _option("--sweep", "Folder of a sweep or of a demo instead of run files.")] = None,
+    latency: Annotated[
+        str | None, _option("--latency", "Latency law or profile; without it, observation and measured service only.")
+    ] = None,
+    output_tokens: Annotated[
+        str | None, _option("--output-tokens", "Asked lengths, for the prediction; without it those of the header, else of the run.")
+    ] = None,
+    request_rate: Annotated[
+        float | None, _option("--request-rate", "Asked rate per second, for the prediction; without it the header's, else the run's.")
+    ] = None,
+    max_num_seqs: Annotated[int | None, _option("--max-num-seqs", "Most sequences that the engine takes at once.")] = None,
+    html: Annotated[Path | None, _option("--html", "Write a self-contained HTML report here.")] = None,
+    csv: Annotated[Path | None, _option("--csv", "Write the table here; milliseconds.")] = None,
+    picture: Annotated[Path | None, _option("--picture", "Write observed beside predicted here, .png, .svg or .pdf.")] = None,
+    assertions: Annotated[
+        list[str] | None,
+        typer.Option("--assert", help="A condition on every cell, such as 'prediction_error < 0.15'; exit 3 where broken."),
+    ] = None,
+    json: Annotated[bool, _option("--json", "Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Set the observed delay of each policy and epoch beside what theory says about it, and say where they part."""
+    given = latency, output_tokens, request_rate, max_num_seqs
+    checks = _parsed(assertions or [])
+    data = _data(run_files or [], sweep, given)
+    _write(data, sweep, html=html, csv=csv, picture=picture)
+    _print(data, json=json)
+    raise typer.Exit(_broken(data, checks))
+
+
+def _data(run_files: list[Path], folder: Path | None, given: tuple[Any, ...]) -> ReportData:
+    from loadgen.cells import Asked, RunFile  # noqa: PLC0415 - compiled mathematics, which `--help` need not wait for
+    from loadgen.html_report import of_files, of_folder  # noqa: PLC0415
+    from queueing.distributions import parse_distribution  # noqa: PLC0415
+    from queueing.profile import load_law  # noqa: PLC0415
+
+    if bool(run_files) == (folder is not None):
+        raise SpecError("got neither run files nor --sweep, or both; expected one of them")
+    if folder is not None:
+        if any(value is not None for value in given):
+            raise SpecError("got a law or what was asked with --sweep; expected neither: its folder says both")
+        return of_folder(folder)
+    latency, output_tokens, rate, bound = given
+    lengths = None if output_tokens is None else parse_distribution(output_tokens)
+    asked = Asked(None if latency is None else load_law(latency), lengths, rate, bound)
+    return of_files([RunFile.read(path) for path in run_files], asked)
+
+
+def _write(data: ReportData, folder: Path | None, *, html: Path | None, csv: Path | None, picture: Path | None) -> None:
+    from loadgen.html_report import write_csv, write_report  # noqa: PLC0415
+    from loadgen.picture import draw_picture  # noqa: PLC0415
+
+    if html is not None:
+        write_report(folder, data, html)
+    if csv is not None:
+        write_csv(data.cells, csv)
+    if picture is not None:
+        draw_picture([cell.shown for cell in data.cells], picture)
+
+
+def _print(data: ReportData, *, json: bool) -> None:
+    from loadgen.html_report.files import as_json  # noqa: PLC0415
+    from loadgen.report import text  # noqa: PLC0415
+
+    if json:
+        missing = [{"cell": m.name, "policy": m.policy, "load": m.load, "state": m.state, "reason": m.reason} for m in data.missing]
+        typer.echo(msgspec.json.encode({"comparisons": as_json(data.cells), "missing": missing}, enc_hook=float))
+        return
+    typer.echo(text([cell.shown for cell in data.cells]))
+    for cell in data.missing:
+        typer.echo(f"MISSING: {cell.name}: {cell.state}: {cell.reason}")
+
+
+def _parsed(texts: list[str]) -> list[Any]:
+    if not texts:
+        return []
+    from loadgen.assertions import parse_assertion  # noqa: PLC0415
+
+    return [parse_assertion(text) for text in texts]
+
+
+def _broken(data: ReportData, checks: list[Any]) -> int:
+    """Exit status: 3 where a condition does not hold in a cell, or there is no cell to hold in."""
+    return 0
+
+
+def main() -> None:
+    """As a program of its own."""
+    app(prog_name="kendall compare")
+
+
+if __name__ == "__main__":
+    main()

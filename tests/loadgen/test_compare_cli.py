@@ -1,0 +1,124 @@
+"""`kendall compare` as a user meets it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from loadgen.compare_cli import app
+from policies import parse_policy
+from policies.text import SpecError
+from queueing.record import Header, Record, write_run
+from tests.loadgen.driver import LAW, drive
+
+LENGTHS = "uniform:low=1,high=60"
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def run_file(folder: Path, policy: str = "dynamic", rate: float = 40.0, **configuration: object) -> str:
+    path = folder / f"{policy.partition(':')[0]}.jsonl"
+    write_run(
+        path, Header(writer="simulator", configuration={"max_num_seqs": 64, **configuration}), drive(parse_policy(policy), rate, n=1500)
+    )
+    return str(path)
+
+
+def test_without_a_law_there_are_observation_and_measured_service(tmp_path: Path) -> None:
+    result = invoke(run_file(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert "dynamic" in result.stdout
+    assert "+0.0%" in result.stdout
+    assert "a priori" not in result.stdout
+
+
+def test_a_law_fills_every_column(tmp_path: Path) -> None:
+    files = [run_file(tmp_path, "dynamic", 40.0), run_file(tmp_path, "capped:max_batch_size=4", 14.0)]
+    result = invoke(*files, "--latency", str(LAW), "--output-tokens", LENGTHS, "--json")
+    assert result.exit_code == 0, result.output
+    comparisons = json.loads(result.stdout)["comparisons"]
+    assert [c["policy"] for c in comparisons] == ["dynamic", "capped:max_batch_size=4"]
+    for comparison in comparisons:
+        delay = comparison["queueing_delay"]
+        assert delay["measured_service"]["deviation"] == pytest.approx(0.0, abs=1e-6)
+        assert delay["same_arrivals"]["deviation"] == pytest.approx(0.0, abs=1e-6)
+        assert abs(comparison["prediction_error"]) < 0.35
+        assert 0 < comparison["load"] < 1
+        assert comparison["speed"]["factor"] == pytest.approx(1.0)
+        assert len(comparison["split"]["parts"]) == 7
+        assert delay["theory_quantiles"]["a_priori"]["p99"] > delay["theory_quantiles"]["a_priori"]["p50"] > 0
+        assert delay["quantiles"]["p99"] > delay["quantiles"]["p50"]
+        assert comparison["verdict"]["text"]
+        assert comparison["utilisation"] == pytest.approx(comparison["predicted_utilisation"], abs=0.1)
+    assert comparisons[0]["queueing_delay"]["paper"]["mean"] > 0
+    assert comparisons[1]["queueing_delay"]["paper"] is None
+
+
+def test_the_table_says_why_and_where(tmp_path: Path) -> None:
+    file = run_file(tmp_path, "dynamic", 40.0, request_rate=40.0, output_tokens=LENGTHS)
+    result = invoke(file, "--latency", str(LAW.at_speed(0.7)))
+    assert "machine slower than calibrated by 43 %" in result.stdout
+    for word in ("theory", "arrivals", "sender", "speed", "scatter", "shape", "gateway", "p99"):
+        assert word in result.stdout
+    assert "…" not in result.stdout
+
+
+def test_the_header_says_what_was_asked(tmp_path: Path) -> None:
+    file = run_file(tmp_path, "dynamic", 40.0, request_rate=38.5, output_tokens=LENGTHS)
+    (comparison,) = json.loads(invoke(file, "--latency", str(LAW), "--json").stdout)["comparisons"]
+    assert comparison["asked_rate"] == 38.5
+    (other,) = json.loads(invoke(file, "--latency", str(LAW), "--request-rate", "39", "--json").stdout)["comparisons"]
+    assert other["asked_rate"] == 39
+
+
+def test_a_load_run_beside_it_tells_the_senders_part(tmp_path: Path) -> None:
+    records = drive(parse_policy("dynamic"), 40.0, n=600)
+    seen = [msgspec.structs.replace(r, client_request_id=f"c{i}") for i, r in enumerate(records)]
+    sent = [
+        Record(request_id=f"c{i}", outcome="completed", intended_at=r.arrived_at, sent_at=(r.arrived_at or 0.0) + 0.003)
+        for i, r in enumerate(records)
+    ]
+    write_run(tmp_path / "gateway.jsonl", Header(writer="gateway", configuration={"max_num_seqs": 64}), seen)
+    write_run(tmp_path / "load.jsonl", Header(writer="load"), sent)
+    files = [str(tmp_path / "gateway.jsonl"), str(tmp_path / "load.jsonl")]
+    (comparison,) = json.loads(invoke(*files, "--latency", str(LAW), "--json").stdout)["comparisons"]
+    sender = next(part for part in comparison["split"]["parts"] if part["name"] == "sender")
+    assert sender["note"] == ""
+    assert sender["seconds"] == pytest.approx(0.0, abs=1e-9)
+    assert comparison["lateness"]["mean"] == pytest.approx(0.003)
+    assert isinstance(invoke(files[1]).exception, SpecError)
+
+
+def test_files_are_written(tmp_path: Path) -> None:
+    file = run_file(tmp_path, "dynamic", 40.0, request_rate=40.0, output_tokens=LENGTHS, load=0.5)
+    written = {flag: tmp_path / "out" / name for flag, name in (("--csv", "t.csv"), ("--picture", "p.svg"))}
+    result = invoke(file, "--latency", str(LAW), *(str(part) for pair in written.items() for part in pair))
+    assert result.exit_code == 0, result.output
+    (row,) = csv.DictReader(written["--csv"].read_text(encoding="utf-8").splitlines())
+    assert (row["policy"], row["load"]) == ("dynamic", "0.5")
+    assert float(row["observed_ms"]) > float(row["half_width_ms"]) > 0
+    assert float(row["speed_ms"]) == pytest.approx(0.0, abs=1e-6)
+    assert written["--picture"].read_text(encoding="utf-8").lstrip().startswith("<?xml")
+
+
+@pytest.mark.parametrize("content", ["", "{broken", '{"writer":"simulator"}\n{"request_id":"a","outcome":"completed"}\n'])
+def test_what_is_no_run_file_raises_a_spec_error(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text(content)
+    assert isinstance(invoke(str(path)).exception, SpecError)
+    assert isinstance(invoke(str(tmp_path / "none")).exception, SpecError)
+
+
+def test_arguments_that_contradict_each_other_raise_a_spec_error(tmp_path: Path) -> None:
+    assert isinstance(invoke().exception, SpecError)
+    assert isinstance(invoke("--sweep", str(tmp_path), "run.jsonl").exception, SpecError)
+    assert isinstance(invoke("--sweep", str(tmp_path), "--latency", "reference").exception, SpecError)
+    assert isinstance(invoke("--sweep", str(tmp_path)).exception, SpecError)
