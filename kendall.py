@@ -13,7 +13,7 @@ COMMANDS = {
     "serve": ("server.cli", "serve an OpenAI-style endpoint with a queue under a policy you choose"),
     "load": ("loadgen.cli", "send open-loop Poisson load and report what was seen"),
     "sweep": ("loadgen.sweep_cli", "measure policies x loads x token limits, resumable, with a report"),
-    "compare": ("loadgen.cli", "put a run's observed queueing delay beside theory"),
+    "compare": ("loadgen.compare_cli", "put a run's observed queueing delay beside theory"),
     "calibrate": ("server.cli", "measure the latency law of an engine"),
     "predict": ("queueing.cli", "predict the queueing delay of a policy"),
     "simulate": ("queueing.cli", "simulate a policy on Poisson arrivals"),
