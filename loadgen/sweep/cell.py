@@ -20,7 +20,7 @@ from loadgen.sweep.stability import Growth, Watch
 from loadgen.timetable import Timetable
 from queueing.record import Header, Record
 
-SAMPLE = 0.25  # seconds between looks at the number in the system
+SAMPLE = 0.1  # seconds between looks at the number in the system
 FLUSH = 1.0  # between flushes of the gateway's run file: what a kill can take from it
 ANSWER_LIMIT = 10.0
 MISSED = 2  # looks without an answer until the gateway is taken for lost

@@ -2,40 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from loadgen.picture import draw_picture
+from loadgen.html_report import write_report
 from loadgen.report import notes, table
 from loadgen.sweep.journal import Event
 from loadgen.sweep.results import Results
 from loadgen.sweep.store import Store
 
-PANELS = 6  # most loads that one picture shows
-
 
 def write_results(store: Store, results: Results) -> list[Path]:
-    """comparison.json, sweep.json, the picture and the HTML report; what was written."""
+    """comparison.json, sweep.json and the HTML report; what was written."""
     written = [store.write_json("comparison.json", results.comparison_objects()), store.write_json("sweep.json", results.to_dict())]
-    if results.comparisons and len({comparison.load for comparison in results.comparisons}) <= PANELS:
-        ordered = sorted(results.comparisons, key=lambda comparison: comparison.load or 0.0)
-        written.append(draw_picture(ordered, store.folder / "observed-and-predicted.png"))
-    if (html := _html_report(store.folder, results)) is not None:
-        written.append(html)
-    return written
-
-
-def _html_report(folder: Path, results: Results) -> Path | None:
-    """The report of loadgen.html_report; None where that is not there."""
-    if importlib.util.find_spec("loadgen.html_report") is None:
-        return None
-    write = getattr(importlib.import_module("loadgen.html_report"), "write_report", None)
-    return None if write is None else Path(write(folder, results))
+    return [*written, write_report(store.folder, results=results)]
 
 
 def print_results(results: Results, console: Console) -> None:

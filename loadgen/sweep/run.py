@@ -47,6 +47,9 @@ class Sweep:
             self.status.note("a gateway that a killed sweep left behind was ended")
         self.store.append("sweep", resumed=resumed, versions=versions())
         self._salvage()
+        if resumed and self._is_complete():
+            self.status.note("everything is measured already")
+            return
         try:
             await self.apparatus.open()
             cells = self._planned()
@@ -157,6 +160,13 @@ class Sweep:
         self.store.append("damaged", cell=cell.name, reason=wrong)
         self.status.note(f"{cell.name}: {wrong}; measured again")
         return False
+
+    def _is_complete(self) -> bool:
+        """Whether a session came to its end, and all of it is still there."""
+        if self.store.journal.last("finished") is None:
+            return False
+        planned = [msgspec.convert(event["asked"], Cell) for event in self.store.journal.events if event["event"] == "planned"]
+        return all(self._is_refused(cell) or self._is_done(cell) for cell in planned)
 
     def _is_refused(self, cell: Cell) -> bool:
         return cell.load >= 1 and not self.plan.allow_unstable and cell.purpose == "grid"

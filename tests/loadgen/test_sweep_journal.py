@@ -1,0 +1,82 @@
+"""The journal: what was appended is there, whatever a kill does to the last line; what it says of a cell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loadgen.sweep.journal import Journal, Progress, damage, digest, read_journal
+
+
+def journal_of(path: Path, *events: tuple[str, dict[str, object]]) -> Journal:
+    """Written and closed."""
+    journal = Journal(path)
+    for event, fields in events:
+        journal.append(event, **fields)
+    journal.close()
+    return journal
+
+
+STORY: tuple[tuple[str, dict[str, object]], ...] = (
+    ("sweep", {"resumed": False}),
+    ("planned", {"cell": "a"}),
+    ("planned", {"cell": "b"}),
+    ("started", {"cell": "a", "attempt": 1}),
+    ("done", {"cell": "a", "ended": "complete", "files": {}}),
+    ("started", {"cell": "b", "attempt": 1}),
+    ("cut", {"cell": "b", "reason": "killed", "files": {}}),
+    ("started", {"cell": "b", "attempt": 2}),
+)
+
+
+def test_a_journal_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    journal = journal_of(tmp_path / "journal.jsonl", *STORY)
+    found, whole = read_journal(tmp_path / "journal.jsonl")
+    assert [(event["event"], event.get("cell")) for event in found] == [(kind, fields.get("cell")) for kind, fields in STORY]
+    assert found == journal.events
+    assert whole == (tmp_path / "journal.jsonl").stat().st_size
+
+
+@pytest.mark.parametrize("lost", range(1, 40, 3))
+def test_a_torn_last_line_is_dropped_and_written_over(tmp_path: Path, lost: int) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal_of(path, *STORY)
+    path.write_bytes(path.read_bytes()[:-lost])
+    journal = Journal(path)
+    assert len(journal.events) == len(STORY) - 1
+    journal.append("started", cell="b", attempt=3)
+    journal.close()
+    found, _ = read_journal(path)
+    assert [event["event"] for event in found] == [kind for kind, _ in STORY]
+    assert found[-1]["attempt"] == 3
+
+
+def test_a_broken_line_in_the_middle_is_an_error_that_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal_of(path, *STORY)
+    path.write_bytes(path.read_bytes().replace(b'{"event":"cut"', b'{"event":', 1))
+    with pytest.raises(ValueError, match="line 7"):
+        read_journal(path)
+
+
+def test_progress_says_what_became_of_every_cell(tmp_path: Path) -> None:
+    events = journal_of(tmp_path / "journal.jsonl", *STORY).events
+    progress = Progress.fold(events)
+    assert progress.of("a").done == events[4]
+    assert (progress.of("b").done, progress.of("b").attempts, progress.of("b").open) == (None, 2, events[-1])
+    assert Progress.fold(events[:-1]).of("b").reason == "killed"
+    assert progress.of("c").attempts == 0
+    progress.take({"event": "damaged", "cell": "a", "reason": "gone"})
+    assert (progress.of("a").done, progress.of("a").reason) == (None, "gone")
+
+
+def test_damage_is_a_file_that_is_gone_or_changed(tmp_path: Path) -> None:
+    path = tmp_path / "cell.jsonl"
+    path.write_text("records\n")
+    done = {"files": {"cell.jsonl": digest(path)}}
+    assert damage(tmp_path, done) is None
+    path.write_text("record\n")
+    assert "not as it was written" in (damage(tmp_path, done) or "")
+    path.unlink()
+    assert "missing" in (damage(tmp_path, done) or "")

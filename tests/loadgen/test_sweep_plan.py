@@ -1,0 +1,194 @@
+"""Plans and the cells that follow from them: the same requests for every policy, whole batches, refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from loadgen.run import VOCABULARY
+from loadgen.sweep.dry_run import plan_as_object
+from loadgen.sweep.grid import Basis, Bounds, cell_name
+from loadgen.sweep.plan import POLICIES, Plan, differences, load_plan, save_plan, searches_of
+from loadgen.sweep.slo import parse_slo
+from loadgen.sweep_cli import app
+from loadgen.timetable import draw_prompts
+from policies.text import SpecError
+from queueing.latency import LatencyModel
+from queueing.record import Record
+
+LAW = LatencyModel(k1=0.0003, k2=0.0014, k3=0.000025, k4=0.00092)
+BOUNDS = Bounds(max_num_seqs=16, max_model_len=512)
+
+
+def basis(**changes: Any) -> Basis:
+    return Basis(Plan(**{"loads": (0.3, 0.7), "num_prompts": 200} | changes), LAW, BOUNDS)
+
+
+def test_every_policy_rate_and_limit_meets_the_same_requests() -> None:
+    """The unit gaps are equal after scaling with the rate, lengths and prompts are equal at once."""
+    grid = basis(max_output_tokens=(16, None), request_rates=(7.0,), prompt_tokens="uniform:low=4,high=40")
+    cells = grid.cells()
+    assert len(cells) == 6 * 3 * 2
+    first = grid.timetable(cells[0])
+    prompts = draw_prompts(first, grid.plan.seed, VOCABULARY)
+    for cell in cells[1:]:
+        table = grid.timetable(cell)
+        np.testing.assert_allclose(table.intended_at * cell.rate, first.intended_at * cells[0].rate, rtol=1e-9)
+        np.testing.assert_array_equal(table.output_tokens, first.output_tokens)
+        np.testing.assert_array_equal(table.prompt_tokens, first.prompt_tokens)
+    for one, other in zip(prompts, draw_prompts(grid.timetable(cells[-1]), grid.plan.seed, VOCABULARY), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert not np.array_equal(
+        first.output_tokens, Basis(Plan(loads=(0.3,), num_prompts=200, seed=2), LAW, BOUNDS).timetable(cells[0]).output_tokens
+    )
+
+
+def test_a_longer_cell_begins_as_a_shorter_one() -> None:
+    grid = basis(num_prompts=None, duration=10.0)
+    short, long = (grid.timetable(cell) for cell in sorted(grid.cells(), key=lambda cell: cell.count)[:: len(grid.cells()) - 1])
+    assert len(short) < len(long)
+    np.testing.assert_array_equal(short.output_tokens, long.output_tokens[: len(short)])
+
+
+def test_loads_are_fractions_of_each_policys_own_largest_stable_rate() -> None:
+    for cell in basis().cells():
+        model = basis().model(cell.policy, None)
+        assert cell.rate == pytest.approx(cell.load * model.largest_stable_rate)
+    limited = basis(max_output_tokens=(12,)).cells()[0]
+    assert limited.rate > basis().cells()[0].rate, "a token limit lets more requests through at the same load"
+
+
+def test_fixed_batches_are_whole() -> None:
+    cells = basis(policies=("fixed:batch_size=7",), num_prompts=100).cells()
+    assert [cell.count for cell in cells] == [105, 105]
+
+
+def test_the_time_limit_cuts_a_cell_and_says_so() -> None:
+    free, limited = basis(cell_limit=1e6).cells()[0], basis(cell_limit=2.0).cells()[0]
+    assert (free.count, free.cut) == (200, False)
+    assert (limited.count, limited.cut) == (int(2 * limited.rate), True)
+
+
+def test_a_random_order_is_the_seeds_and_holds_the_same_cells() -> None:
+    listed, shuffled = basis().cells(), basis(order="random").cells()
+    assert shuffled != listed
+    assert sorted(shuffled, key=lambda cell: cell.name) == sorted(listed, key=lambda cell: cell.name)
+    assert shuffled == basis(order="random").cells()
+    assert shuffled != basis(order="random", seed=2).cells()
+
+
+def test_names_are_good_for_files_and_differ() -> None:
+    names = [cell.name for cell in basis(max_output_tokens=(16, None), request_rates=(7.0,)).cells()]
+    assert len(set(names)) == len(names)
+    assert "fixed-batch-size-4_limit16_load0.3" in names
+    assert not any(set(name) & set(":,=/ ") for name in names)
+    assert cell_name("single", None, "p99_queueing_delay<=2s-probe-1.5") == "single_p99-queueing-delay-2s-probe-1.5"
+
+
+def test_a_plan_reads_back_as_it_was_and_differences_are_named(tmp_path: Path) -> None:
+    plan = Plan(loads=(0.3,), max_output_tokens=(16, None), slo=("p99_queueing_delay=2s",))
+    save_plan(tmp_path / "plan.json", plan)
+    assert load_plan(tmp_path / "plan.json") == plan
+    assert differences(plan, plan) == []
+    assert differences(plan, Plan(loads=(0.3, 0.5), max_output_tokens=(16, None), slo=("p99_queueing_delay=2s",), seed=9)) == [
+        "loads: 0.3 there, 0.3, 0.5 here",
+        "seed: 1 there, 9 here",
+    ]
+    with pytest.raises(SpecError, match="the folder of a sweep"):
+        load_plan(tmp_path / "none" / "plan.json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"loads": ()}, "nothing to measure"),
+        ({"loads": (0.5, 1.2)}, "allow-unstable"),
+        ({"loads": (-0.1,)}, "numbers > 0"),
+        ({"loads": (0.3, 0.3)}, "different numbers"),
+        ({"policies": ("single", "single")}, "each once"),
+        ({"policies": ("singel",)}, "singel"),
+        ({"output_tokens": "gaussian:mean=3"}, "gaussian"),
+        ({"duration": 0.0}, "duration"),
+        ({"bracket": -1.0}, "bracket"),
+        ({"slo": ("p98_queueing_delay=2s",)}, "p99_queueing_delay=2s"),
+        ({"slo": ("p99_delay=2s",)}, "queueing_delay"),
+        ({"slo": ("p99_queueing_delay=0s",)}, "time > 0"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        Plan(**{"loads": (0.3,)} | changes)
+
+
+def test_prompts_without_room_for_an_answer_are_refused() -> None:
+    with pytest.raises(SpecError, match="context of 512"):
+        basis(prompt_tokens="deterministic:value=512").cells()
+
+
+def test_precision_asks_for_more_requests_at_higher_load() -> None:
+    counts = [
+        cell.count for cell in basis(num_prompts=None, precision=0.1, cell_limit=1e9, policies=("single",), loads=(0.3, 0.5, 0.8)).cells()
+    ]
+    assert counts == sorted(counts)
+    assert counts[2] > 3 * counts[1]
+
+
+def test_an_slo_is_judged_by_its_quantile_and_what_was_lost_broke_it() -> None:
+    slo = parse_slo("p90_queueing_delay=250ms")
+    assert (slo.bound, slo.stat) == (0.25, "p90")
+    records = [Record(request_id=str(i), outcome="completed", queueing_delay=i / 100) for i in range(100)]
+    assert slo.observed(records) == pytest.approx(0.89)
+    assert slo.observed([Record(request_id="x", outcome="failed")] * 20 + records) == np.inf
+    assert slo.observed([]) == np.inf
+
+
+def test_the_defaults_are_six_policies_at_four_loads() -> None:
+    """What `kendall sweep` does without options."""
+    shown = CliRunner().invoke(app, ["--dry-run", "--json"])
+    assert shown.exit_code == 0, shown.output
+    import json
+
+    planned = json.loads(shown.stdout)
+    assert {(cell["policy"], round(cell["load"], 6)) for cell in planned["cells"]} == {
+        (p, load) for p in POLICIES for load in (0.3, 0.5, 0.7, 0.8)
+    }
+    assert planned["law_is_a_guess"]
+    assert 600 < planned["seconds"] < 3600
+    assert planned["plan"]["output_tokens"] == "uniform:low=8,high=24"
+
+
+def test_a_dry_run_says_lengths_refusals_and_searches() -> None:
+    arguments = [
+        "--policies",
+        "single",
+        "dynamic",
+        "--request-rates",
+        "5,100",
+        "--num-prompts",
+        "50",
+        "--latency",
+        "k1=0,k2=0.05,k3=0,k4=0.001",
+    ]
+    shown = CliRunner().invoke(app, [*arguments, "--dry-run", "--find-saturation"]).stdout
+    assert "50 requests" in shown
+    assert shown.count("NOT RUN") == 1
+    assert "2 searches" in shown
+    assert "law: k1=0" in shown
+    assert "guess" not in shown
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--loads", "a"], ["--max-output-tokens", "0"], ["--preset", "none"], ["--order", "sorted"], ["--resume", "/nowhere"]]
+)
+def test_wrong_arguments_raise_a_spec_error(arguments: list[str]) -> None:
+    assert isinstance(CliRunner().invoke(app, [*arguments, "--dry-run"]).exception, SpecError)
+
+
+def test_searches_are_one_per_policy_limit_and_goal() -> None:
+    plan = Plan(policies=("single", "dynamic"), find_saturation=True, slo=("mean_queueing_delay=1s",), max_output_tokens=(8, 16))
+    assert len(searches_of(plan)) == 8
+    assert plan_as_object(plan)["cells"] == []

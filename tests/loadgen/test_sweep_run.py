@@ -1,0 +1,179 @@
+"""`kendall sweep` through interruptions: what is measured is kept, the rest is measured again, and it is said."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from loadgen.gateway_process import GatewayProcess, free_port
+from loadgen.sweep.results import results_of
+from queueing.record import read_run
+from tests.loadgen.sweeping import LAW, count, events, finish, gateway_pid, is_alive, start, wait_for
+
+GRID = ("single", "dynamic", "--loads", "0.5", "--duration", "2")
+
+
+def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in sorted((folder / "cells").iterdir())}
+
+
+def test_a_killed_sweep_is_gone_on_with_and_its_finished_cells_are_not_touched(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    process = start(folder, *GRID)
+    wait_for(folder, count("started", 2), process)
+    time.sleep(1.2)  # into the second cell, past a flush of the gateway's run file
+    gateway = gateway_pid(folder)
+    process.kill()
+    process.communicate()
+    before = contents(folder)
+    assert list(before) == ["single_load0.5.gateway.jsonl", "single_load0.5.load.jsonl"]
+
+    result = finish(start(folder, *GRID))
+    assert not is_alive(gateway), "the gateway of the killed sweep still runs"
+    after = contents(folder)
+    assert {name: after[name] for name in before} == before
+    assert [event["cell"] for event in events(folder, "started")] == ["single_load0.5", "dynamic_load0.5", "dynamic_load0.5"]
+    assert [c["cell"] for c in result["comparisons"]] == ["single_load0.5", "dynamic_load0.5"]
+    assert result["missing"] == []
+    (cut,) = events(folder, "cut")
+    assert (cut["cell"], cut["reason"]) == ("dynamic_load0.5", "the sweep was killed")
+    _, partial = read_run(folder / next(iter(cut["files"])))
+    assert len(partial) > 50, "what the gateway had written of the cut cell is kept"
+
+    again = finish(start(folder, *GRID))
+    assert len(events(folder, "started")) == 3, "nothing was left to do"
+    assert again["comparisons"] == result["comparisons"]
+
+
+def test_a_gateway_killed_in_mid_cell_is_started_again_and_the_cell_repeated(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    process = start(folder, "single", "--loads", "0.5", "--duration", "4")
+    wait_for(folder, count("started", 1), process)
+    time.sleep(1.5)
+    os.kill(gateway_pid(folder), signal.SIGKILL)
+    result = finish(process)
+    (cut,), (restarted,) = events(folder, "cut"), events(folder, "restarted")
+    assert "the gateway ended" in cut["reason"]
+    assert restarted["number"] == 1
+    assert sorted(cut["files"]) == ["cells/single_load0.5.partial-1.gateway.jsonl", "cells/single_load0.5.partial-1.load.jsonl"]
+    for name in cut["files"]:
+        _, kept = read_run(folder / name)
+        assert sum(record.outcome == "completed" for record in kept) > 20
+    (done,) = events(folder, "done")
+    assert set(done["outcomes"]) == {"completed"}
+    assert [event["record_file"] for event in events(folder, "started")] == ["gateway-1.jsonl", "gateway-2.jsonl"]
+    assert (result["restarts"], result["missing"]) == (1, [])
+    assert "partial-1" in (folder / "sweep.json").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_keeps_the_cell_in_progress_as_partial_and_says_what_is_missing(tmp_path: Path, number: int) -> None:
+    folder = tmp_path / "sweep"
+    process = start(folder, *GRID)
+    wait_for(folder, count("started", 1), process)
+    time.sleep(0.7)
+    gateway = gateway_pid(folder)
+    process.send_signal(number)
+    result = finish(process, expected=130)
+    assert {missing["cell"]: missing["reason"] for missing in result["missing"]} == {
+        "single_load0.5": "interrupted",
+        "dynamic_load0.5": "not measured yet",
+    }
+    (cut,) = events(folder, "cut")
+    _, kept = read_run(folder / "cells/single_load0.5.partial-1.load.jsonl")
+    assert len(kept) >= 10
+    assert len(cut["files"]) == 2
+    assert not is_alive(gateway)
+
+
+async def _slow_gateway(folder: Path) -> None:
+    """A running gateway, whose engine is twice as slow as the law that the sweep is given."""
+    slow = "k1=0.0006,k2=0.002,k3=0.00004,k4=0.002"
+    arguments = ["tiny", "--engine", "emulated", "--latency", slow, "--max-num-seqs", "16", "--allow-forced-lengths"]
+    async with GatewayProcess([*arguments, "--record-file", str(folder / "run.jsonl")], free_port(0), folder / "log") as gateway:
+        await gateway.ready()
+        given = ("--base-url", gateway.url, "--latency", LAW, "--bracket", "0", "--json", "--output-tokens", "uniform:low=2,high=10")
+        process = start(folder / "sweep", "single", "--loads", "0.2,0.95", "--num-prompts", "2000", "--cell-limit", "20", *given, own=False)
+        import asyncio
+
+        await asyncio.to_thread(_check_unstable, process, folder / "sweep")
+        assert await gateway.is_healthy(), "a gateway that was there before is left alone"
+
+
+def _check_unstable(process: object, folder: Path) -> None:
+    began = time.perf_counter()
+    result = finish(process)  # type: ignore[arg-type]
+    assert time.perf_counter() - began < 45
+    (stopped,) = result["unstable"]
+    assert stopped["cell"] == "single_load0.95"
+    assert "growing by" in stopped["reason"]
+    assert [c["cell"] for c in result["comparisons"]] == ["single_load0.2"]
+    (done,) = (event for event in events(folder, "done") if event["ended"] == "unstable")
+    assert sum(done["outcomes"].values()) < 1500, "it was stopped, not run to its end"
+
+
+def test_an_unstable_point_is_stopped_and_named(tmp_path: Path) -> None:
+    import asyncio
+
+    asyncio.run(_slow_gateway(tmp_path))
+
+
+def test_a_rate_beyond_the_law_is_not_run_and_a_changed_file_is_measured_again(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    grid = ("single", "--request-rates", "30,2000", "--num-prompts", "40")
+    result = finish(start(folder, *grid))
+    (refused,) = result["refused"]
+    assert refused["cell"] == "single_rate2000"
+    assert "--allow-unstable" in refused["reason"]
+    assert len(events(folder, "started")) == 1
+    with (folder / "cells/single_rate30.load.jsonl").open("ab") as file:
+        file.write(b"\n")
+    finish(start(folder, *grid))
+    (damaged,) = events(folder, "damaged")
+    assert "not as it was written" in damaged["reason"]
+    assert len(events(folder, "done")) == 2
+
+
+def test_another_plan_in_the_same_folder_is_refused_with_the_difference(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    process = start(folder, *GRID)
+    wait_for(folder, count("sweep", 1), process)
+    process.kill()
+    process.communicate()
+    other = start(folder, "single", "--loads", "0.5", "--duration", "3")
+    _, err = other.communicate(timeout=60)
+    assert other.returncode == 2
+    assert b"policies: single, dynamic there, single here" in err
+    assert b"duration: 2.0 there, 3.0 here" in err
+
+
+@pytest.mark.slow
+def test_a_kill_at_every_stage_loses_nothing_that_was_done(tmp_path: Path) -> None:
+    """Killed as soon as each further event is written, again and again in one folder, until it ends by itself."""
+    folder = tmp_path / "sweep"
+    done: dict[str, bytes] = {}
+    stages = []
+    for written in range(1, 40):
+        process = start(folder, *GRID)
+        before = len(events(folder)) if folder.exists() else 0
+        try:
+            wait_for(folder, lambda found, target=before + written: len(found) >= target, process)  # type: ignore[misc]
+        except AssertionError:
+            assert process.returncode == 0
+            break
+        process.kill()
+        process.communicate()
+        stages.append(events(folder)[-1]["event"])
+        for event in events(folder, "done"):
+            for name in event["files"]:
+                content = (folder / name).read_bytes()
+                assert done.setdefault(name, content) == content, f"{name} was written again"
+    assert len({stage for stage in stages if stage in ("sweep", "calibrated", "planned", "started", "done", "cut")}) >= 4, stages
+    results = results_of(folder)
+    assert [cell.state for cell in results.cells] == ["done", "done"]
+    assert json.loads((folder / "sweep.json").read_text())["cells"][0]["state"] == "done"
