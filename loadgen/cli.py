@@ -1,4 +1,4 @@
-"""The commands `kendall load` and `kendall compare`."""
+"""The command `kendall load`."""
 
 from __future__ import annotations
 
@@ -14,19 +14,16 @@ import typer
 from rich.console import Console
 
 from loadgen.client import LoadError, Target, served_model
-from loadgen.compare import Comparison, Theory, compare
 from loadgen.progress import for_stderr
-from loadgen.report import as_object, text
 from loadgen.run import LoadResult, run_load
-from loadgen.summary import LoadSummary, load_lines, load_table, summarise_load
+from loadgen.summary import LoadSummary, summarise_load
+from loadgen.summary_text import load_lines, load_notes, load_table
 from loadgen.timetable import Timetable, draw
 from policies.text import SpecError
-from queueing.distributions import TokenDistribution, parse_distribution
-from queueing.latency import LatencyModel
-from queueing.profile import load_law
-from queueing.record import Header, Record, read_run, write_run
+from queueing.distributions import parse_distribution
+from queueing.record import write_run
 
-app = typer.Typer(no_args_is_help=True, help="Open-loop load, and a run beside its theory.", pretty_exceptions_enable=False)
+app = typer.Typer(no_args_is_help=True, help="Open-loop load.", pretty_exceptions_enable=False)
 
 
 def _option(flag: str, about: str, **settings: Any) -> Any:
@@ -35,7 +32,7 @@ def _option(flag: str, about: str, **settings: Any) -> Any:
 
 @app.callback()
 def main() -> None:
-    """Open-loop load, and a run beside its theory."""
+    """Open-loop load."""
 
 
 @app.command()
@@ -80,32 +77,6 @@ def load(
         raise typer.Exit(1)
 
 
-@app.command(name="compare")
-def compare_(
-    run_files: Annotated[list[Path], typer.Argument(help="Run files of `kendall serve --record-file` or of a simulation.")],
-    *,
-    latency: Annotated[
-        str | None, _option("--latency", "Latency law or profile; without it, observation and measured service only.")
-    ] = None,
-    output_tokens: Annotated[str | None, _option("--output-tokens", "Asked lengths, for the prediction; without it the run's own.")] = None,
-    request_rate: Annotated[
-        float | None, _option("--request-rate", "Asked rate per second, for the prediction; without it the run's own.")
-    ] = None,
-    max_num_seqs: Annotated[int | None, _option("--max-num-seqs", "Most sequences that the engine takes at once.")] = None,
-    json: Annotated[bool, _option("--json", "Print one JSON object and nothing else.")] = False,
-) -> None:
-    """Set the observed delay of each policy and epoch beside what theory says about it."""
-    law = None if latency is None else load_law(latency)
-    lengths = None if output_tokens is None else parse_distribution(output_tokens)
-    comparisons = []
-    for path in run_files:
-        header, records = _read(path)
-        bound = max_num_seqs or header.configuration.get("max_num_seqs")
-        theory = None if law is None else _theory(law, lengths, request_rate, bound)
-        comparisons += _compare(path, records, theory)
-    _print_comparisons(comparisons, json)
-
-
 def _check_load(max_tokens: int | None, drain_limit: float) -> None:
     if max_tokens is not None and max_tokens < 1:
         raise SpecError(f"got --max-tokens {max_tokens}; expected a whole number >= 1")
@@ -135,39 +106,15 @@ def _result_path(file: Path | None, folder: Path | None, seed: int) -> Path | No
 
 def _print_load(summary: LoadSummary, path: Path | None, json: bool) -> None:
     if json:
-        typer.echo(msgspec.json.encode(summary))
+        typer.echo(msgspec.json.encode(summary.as_object()))
         return
     for line in load_lines(summary):
         typer.echo(line)
     Console(file=sys.stdout).print(load_table(summary))
+    for line in load_notes(summary):
+        typer.echo(line)
     if path:
         typer.echo(f"written to {path}")
-
-
-def _read(path: Path) -> tuple[Header, list[Record]]:
-    try:
-        return read_run(path)
-    except OSError as error:
-        raise SpecError(f"got {path}: {error.strerror}; expected a run file") from None
-    except ValueError as error:
-        raise SpecError(str(error)) from None
-
-
-def _theory(law: LatencyModel, lengths: TokenDistribution | None, asked_rate: float | None, max_num_seqs: int | None) -> Theory:
-    from loadgen.theory import theory_of  # noqa: PLC0415 - compiled mathematics, which `load` need not wait for
-
-    return theory_of(law, lengths, asked_rate, max_num_seqs)
-
-
-def _compare(path: Path, records: list[Record], theory: Theory | None) -> list[Comparison]:
-    try:
-        return compare(records, theory)
-    except ValueError as error:
-        raise SpecError(f"{path}: {error}") from None
-
-
-def _print_comparisons(comparisons: list[Comparison], json: bool) -> None:
-    typer.echo(msgspec.json.encode({"comparisons": [as_object(c) for c in comparisons]}) if json else text(comparisons))
 
 
 if __name__ == "__main__":

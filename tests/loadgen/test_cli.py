@@ -1,4 +1,4 @@
-"""`kendall load` and `kendall compare` as a user meets them."""
+"""`kendall load` as a user meets it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from loadgen.cli import app
-from policies import parse_policy
 from policies.text import SpecError
-from queueing.record import Header, read_run, write_run
-from tests.loadgen.driver import LAW, drive
+from queueing.record import read_run
 from tests.loadgen.fake_server import Handler, answer, serving
 
 
@@ -64,7 +62,7 @@ def test_load_prints_one_json_object_and_writes_the_run(server_url: str, tmp_pat
     summary = json.loads(result.stdout)
     assert summary["outcomes"] == {"completed": 30}
     assert summary["queueing_delay"]["mean"] == pytest.approx(0.0015)
-    assert summary["lateness"]["n"] == 30
+    assert summary["send_lateness"]["n"] == 30
     assert summary["asked_rate"] == 200
     header, records = read_run(tmp_path / "run.jsonl")
     assert (header.writer, header.seed, header.configuration["request_rate"], len(records)) == ("load", 7, 200.0, 30)
@@ -75,7 +73,7 @@ def test_load_prints_one_json_object_and_writes_the_run(server_url: str, tmp_pat
 def test_load_prints_a_table(server_url: str) -> None:
     result = load(server_url)
     assert result.exit_code == 0
-    for word in ("30 completed", "asked 200", "delivered", "lateness", "time to first token", "queueing delay (ms): mean 1.5"):
+    for word in ("30 completed", "asked 200", "delivered", "lateness", "time to first token", "queueing delay"):
         assert word in result.stdout
 
 
@@ -139,39 +137,3 @@ def test_ctrl_c_keeps_what_was_recorded(server_url: str, tmp_path: Path) -> None
     assert b"interrupted" in out, err
     _, records = read_run(tmp_path / "run.jsonl")
     assert 5 < len(records) < 500
-
-
-def _run_file(folder: Path, policy: str = "dynamic", rate: float = 40.0) -> str:
-    path = folder / f"{policy}.jsonl"
-    write_run(path, Header(writer="simulator", configuration={"max_num_seqs": 64}), drive(parse_policy(policy), rate, n=1500))
-    return str(path)
-
-
-def test_compare_without_a_law_shows_observation_and_measured_service(tmp_path: Path) -> None:
-    result = invoke("compare", _run_file(tmp_path))
-    assert result.exit_code == 0, result.output
-    assert "dynamic" in result.stdout
-    assert "+0.0%" in result.stdout
-
-
-def test_compare_with_a_law_fills_every_column(tmp_path: Path) -> None:
-    files = [_run_file(tmp_path, "dynamic", 40.0), _run_file(tmp_path, "capped:max_batch_size=4", 14.0)]
-    result = invoke("compare", *files, "--latency", str(LAW), "--output-tokens", "uniform:low=1,high=60", "--json")
-    assert result.exit_code == 0, result.output
-    comparisons = json.loads(result.stdout)["comparisons"]
-    assert [c["policy"] for c in comparisons] == ["dynamic", "capped:max_batch_size=4"]
-    for comparison in comparisons:
-        delay = comparison["queueing_delay"]
-        assert delay["measured_service"]["deviation"] == pytest.approx(0.0, abs=1e-6)
-        assert delay["same_arrivals"]["deviation"] == pytest.approx(0.0, abs=1e-6)
-        assert abs(comparison["prediction_error"]) < 0.35
-        assert 0 < comparison["load"] < 1
-        assert comparison["speed"]["factor"] == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize("content", ["", "{broken", '{"writer":"load"}\n{"request_id":"a","outcome":"completed"}\n'])
-def test_what_is_no_run_file_raises_a_spec_error(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "run.jsonl"
-    path.write_text(content)
-    assert isinstance(invoke("compare", str(path)).exception, SpecError)
-    assert isinstance(invoke("compare", str(tmp_path / "none")).exception, SpecError)

@@ -1,0 +1,171 @@
+"""Conditions on a result that decide whether a command succeeds: `--assert "p99_queueing_delay < 2s"`.
+
+    NAME OPERATOR NUMBER[UNIT]      OPERATOR: < <= > >= == !=      UNIT: s ms us %
+
+A name is a statistic and a quantity, in either order (`p99_ttft`, `ttft_p99`), or a single number (`completed`,
+`goodput`, `error_rate`, `prediction_error`). Words and short forms are the same (`mean_time_to_first_token`). A
+duration must carry its unit, or its name must end in `_ms` as in vLLM's files: a bare 200 would be 200 seconds and
+never break. `prediction_error` is judged by its absolute value. What was not measured breaks every condition.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from policies.text import SpecError
+
+Values = Mapping[str, float | None]
+
+_OPERATORS: dict[str, Callable[[float, float], bool]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+_PER_ONE = {"s": 1.0, "ms": 1e3, "us": 1e6, "%": 100.0, "": 1.0}  # 95 / 100 is 0.95, 95 * 0.01 is not
+_TIMES = ("s", "ms", "us")
+_FORM = re.compile(r"\s*([A-Za-z][\w.\-]*)\s*(<=|>=|==|!=|<|>)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(s|ms|us|%|)\s*")
+_STATISTIC = re.compile(r"mean|median|std|max|p\d+(?:\.\d+)?")
+_SAME = {
+    "time_to_first_byte": "ttfb",
+    "time_to_first_token": "ttft",
+    "time_per_output_token": "tpot",
+    "inter_token_latency": "itl",
+    "end_to_end": "e2el",
+    "lateness": "send_lateness",
+    "queue": "queueing_delay",
+    "service": "service_time",
+    "throughput": "request_throughput",
+}
+_DURATION = re.compile(r"ttfb|ttft|tpot|itl|e2el|duration|.*_(delay|time|lateness|latency)")
+ABSOLUTE = frozenset({"prediction_error"})
+
+
+@dataclass(frozen=True, slots=True)
+class Assertion:
+    """One condition; `limit` in the value's own unit (seconds, shares, counts)."""
+
+    text: str
+    name: str
+    operator: str
+    limit: float
+    unit: str  # the one it was written in
+
+    def holds(self, value: float | None) -> bool:
+        """Whether a value meets it; what is missing or not a number does not."""
+        if value is None or math.isnan(value):
+            return False
+        return _OPERATORS[self.operator](abs(value) if self.name in ABSOLUTE else value, self.limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A condition that does not hold, and what was found; `where` names the cell of a sweep."""
+
+    assertion: Assertion
+    got: float | None
+    where: str = ""
+
+    def __str__(self) -> str:
+        head = f"{self.where}: " if self.where else ""
+        wanted = self.assertion
+        size = "an absolute value " if wanted.name in ABSOLUTE else ""
+        expected = f"{size}{wanted.operator} {_number(wanted.limit, wanted.unit)}"
+        return f"{head}got {wanted.name} {_number(self.got, wanted.unit)}; expected {expected}"
+
+
+def parse_assertion(text: str) -> Assertion:
+    """One condition. Raises SpecError; whether the name exists is known only with the values (`check`)."""
+    match = _FORM.fullmatch(text)
+    if match is None:
+        raise SpecError(f'got condition {text!r}; expected NAME < NUMBER, for example "p99_ttft < 200ms" (< <= > >= == !=; s ms us %)')
+    written, sign, number, unit = match.groups()
+    name, milliseconds = canonical(written)
+    if milliseconds and not unit:
+        unit = "ms"
+    if _lasts(name) and unit not in _TIMES:
+        raise SpecError(f"got condition {text!r} on a duration; expected a unit: {number}ms or {number}s")
+    return Assertion(text.strip(), name, sign, float(number) / _PER_ONE[unit], unit)
+
+
+def canonical(written: str) -> tuple[str, bool]:
+    """The name as the values have it, and whether it asked for milliseconds."""
+    name = written.replace("-", "_")
+    milliseconds = name.endswith("_ms")
+    name = name.removesuffix("_ms")
+    head, _, tail = name.partition("_")
+    if not _STATISTIC.fullmatch(head):
+        before, _, last = name.rpartition("_")
+        if not before or not _STATISTIC.fullmatch(last):
+            return _SAME.get(name, name), milliseconds
+        head, tail = last, before
+    return f"{'p50' if head == 'median' else head}_{_SAME.get(tail, tail)}", milliseconds
+
+
+def percentiles_of(assertions: Iterable[Assertion]) -> set[float]:
+    """The percentiles that conditions ask for: what a summary must compute for them."""
+    heads = (assertion.name.partition("_")[0] for assertion in assertions)
+    return {float(head[1:]) for head in heads if re.fullmatch(r"p\d+(\.\d+)?", head)}
+
+
+def require_known(assertions: Iterable[Assertion], names: Iterable[str]) -> None:
+    """Raise SpecError for a name that no value will have, or a unit it does not: before a run rather than after it."""
+    known = set(names)
+    for assertion in assertions:
+        if assertion.name not in known:
+            near = _suggestion(assertion.name, known)
+            hint = f" (did you mean {near}?)" if near else ""
+            raise SpecError(f"got {assertion.name} in condition {assertion.text!r}{hint}; expected one of {_listed(known)}")
+        if assertion.unit in _TIMES and not _lasts(assertion.name):
+            raise SpecError(f"got condition {assertion.text!r} with a unit of time; expected a plain number or %: it is no duration")
+
+
+def check(assertions: Sequence[Assertion], values: Values, where: str = "") -> list[Broken]:
+    """The conditions that do not hold. Raises SpecError for a name that is not among the values."""
+    require_known(assertions, values)
+    return [Broken(assertion, values[assertion.name], where) for assertion in assertions if not assertion.holds(values[assertion.name])]
+
+
+def broken_lines(assertions: Sequence[Assertion], values: Values, where: str = "") -> list[str]:
+    """One line for each condition that does not hold: print them and exit with status 3."""
+    return [str(broken) for broken in check(assertions, values, where)]
+
+
+def _quantity(name: str) -> str:
+    head, _, tail = name.partition("_")
+    return tail if _STATISTIC.fullmatch(head) else name
+
+
+def _lasts(name: str) -> bool:
+    return _DURATION.fullmatch(_quantity(name)) is not None
+
+
+def _suggestion(name: str, known: set[str]) -> str | None:
+    if f"mean_{name}" in known:
+        return f"mean_{name}"
+    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)), None)
+
+
+def _listed(names: set[str]) -> str:
+    """All names, those of one quantity together: `(max|mean|p50)_(ttft|itl)`."""
+    statistics: dict[str, list[str]] = {}
+    for name in sorted(names):
+        quantity = _quantity(name)
+        statistics.setdefault(quantity, []).extend([name.partition("_")[0]] if quantity != name else [])
+    together: dict[str, list[str]] = {}
+    for quantity, heads in statistics.items():
+        together.setdefault("|".join(heads), []).append(quantity)
+    return "; ".join(f"({heads})_({'|'.join(found)})" if heads else ", ".join(found) for heads, found in together.items())
+
+
+def _number(value: float | None, unit: str) -> str:
+    if value is None or math.isnan(value):
+        return "unknown (not measured)"
+    return f"{value * _PER_ONE[unit]:.6g}{' ' if unit and unit != '%' else ''}{unit}"

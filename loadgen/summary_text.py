@@ -1,0 +1,84 @@
+"""A load summary for a terminal of 100 columns: single numbers first, then one line per duration, then doubts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from rich import box
+from rich.table import Table
+
+from loadgen.goodput import Goodput
+from loadgen.metrics import ORDER, WORDS, percentile_name
+from loadgen.summary import LoadSummary, Measure
+
+LATE = 0.02  # mean lateness over mean end-to-end time beyond which the sender is part of the result
+
+
+def load_lines(summary: LoadSummary) -> list[str]:
+    """What stands above the table: requests, rates, tokens, goodput, Little's law."""
+    return [f"{name:<14}{text}" for name, text in _heads(summary)]
+
+
+def _heads(summary: LoadSummary) -> Iterator[tuple[str, str]]:
+    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(summary.outcomes.items())) or "nothing sent"
+    yield "requests", outcomes + (" (interrupted)" if summary.interrupted else "")
+    asked = "" if summary.asked_rate is None else f"asked {summary.asked_rate:g}, "
+    rates = f"drawn {summary.drawn_rate:.4g}, delivered {summary.delivered_rate:.4g}, completed {summary.completed_rate:.4g}"
+    yield "rate (1/s)", asked + rates
+    if summary.output_tokens is not None:
+        prompts = "" if summary.prompt_tokens is None else f"; prompts of {summary.prompt_tokens.mean:.4g}"
+        lengths = f"answers of {summary.output_tokens.mean:.4g} on average{prompts}"
+        yield "tokens (1/s)", f"{summary.output_tokens_per_second:.4g} answered, {summary.tokens_per_second:.4g} with prompts; {lengths}"
+    if summary.goodput is not None:
+        yield "goodput", _goodput(summary.goodput)
+    if (little := summary.little) is not None:
+        verdict = "" if little.holds else "; THEY DIFFER: the records are wrong"
+        sides = f"{little.number_in_system:.4g} in the system; rate x mean time {little.rate_times_time:.4g}, edges {little.edges:+.2g}"
+        yield "Little's law", sides + verdict
+
+
+def _goodput(found: Goodput) -> str:
+    limits = ", ".join(found.limits)
+    if math.isnan(found.share):
+        return f"unknown: nothing was sent, or nobody reports it ({limits})"
+    return f"{found.share:.2%} ({found.low:.2%} to {found.high:.2%}), {found.rate:.4g}/s: {limits}"
+
+
+def load_table(summary: LoadSummary, metrics: Sequence[str] = ORDER) -> Table:
+    """Durations in milliseconds, of the chosen metrics those that were measured."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    levels = [percentile_name(percentile) for percentile in summary.percentiles]
+    for heading in ("milliseconds", "mean", "± 95 %", *levels, "max", "n"):
+        table.add_column(heading, justify="left" if heading == "milliseconds" else "right", no_wrap=True)
+    for name in metrics:
+        if (found := summary.durations.get(name)) is not None:
+            table.add_row(WORDS[name], *_cells(found, levels))
+    return table
+
+
+def _cells(found: Measure, levels: Sequence[str]) -> list[str]:
+    half = _number(found.half_width * 1e3) + ("*" if found.correlated else "")
+    numbers = (found.quantiles[level] * 1e3 for level in levels)
+    return [_number(found.mean * 1e3), half, *map(_number, numbers), _number(found.max * 1e3), str(found.n)]
+
+
+def _number(value: float) -> str:
+    if not math.isfinite(value):
+        return "-"
+    digits = 3 if abs(value) < 1 else 2 if abs(value) < 100 else 1 if abs(value) < 10_000 else 0
+    return f"{value:.{digits}f}"
+
+
+def load_notes(summary: LoadSummary, metrics: Sequence[str] = ORDER) -> list[str]:
+    """What stands below the table: how to read it, and what speaks against it."""
+    shown = [summary.durations[name] for name in metrics if name in summary.durations]
+    notes = []
+    if shown and summary.warm_up:
+        notes.append(f"of completed requests, from the intended instant, without the first {summary.warm_up} (warm-up)")
+    if any(found.correlated for found in shown):
+        notes.append("* batch means hang together: the run is too short for this interval")
+    late, whole = summary.lateness, summary.durations.get("e2el")
+    if late is not None and whole is not None and late.mean > LATE * whole.mean:
+        notes.append(f"the sender was late (mean {late.mean * 1e3:.3g} ms): its machine is too busy to judge short delays")
+    return notes + [f"{count} x {error}" for error, count in summary.errors.items()]

@@ -1,0 +1,202 @@
+"""What a load summary says, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+
+import msgspec
+import numpy as np
+import pytest
+from rich.console import Console
+
+from loadgen.little_check import little_check
+from loadgen.metrics import parse_metrics, parse_percentiles, percentile_name, values
+from loadgen.run import LoadResult
+from loadgen.summary import LoadSummary, measure, summarise_load, summarise_records
+from loadgen.summary_text import load_lines, load_notes, load_table
+from policies.text import SpecError
+from queueing.record import Header, Record
+from queueing.statistics import mean_interval, summarise
+
+
+def answered(index: int, at: float, late: float = 0.01, first: float = 0.1, gap: float = 0.02, tokens: int = 3, **more: object) -> Record:
+    """Sent `late` after its instant, first token `first` after it, then one every `gap`; released with the last."""
+    token_at = [at + first + gap * i for i in range(tokens)]
+    given = {
+        "request_id": str(index),
+        "outcome": "completed",
+        "intended_at": at,
+        "sent_at": at + late,
+        "first_byte_at": token_at[0] - 0.005,
+        "first_token_at": token_at[0],
+        "last_token_at": token_at[-1],
+        "token_at": token_at,
+        "released_at": token_at[-1],
+        "sojourn_time": token_at[-1] - at,
+        "queueing_delay": first / 2,
+        "prompt_tokens": 10,
+        "output_tokens": tokens,
+    }
+    return Record(**{**given, **more})  # type: ignore[arg-type]
+
+
+def summary_of(records: list[Record], **more: object) -> LoadSummary:
+    return summarise_records(records, **more)  # type: ignore[arg-type]
+
+
+def rendered(summary: LoadSummary, width: int = 100) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width).print(load_table(summary))
+    return "\n".join([*load_lines(summary), out.getvalue(), *load_notes(summary)])
+
+
+def test_every_duration_counts_from_the_intended_instant() -> None:
+    found = summary_of([answered(i, float(i)) for i in range(10)]).durations
+    assert found["send_lateness"].mean == pytest.approx(0.01)
+    assert found["ttfb"].mean == pytest.approx(0.095)
+    assert found["ttft"].mean == pytest.approx(0.1)
+    assert found["e2el"].mean == pytest.approx(0.14)
+    assert found["tpot"].mean == found["itl"].mean == pytest.approx(0.02)
+    assert found["queueing_delay"].mean == pytest.approx(0.05)
+    assert not {"batch_forming_delay", "service_time"} & set(found)
+
+
+def test_time_per_output_token_is_vllms_and_reaches_to_the_end_of_the_answer() -> None:
+    padded = answered(0, 0.0, released_at=0.34)  # three tokens until 0.14; the batch held the answer back
+    assert values("tpot", [padded]).tolist() == pytest.approx([(0.34 - 0.1) / 2])
+    assert values("itl", [padded]).tolist() == pytest.approx([0.02, 0.02])
+    assert values("tpot", [answered(0, 0.0, tokens=1)]).size == 0
+
+
+def test_gaps_between_tokens_are_pooled_and_are_not_guessed() -> None:
+    assert values("itl", [answered(0, 0.0, tokens=4), answered(1, 5.0, gap=0.1, tokens=2)]).tolist() == pytest.approx(
+        [0.02, 0.02, 0.02, 0.1]
+    )
+    assert "itl" not in summary_of([answered(i, float(i), token_at=None) for i in range(9)]).durations
+
+
+def test_without_an_intended_instant_durations_count_from_sending_and_lateness_is_unknown() -> None:
+    found = summary_of([answered(i, float(i), intended_at=None) for i in range(10)])
+    assert found.durations["ttft"].mean == pytest.approx(0.09)
+    assert found.lateness is None
+    assert math.isnan(found.drawn_rate)
+
+
+def test_warm_up_is_left_out_of_durations_and_of_nothing_else() -> None:
+    records = [answered(i, float(i), first=10.0 if i < 5 else 0.1) for i in range(100)]
+    found = summary_of(records[::-1])  # records come in any order
+    assert (found.warm_up, found.completed, found.durations["ttft"].n) == (5, 100, 95)
+    assert found.durations["ttft"].max == pytest.approx(0.1)
+    assert found.durations["send_lateness"].n == found.output_tokens.n == 100  # type: ignore[union-attr]
+
+
+def test_interval_is_by_batch_means_and_percentiles_are_numpys() -> None:
+    delays = np.random.default_rng(1).exponential(0.2, 500)
+    found = measure(delays, (50.0, 99.9))
+    assert found is not None
+    assert found.half_width == mean_interval(delays).half_width
+    assert found.quantiles == {"p50": np.percentile(delays, 50), "p99.9": np.percentile(delays, 99.9)}
+    assert found.as_object()["p99.9"] == np.percentile(delays, 99.9)
+    assert measure(np.array([])) is None
+
+
+def test_rates_are_asked_drawn_delivered_and_completed() -> None:
+    records = [answered(i, i / 4, late=i / 4) for i in range(11)]  # sent at half the rate of the timetable
+    found = summary_of(records, asked_rate=5.0)
+    assert (found.asked_rate, found.drawn_rate, found.delivered_rate) == (5.0, pytest.approx(4.0), pytest.approx(2.0))
+    assert found.duration == pytest.approx(2.5 + 0.14)
+    assert found.completed_rate == pytest.approx(11 / 2.64)
+    assert found.output_tokens_per_second == pytest.approx(33 / 2.64)
+    assert found.tokens_per_second == pytest.approx(143 / 2.64)
+
+
+def test_littles_law_holds_on_a_run_and_shows_records_that_are_wrong() -> None:
+    rng = np.random.default_rng(3)
+    instants = np.cumsum(rng.exponential(0.05, 400))
+    records = [answered(i, float(at), first=float(rng.exponential(0.2))) for i, at in enumerate(instants)]
+    check = little_check(records, 20)
+    assert check is not None
+    assert check.holds
+    assert check.number_in_system == pytest.approx(20 * 0.24, rel=0.25)
+    assert check.number_in_system == pytest.approx(check.rate_times_time, rel=0.1)
+    wrong = [msgspec.structs.replace(record, sojourn_time=0.9 * (record.sojourn_time or 0)) for record in records]
+    assert not little_check(wrong, 20).holds  # type: ignore[union-attr]
+    backwards = [*records[:-2], msgspec.structs.replace(records[-2], released_at=0.0, sojourn_time=None), records[-1]]
+    assert not little_check(backwards, 20).holds  # type: ignore[union-attr]
+    assert "THEY DIFFER" in rendered(summary_of(wrong))
+
+
+def test_littles_law_counts_what_was_cut_off_and_the_edges() -> None:
+    lost = Record(request_id="x", outcome="cancelled", intended_at=0.0, sent_at=0.0)
+    check = little_check([lost, answered(1, 1.0), answered(2, 2.0)])
+    assert check is not None
+    assert check.holds  # the lost one stays until 2.14, 0.14 s behind the window's end
+    assert check.number_in_system == pytest.approx((2 + 0.14) / 2)
+    assert little_check([lost]) is None
+    assert little_check([lost, lost]) is None
+
+
+def test_a_run_without_a_success_is_summarised_sparsely() -> None:
+    refused = [
+        Record(request_id=str(i), outcome="rejected", intended_at=float(i), sent_at=float(i), error="429 queue_full") for i in range(7)
+    ]
+    found = summary_of(refused, asked_rate=1.0)
+    text = rendered(found)
+    assert "7 rejected" in text
+    assert "7 x 429 queue_full" in text
+    assert "end to end" not in text
+    assert set(found.durations) == {"send_lateness"}
+    assert msgspec.json.decode(msgspec.json.encode(found.as_object()))["e2el"] is None
+
+
+@pytest.mark.parametrize("records", [[], [Record(request_id="a", outcome="cancelled")], [Record(request_id="a", outcome="completed")]])
+def test_nothing_measured_at_all_is_no_error(records: list[Record]) -> None:
+    found = summary_of(records)
+    json.loads(msgspec.json.encode(found.as_object()))
+    assert rendered(found)
+    assert found.durations == {}
+
+
+def test_table_fits_100_columns_and_shows_the_chosen_metrics() -> None:
+    found = summary_of(
+        [answered(i, float(i), service_time=12.3456, batch_forming_delay=99.9) for i in range(400)], percentiles=(50, 90, 95, 99)
+    )
+    text = rendered(found)
+    assert max(map(len, text.splitlines())) <= 100
+    assert "…" not in text
+    for words in ("time to first token", "time per output token", "inter-token latency", "batch forming delay", "12346"):
+        assert words in text
+    out = io.StringIO()
+    Console(file=out, width=100).print(load_table(found, parse_metrics("ttft,tpot")))
+    assert "end to end" not in out.getvalue()
+    assert "p95" in out.getvalue()
+
+
+def test_table_marks_an_interval_whose_run_is_too_short_and_a_sender_that_was_late() -> None:
+    drifting = summary_of([answered(i, float(i), first=0.1 + i / 100) for i in range(200)])
+    assert "the run is too short for this interval" in rendered(drifting)
+    assert "the sender was late" not in rendered(drifting)
+    assert "the sender was late" in rendered(summary_of([answered(i, float(i), late=0.05) for i in range(200)]))
+
+
+def test_a_load_result_is_summarised_with_its_interruption() -> None:
+    records = [answered(i, float(i)) for i in range(30)]
+    result = LoadResult(Header(writer="load"), records, summarise(np.zeros(30)), interrupted=True)
+    found = summarise_load(result, 2.0, percentiles=(50.0,))
+    assert found.interrupted
+    assert "(interrupted)" in load_lines(found)[0]
+    assert found.percentiles == (50.0,)
+
+
+def test_percentiles_and_metrics_are_written_as_for_vllm() -> None:
+    assert parse_percentiles("99, 50,99.9") == (50.0, 99.0, 99.9)
+    assert [percentile_name(p) for p in (50.0, 99.9)] == ["p50", "p99.9"]
+    assert parse_metrics("ttft,tpot, itl,e2el") == ("ttft", "tpot", "itl", "e2el")
+    for wrong in ("", "50,x", "101", "-1", "nan"):
+        with pytest.raises(SpecError, match="expected numbers from 0 to 100"):
+            parse_percentiles(wrong)
+    for wrong in ("", "ttft,speed"):
+        with pytest.raises(SpecError, match="expected some of"):
+            parse_metrics(wrong)
