@@ -11,6 +11,7 @@ import typer
 from policies.text import SpecError
 
 if TYPE_CHECKING:
+    from loadgen.assertions import Assertion
     from loadgen.html_report import ReportData
 
 app = typer.Typer()
@@ -53,7 +54,7 @@ def compare_command(
     data = _data(run_files or [], sweep, given)
     _write(data, sweep, html=html, csv=csv, picture=picture)
     _print(data, json=json)
-    raise typer.Exit(_broken(data, checks))
+    raise typer.Exit(_status(data, checks))
 
 
 def _data(run_files: list[Path], folder: Path | None, given: tuple[Any, ...]) -> ReportData:
@@ -99,17 +100,25 @@ def _print(data: ReportData, *, json: bool) -> None:
         typer.echo(f"MISSING: {cell.name}: {cell.state}: {cell.reason}")
 
 
-def _parsed(texts: list[str]) -> list[Any]:
-    if not texts:
-        return []
+def _parsed(texts: list[str]) -> list[Assertion]:
     from loadgen.assertions import parse_assertion  # noqa: PLC0415
 
     return [parse_assertion(text) for text in texts]
 
 
-def _broken(data: ReportData, checks: list[Any]) -> int:
-    """Exit status: 3 where a condition does not hold in a cell, or there is no cell to hold in."""
-    return 0
+def _status(data: ReportData, checks: list[Assertion]) -> int:
+    """Exit status: 1 where nothing was measured, 3 where a condition does not hold in a cell or a cell is missing."""
+    from loadgen.assertions import broken_lines  # noqa: PLC0415
+    from loadgen.cell_values import values_of  # noqa: PLC0415
+
+    if not data.cells:
+        typer.echo("kendall compare: nothing was measured", err=True)
+        return 3 if checks else 1
+    broken = [line for cell in data.cells for line in broken_lines(checks, values_of(cell), cell.name)]
+    broken += [f"{cell.name}: got no result ({cell.state}); expected one to check" for cell in data.missing if checks]
+    for line in broken:
+        typer.echo(f"kendall compare: {line}", err=True)
+    return 3 if broken else 0
 
 
 def main() -> None:

@@ -109,6 +109,17 @@ def test_files_are_written(tmp_path: Path) -> None:
     assert written["--picture"].read_text(encoding="utf-8").lstrip().startswith("<?xml")
 
 
+def test_a_broken_condition_exits_3_and_names_the_cell(tmp_path: Path) -> None:
+    file = run_file(tmp_path, "dynamic", 40.0, request_rate=40.0, output_tokens=LENGTHS)
+    given = (file, "--latency", str(LAW))
+    assert invoke(*given, "--assert", "prediction_error < 0.5", "--assert", "p99_queueing_delay < 60s").exit_code == 0
+    broken = invoke(*given, "--assert", "mean_queueing_delay < 1us")
+    assert broken.exit_code == 3
+    assert "dynamic: got mean_queueing_delay" in broken.stderr
+    assert invoke(file, "--assert", "prediction_error < 0.5").exit_code == 3  # without a law there is no prediction
+    assert isinstance(invoke(*given, "--assert", "nonsense < 1").exception, SpecError)
+
+
 @pytest.mark.parametrize("content", ["", "{broken", '{"writer":"simulator"}\n{"request_id":"a","outcome":"completed"}\n'])
 def test_what_is_no_run_file_raises_a_spec_error(tmp_path: Path, content: str) -> None:
     path = tmp_path / "run.jsonl"
