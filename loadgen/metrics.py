@@ -108,4 +108,4 @@ def parse_percentiles(text: str) -> tuple[float, ...]:
 
 def percentile_name(percentile: float) -> str:
     """`p99`, `p99.9`."""
-    return f"p{percentile:g}" if percentile != int(percentile) else f"p{int(percentile)}"
+    return f"p{int(percentile)}" if percentile == int(percentile) else f"p{percentile}"

@@ -1,0 +1,281 @@
+"""The result file of `vllm bench serve`, beside files that it wrote itself (tests/loadgen/samples/README.md)."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from loadgen.bench_json import (
+    BenchOptions,
+    bench_file_name,
+    bench_result,
+    bench_runs,
+    from_bench_json,
+    is_bench_json,
+    parse_bench_metrics,
+    write_bench_json,
+)
+from loadgen.goodput import parse_goodput
+from loadgen.summary import summarise_records
+from policies.text import SpecError
+from queueing.record import Header, Record, write_run
+from tests.loadgen.test_summary import answered
+
+SAMPLES = Path(__file__).parent / "samples"
+DETAILED = SAMPLES / "vllm_bench_detailed.json"  # 24 requests, one answered 429
+SUMMARY = SAMPLES / "vllm_bench_summary.json"  # without --save-detailed, with --max-concurrency 2
+OURS = {"request_ids", "outcomes", "intended_times", "send_lateness_s", "server_queue_times", "server_service_times", "batch_sizes"}
+AT = datetime(2026, 11, 21, 7, 13, 5, tzinfo=UTC)
+
+
+def real(path: Path = DETAILED) -> dict[str, Any]:
+    return dict(json.loads(path.read_text()))
+
+
+def options(**more: Any) -> BenchOptions:
+    """The flags of the detailed sample."""
+    given: dict[str, Any] = {
+        "model_id": "tiny",
+        "tokenizer_id": "./tokenizer",
+        "backend": "vllm",
+        "metadata": {"purpose": "sample"},
+        "request_rate": 40.0,
+        "percentile_metrics": parse_bench_metrics("ttft,tpot,itl,e2el"),
+        "metric_percentiles": (50.0, 90.0, 99.9),
+        "goodput": parse_goodput(["ttft:50", "e2el:200"]),
+        "save_detailed": True,
+    }
+    return BenchOptions(**{**given, **more})
+
+
+def rewritten(**more: Any) -> dict[str, Any]:
+    """The sample read and written again, through JSON."""
+    result = bench_result(from_bench_json(DETAILED)[1], options(**more), at=AT)
+    return dict(json.loads(msgspec.json.encode(result)))
+
+
+def test_keys_and_their_order_are_those_of_vllm() -> None:
+    assert [key for key in rewritten() if key not in OURS] == list(real())
+
+
+def test_types_are_those_of_vllm() -> None:
+    ours, theirs = rewritten(), real()
+    assert {key: _type(ours[key]) for key in theirs} == {key: _type(value) for key, value in theirs.items()}
+
+
+def _type(value: Any) -> Any:
+    return [type(value), *sorted({str(type(one)) for one in value})] if isinstance(value, list) else type(value)
+
+
+def test_without_details_the_keys_are_those_of_vllm_too() -> None:
+    metrics = parse_bench_metrics("ttft,tpot,itl,e2el,client_queue_time,e2el_including_client_queue")
+    flags = {"metadata": {}, "max_concurrency": 2, "percentile_metrics": metrics, "metric_percentiles": (50.0, 99.0), "goodput": ()}
+    ours, theirs = rewritten(save_detailed=False, **flags), real(SUMMARY)
+    assert list(ours) == list(theirs)
+    assert {key: _type(ours[key]) for key in theirs} == {key: _type(value) for key, value in theirs.items()}
+
+
+def test_every_number_is_the_one_that_vllm_computes_from_the_same_requests() -> None:
+    ours, theirs = rewritten(), real()
+    span = ours["duration"] / theirs["duration"]  # vLLM's clock starts before its first gap and stops after its last answer
+    assert 0.9 < span < 1
+    for key, value in theirs.items():
+        if key in {"date", "duration", "generated_texts", "itls", "errors", "queue_times"} or "_itl_" in key:
+            continue
+        wanted = value / span if key.endswith(("throughput", "goodput")) else value
+        if key == "max_output_tokens_per_s":  # it counts the chunk that ends an answer as a token
+            wanted = pytest.approx(value, rel=0.3)
+        assert ours[key] == (wanted if isinstance(wanted, str | None) else pytest.approx(wanted)), key
+
+
+def test_gaps_between_tokens_leave_out_the_chunk_that_ends_a_padded_answer() -> None:
+    theirs, ours = real(), rewritten()
+    for index, (kept, every) in enumerate(zip(ours["itls"], theirs["itls"], strict=True)):
+        assert len(every) == theirs["output_lens"][index]  # as many gaps as tokens: one too many
+        assert kept == pytest.approx(every[:-1], abs=1e-9)
+    pooled = [gap * 1e3 for every in theirs["itls"] for gap in every[:-1]]
+    assert ours["mean_itl_ms"] == pytest.approx(np.mean(pooled))
+    assert ours["p99.9_itl_ms"] == pytest.approx(np.percentile(pooled, 99.9))
+
+
+def test_foreign_file_is_read_as_records_and_says_no_more_than_it_knows() -> None:
+    header, records = from_bench_json(DETAILED)
+    theirs = real()
+    assert (header.writer, header.configuration["request_rate"], header.configuration["purpose"]) == ("load", 40.0, "sample")
+    assert [record.outcome for record in records].count("rejected") == theirs["failed"] == 1
+    assert sum(record.outcome == "completed" for record in records) == theirs["completed"]
+    for record, start, ttft, latency in zip(records, theirs["start_times"], theirs["ttfts"], theirs["latencies"], strict=True):
+        assert record.sent_at == start
+        assert record.intended_at is record.queueing_delay is record.arrived_at is None
+        if record.outcome == "completed":
+            assert record.first_token_at == pytest.approx(start + ttft)
+            assert record.released_at == pytest.approx(start + latency)
+            assert record.sojourn_time == pytest.approx(latency)
+            assert record.token_at is not None
+            assert len(record.token_at) == record.output_tokens
+        else:
+            assert record.error == "Too Many Requests"
+            assert record.released_at is record.first_token_at is record.output_tokens is None
+
+
+def test_summary_of_a_foreign_file_has_vllms_numbers() -> None:
+    header, records = from_bench_json(DETAILED)
+    found = summarise_records(records, header.configuration["request_rate"], percentiles=(50.0, 90.0, 99.9))
+    assert found.lateness is None
+    assert found.completed == 23
+    assert found.durations["ttft"].n == 22  # one is warm-up
+    assert found.delivered_rate == pytest.approx(40, rel=0.1)
+
+
+def test_a_bound_on_concurrency_tells_when_the_client_would_have_sent() -> None:
+    path_result = {**real(), "max_concurrency": 2, "queue_times": [0.5] * 24}
+    _, records = bench_runs_of(path_result)
+    assert all(record.intended_at == pytest.approx(record.sent_at - 0.5) for record in records)  # type: ignore[operator]
+    assert records[0].sojourn_time == pytest.approx(real()["latencies"][0] + 0.5)
+
+
+def bench_runs_of(result: dict[str, Any], tmp: Path | None = None) -> tuple[Header, list[Record]]:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "result.json"
+        path.write_text(json.dumps(result))
+        return from_bench_json(path)
+
+
+def test_our_own_file_comes_back_whole(tmp_path: Path) -> None:
+    records = [answered(i, 100.0 + i / 4, service_time=0.09, batch_size=3) for i in range(20)]
+    lost = Record(request_id="r", outcome="abandoned", intended_at=105.0, sent_at=105.1, prompt_tokens=10, error="429 queue_timeout")
+    write_bench_json(tmp_path / "run.json", bench_result([*records, lost], options(), at=AT))
+    _, back = from_bench_json(tmp_path / "run.json")
+    for before, after in zip([*records, lost], back, strict=True):
+        for name in (
+            "request_id",
+            "outcome",
+            "intended_at",
+            "sent_at",
+            "queueing_delay",
+            "service_time",
+            "batch_size",
+            "error",
+            "prompt_tokens",
+        ):
+            assert getattr(after, name) == getattr(before, name), name
+        for name in ("first_token_at", "last_token_at", "token_at", "released_at", "sojourn_time"):
+            assert getattr(after, name) == (None if (value := getattr(before, name)) is None else pytest.approx(value)), name
+
+
+def test_statistics_count_from_sending_and_ours_stand_beside_them() -> None:
+    result = bench_result(
+        [answered(i, float(i), late=0.04) for i in range(10)], options(max_concurrency=4), extras={"prediction": {"mean": 1.0}}
+    )
+    assert result["mean_ttft_ms"] == pytest.approx(60)
+    assert result["mean_e2el_ms"] == pytest.approx(100)
+    assert result["send_lateness_s"] == result["queue_times"] == pytest.approx([0.04] * 10)
+    assert result["intended_times"] == [float(i) for i in range(10)]
+    assert result["server_queue_times"] == [0.05] * 10
+    assert result["prediction"] == {"mean": 1.0}
+
+
+def test_queue_in_the_client_is_reported_only_where_vllm_does() -> None:
+    records = [answered(i, float(i), late=0.04) for i in range(10)]
+    both = parse_bench_metrics("client_queue_time,e2el_including_client_queue")
+    bounded = bench_result(records, options(percentile_metrics=both, max_concurrency=4))
+    assert bounded["mean_client_queue_time_ms"] == pytest.approx(40)
+    assert bounded["mean_e2el_including_client_queue_ms"] == pytest.approx(140)
+    at_once = bench_result(records, options(percentile_metrics=both, max_concurrency=4, request_rate=float("inf")))
+    assert at_once["request_rate"] == "inf"
+    assert "mean_client_queue_time_ms" in at_once
+    assert "mean_e2el_including_client_queue_ms" not in at_once
+    assert not [key for key in bench_result(records, options(percentile_metrics=both)) if "client_queue" in key]
+
+
+def test_nothing_completed_gives_zeros_as_vllm_does(tmp_path: Path) -> None:
+    refused = [Record(request_id=str(i), outcome="rejected", intended_at=float(i), sent_at=float(i), released_at=i + 0.1) for i in range(3)]
+    for records in (refused, []):
+        result = bench_result(records, options())
+        assert (result["completed"], result["failed"], result["mean_ttft_ms"], result["p99.9_itl_ms"]) == (0, len(records), 0.0, 0.0)
+        assert (result["max_output_tokens_per_s"], result["max_concurrent_requests"]) == (0.0, 0)
+    assert bench_result(refused, options())["errors"] == ["rejected"] * 3
+
+
+def test_gaps_that_were_not_recorded_are_null_not_zero() -> None:
+    result = bench_result([answered(i, float(i), token_at=None) for i in range(5)], options())
+    assert result["mean_itl_ms"] is result["p99.9_itl_ms"] is result["max_output_tokens_per_s"] is None
+    assert result["mean_tpot_ms"] == pytest.approx(20)
+    assert result["itls"] == [[]] * 5
+
+
+def test_peaks_are_counted_in_whole_seconds_from_the_first_sending() -> None:
+    records = [answered(i, at, late=0.0) for i, at in enumerate((10.0, 10.5, 10.95, 12.2))]
+    result = bench_result(records, options())
+    assert result["max_output_tokens_per_s"] == 6.0  # three tokens each of the first two; the third's fall into the next second
+    assert result["max_concurrent_requests"] == 3
+
+
+def test_results_are_appended_one_to_a_line_and_read_one_by_one(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "all.json"
+    for _ in range(3):
+        write_bench_json(path, rewritten(), append=True)
+    assert [len(records) for _, records in bench_runs(path)] == [24, 24, 24]
+    (tmp_path / "summary.json").write_text(json.dumps([real(), real()]))
+    ids = [record.request_id for _, records in bench_runs(tmp_path / "summary.json") for record in records]
+    assert len(set(ids)) == 48
+    with pytest.raises(ValueError, match="got 3 results; expected one"):
+        from_bench_json(path)
+
+
+def test_file_without_details_is_refused_and_says_which_flag_was_missing() -> None:
+    with pytest.raises(
+        ValueError, match=r"vllm_bench_summary.json: got a result without input_lens.*expected one written with --save-detailed"
+    ):
+        from_bench_json(SUMMARY)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "truncated|no benchmark result"),
+        ("{broken", "malformed|expected"),
+        ("[]", "no benchmark result"),
+        ('{"writer":"load"}', "no benchmark result"),
+        (json.dumps({**real(), "ttfts": [0.1]}), "arrays of different lengths"),
+        (json.dumps({**real(), "ttfts": ["soon"] * 24}), "Expected `float`"),
+    ],
+)
+def test_what_is_no_result_file_is_one_line(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message) as caught:
+        from_bench_json(path)
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_result_files_are_told_from_run_files(tmp_path: Path) -> None:
+    write_run(tmp_path / "run.jsonl", Header(writer="load", configuration={"endpoint_type": "x"}), [answered(0, 0.0)])
+    assert is_bench_json(DETAILED)
+    assert is_bench_json(SUMMARY)
+    assert not is_bench_json(tmp_path / "run.jsonl")
+
+
+def test_metadata_and_extras_must_not_take_a_name_of_the_file() -> None:
+    for more in ({"metadata": {"label": "mine"}}, {"metadata": {"duration": "mine"}}):
+        with pytest.raises(SpecError, match="expected a name that the result file does not use itself"):
+            bench_result([answered(0, 0.0)], options(**more))
+    with pytest.raises(SpecError, match="got a key named ttfts;"):
+        bench_result([answered(0, 0.0)], options(), extras={"ttfts": []})
+    with pytest.raises(SpecError, match="expected some of ttft, tpot, itl, e2el, client_queue_time"):
+        parse_bench_metrics("ttft,queueing_delay")
+
+
+def test_file_is_named_as_vllm_names_it() -> None:
+    assert bench_file_name(options(label=None, model_id="org/tiny"), AT) == "vllm-40.0qps-tiny-20261121-071305.json"
+    assert bench_file_name(options(label="dyn", max_concurrency=4), AT) == "dyn-40.0qps-concurrency4-tiny-20261121-071305.json"
+    assert bench_file_name(options(request_rate=float("inf")), AT) == "vllm-infqps-tiny-20261121-071305.json"
