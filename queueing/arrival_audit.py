@@ -1,0 +1,212 @@
+"""Is a stream of arrivals what it is said to be? Tests, a verdict, and whether the sender kept its timetable.
+
+The verdict holds several tests at once: by Holm's rule a true Poisson stream fails in at most `significance` of audits,
+whatever hangs together among the tests. A stream that was asked to be something else (gamma, a trace) is not held
+against the exponential law but against its own timetable: delivered = intended + lateness.
+
+Power at n = 1000, one audit at significance 0.01, in 100 streams each (tests/queueing/test_arrival_audit.py): gaps drawn
+by ten senders from one seed, arrivals pinned to seconds, schedules lost by re-anchoring and sleeps that drift by 8 % of
+a gap are all named. A schedule rescaled to end on time is a Poisson stream but for its length: one run does not tell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from queueing import arrival_tests as tests
+from queueing.arrival_tests import Finding, FloatArray
+from queueing.arrival_words import disease, in_words
+
+ENOUGH = 50  # arrivals before anything is said
+SIGNIFICANCE = 0.01  # share of true Poisson streams that fail
+WINDOWS = (5, 20, 50)  # arrivals in a window of counts, on average
+LEAST_WINDOWS = 10
+PERIODS = (1.0, 0.1)  # seconds
+LAGS = 10
+NEAR = 0.002  # of a mean gap: gaps as close as this count as repeated
+LEAST_RESOLUTION = 1e-9  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """One test of the stream."""
+
+    name: str
+    statistic: float
+    p_value: float
+    holds: bool  # not rejected, by Holm's rule over all tests
+    says: str
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How late requests may leave, seconds, before a run is not the run that was asked for."""
+
+    p99: float = 0.010
+    mean: float = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """Delivered - intended, seconds."""
+
+    mean: float
+    p50: float
+    p99: float
+    max: float
+    budget: Budget
+
+    @property
+    def within(self) -> bool:
+        """Whether the budget was kept."""
+        return self.mean <= self.budget.mean and self.p99 <= self.budget.p99
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """What a stream of arrivals is. Rates per second, instants and spans in seconds; NaN where nothing can be said."""
+
+    n: int
+    span: float
+    rate: float
+    rate_low: float  # 95 %, exact for a Poisson stream
+    rate_high: float
+    asked_rate: float | None
+    gap_variation: float  # standard deviation of the gaps over their mean; Poisson: 1
+    dispersion: float  # variance over mean of counts in the longest judged windows; Poisson: 1
+    process: str  # what the stream was asked to be
+    significance: float
+    tests: tuple[Test, ...]
+    lateness: Lateness | None
+    verdict: str
+    poisson: bool | None  # None: too few to say, or not asked to be
+    reasons: tuple[str, ...] = ()  # what is wrong, the most telling first
+    valid: bool | None = field(default=None)  # lateness within budget; None without a timetable
+
+    @property
+    def good(self) -> bool:
+        """The stream is as asked, as far as was judged, and not late."""
+        return not self.reasons and self.valid is not False
+
+
+def audit_arrivals(
+    instants: FloatArray,
+    *,
+    asked_rate: float | None = None,
+    intended: FloatArray | None = None,
+    process: str = "poisson",
+    significance: float = SIGNIFICANCE,
+    budget: Budget | None = None,
+) -> Audit:
+    """Judge arrival instants (seconds, any origin and order); `intended` is the timetable, entry by entry.
+
+    `process` is what the stream was asked to be; other than "poisson" the tests are shown but the verdict compares with
+    the timetable alone. Raises ValueError where the two arrays differ in length.
+    """
+    if intended is not None and intended.size != instants.size:
+        raise ValueError(f"got {instants.size} instants and {intended.size} intended ones; expected one for each")
+    late = None if intended is None or not instants.size else _lateness(instants - intended, budget or Budget())
+    ordered = np.sort(instants) - (instants.min() if instants.size else 0.0)
+    gaps = np.diff(ordered)
+    span = float(ordered[-1]) if ordered.size else 0.0
+    enough = instants.size >= ENOUGH and span > 0
+    judged = _judge(list(_findings(ordered, gaps, asked_rate, resolution(instants))), significance, gaps) if enough else ()
+    if process == "poisson":
+        reasons = _reasons(ordered, gaps, judged, asked_rate)
+    else:
+        reasons = () if late is None or late.within else ("it does not keep its timetable",)
+    low, high = tests.rate_interval(gaps.size, span) if span else (math.nan, math.nan)
+    return Audit(
+        n=instants.size,
+        span=span,
+        rate=gaps.size / span if span else math.nan,
+        rate_low=low,
+        rate_high=high,
+        asked_rate=asked_rate,
+        gap_variation=float(gaps.std() / gaps.mean()) if span else math.nan,
+        dispersion=next((t.statistic for t in reversed(judged) if t.name.startswith("dispersion")), math.nan),
+        process=process,
+        significance=significance,
+        tests=judged,
+        lateness=late,
+        verdict=_verdict(instants.size, process, reasons, late),
+        poisson=None if process != "poisson" or instants.size < ENOUGH else not reasons,
+        reasons=reasons,
+        valid=None if late is None else late.within,
+    )
+
+
+def resolution(instants: FloatArray) -> float:
+    """Seconds between the instants that the clock could tell apart: its decimal step, or the floats' own."""
+    since = instants - instants[0]
+    noise = max(LEAST_RESOLUTION, 4 * float(np.spacing(np.abs(instants).max())))
+    for step in (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5, 1e-6):
+        if step > noise and np.all(np.abs(since / step - np.round(since / step)) * step < noise):
+            return step
+    return noise
+
+
+def _findings(ordered: FloatArray, gaps: FloatArray, asked_rate: float | None, step: float) -> Iterator[tuple[str, Finding]]:
+    """Every test that the number of arrivals and the clock's step allow."""
+    fine = step < NEAR * float(gaps.mean())
+    yield "constant rate", tests.constant_rate(ordered)
+    for per_window in WINDOWS:
+        if ordered.size >= per_window * LEAST_WINDOWS:
+            yield f"dispersion, {per_window} per window", tests.dispersion(ordered, per_window)
+    for period in PERIODS:
+        if (found := tests.phase(ordered, period)) is not None:
+            yield f"phase in {period:g} s", found
+    yield from _of_gaps(gaps, step if fine else None)
+    if asked_rate is not None and math.isfinite(asked_rate):
+        yield "rate", tests.rate(gaps.size, float(ordered[-1]), asked_rate)
+        yield "span too exact", tests.too_exact([(gaps.size, float(ordered[-1]))], asked_rate)
+        if fine:
+            yield "gap law at the asked rate", tests.gap_law(gaps, 1 / asked_rate)
+
+
+def _of_gaps(gaps: FloatArray, step: float | None) -> Iterator[tuple[str, Finding]]:
+    yield "longest gap", tests.longest_gap(gaps)
+    yield "correlation, lag 1", tests.correlation(gaps)
+    if (lags := min(LAGS, gaps.size // 20)) > 1:
+        yield f"correlation, lags 1-{lags}", tests.correlation(gaps, lags)
+    if step is not None:  # the clock tells the gaps apart
+        yield "gap law", tests.gap_law(gaps)
+        yield "gap spacings", tests.gap_spacings(gaps)
+        yield "repeated gaps", tests.repeated_gaps(gaps, step)
+        yield "nearly repeated gaps", tests.repeated_gaps(gaps, NEAR * float(gaps.mean()))
+
+
+def _judge(found: list[tuple[str, Finding]], significance: float, gaps: FloatArray) -> tuple[Test, ...]:
+    """Holm: the i-th smallest of k p-values is held against significance / (k - i), until the first that passes."""
+    rejected: set[str] = set()
+    for index, (name, finding) in enumerate(sorted(found, key=lambda pair: pair[1].p_value)):
+        if finding.p_value > significance / (len(found) - index):
+            break
+        rejected.add(name)
+    return tuple(Test(name, f.statistic, f.p_value, name not in rejected, in_words(name, f.statistic, gaps)) for name, f in found)
+
+
+def _lateness(late: FloatArray, budget: Budget) -> Lateness:
+    p50, p99 = np.quantile(late, (0.5, 0.99)).tolist()
+    return Lateness(float(late.mean()), p50, p99, float(late.max()), budget)
+
+
+def _reasons(ordered: FloatArray, gaps: FloatArray, judged: Sequence[Test], asked_rate: float | None) -> tuple[str, ...]:
+    if ordered.size >= ENOUGH and not judged:
+        return ("all arrive at one instant",)
+    return disease(ordered, gaps, {test.name: test.statistic for test in judged if not test.holds}, asked_rate)
+
+
+def _verdict(n: int, process: str, reasons: Sequence[str], late: Lateness | None) -> str:
+    if process != "poisson":
+        if late is None:
+            return f"not judged: asked to be {process}, and there is no timetable to compare with"
+        kept = f"mean {late.mean * 1e3:.3g} ms, p99 {late.p99 * 1e3:.3g} ms late"
+        return f"{'not as asked' if reasons else 'as asked'} ({process}): its timetable, {kept}"
+    if n < ENOUGH:
+        return f"too few to say: {n} arrivals; expected at least {ENOUGH}"
+    return "not poisson: " + "; ".join(reasons[:2]) if reasons else "poisson"

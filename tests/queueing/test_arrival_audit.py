@@ -1,0 +1,265 @@
+"""The audit of arrivals: a true Poisson stream passes as often as stated, and each known disease is named."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import stats
+
+from queueing import arrival_tests
+from queueing.arrival_audit import Budget, audit_arrivals, resolution
+
+FloatArray = NDArray[np.float64]
+
+
+def poisson(rng: np.random.Generator, rate: float, n: int) -> FloatArray:
+    return 1234.5 + np.cumsum(rng.exponential(1 / rate, n))
+
+
+def lock_step(rng: np.random.Generator, rate: float, n: int, workers: int = 10) -> FloatArray:
+    """Every worker draws the same gaps from one seed; a shared offset adds them all."""
+    return np.cumsum(np.repeat(rng.exponential(1 / rate, -(-n // workers)), workers)[:n])
+
+
+def seen_late(rng: np.random.Generator, rate: float, n: int) -> FloatArray:
+    """The same as a server sees it, each a millisecond late on average."""
+    return lock_step(rng, rate, n) + rng.exponential(1e-3, n)
+
+
+def rescaled(rng: np.random.Generator, rate: float, n: int) -> FloatArray:
+    instants = np.cumsum(rng.exponential(1 / rate, n))
+    return instants * (n / rate / instants[-1])
+
+
+def pinned(rng: np.random.Generator, rate: float, n: int) -> FloatArray:
+    """A Poisson count per second, its gaps stretched so that the last arrival falls on the whole second."""
+    instants: list[float] = []
+    second = 0
+    while len(instants) < n:
+        if count := rng.poisson(rate):
+            gaps = np.cumsum(rng.exponential(1.0, count))
+            instants += (second + gaps / gaps[-1]).tolist()
+        second += 1
+    return np.array(instants[:n])
+
+
+def re_anchored(rng: np.random.Generator, rate: float, n: int) -> FloatArray:
+    """Now and then the sender stands still, and the whole rest of the schedule moves back with it."""
+    lost = np.zeros(n)
+    lost[rng.choice(n, 5, replace=False)] = rng.uniform(0.8, 1.6, 5)
+    return np.cumsum(rng.exponential(1 / rate, n)) + np.cumsum(lost)
+
+
+def drifting(rng: np.random.Generator, rate: float, n: int) -> FloatArray:
+    """Each sleep begins when the request before it is on its way."""
+    return np.cumsum(rng.exponential(1 / rate, n) + 0.08 / rate)
+
+
+def bursty(rng: np.random.Generator, rate: float, n: int) -> FloatArray:
+    return np.cumsum(rng.gamma(0.5, 2 / rate, n))
+
+
+def regular(rng: np.random.Generator, rate: float, n: int) -> FloatArray:
+    return np.cumsum(rng.gamma(4.0, 0.25 / rate, n))
+
+
+def constant(rng: np.random.Generator, rate: float, n: int) -> FloatArray:
+    return np.arange(n) / rate + rng.uniform(0, 0.01 / rate, n)
+
+
+def ramp(rng: np.random.Generator, rate: float, n: int) -> FloatArray:
+    return np.sqrt(np.cumsum(rng.exponential(1.0, n)) * n) / rate
+
+
+def in_pairs(rng: np.random.Generator, rate: float, n: int) -> FloatArray:
+    return np.repeat(np.cumsum(rng.exponential(2 / rate, n // 2)), 2)
+
+
+DISEASES = [
+    (lock_step, 30.0, 1500, "the same gaps occur again: 150 distinct of 1499"),
+    (seen_late, 30.0, 1500, "of gaps are like the one before them, as of senders that share one seed"),
+    (pinned, 1.0, 1000, "pinned to whole seconds"),
+    (pinned, 2.0, 1000, "pinned to whole seconds"),
+    (pinned, 5.0, 1000, "pinned to whole seconds"),
+    (re_anchored, 30.0, 1000, "schedule was lost and never made up"),
+    (drifting, 200.0, 1500, "something adds to every gap, as sleeps one after the other do"),
+    (bursty, 10.0, 1000, "arrivals come in bursts"),
+    (regular, 10.0, 1000, "arrivals are too regular"),
+    (constant, 10.0, 1000, "gaps are nearly constant"),
+    (ramp, 10.0, 1000, "arrivals come in bursts"),
+    (in_pairs, 10.0, 1000, "50% come at the very instant of the one before"),
+]
+
+
+@pytest.mark.parametrize(("disease", "rate", "n", "words"), DISEASES, ids=lambda value: getattr(value, "__name__", None))
+def test_each_disease_is_named_in_the_verdict(disease, rate, n, words):
+    verdicts = [audit_arrivals(disease(np.random.default_rng(seed), rate, n), asked_rate=rate).verdict for seed in range(20)]
+    named = [verdict for verdict in verdicts if verdict.startswith("not poisson: ") and words in verdict]
+    assert len(named) >= 19, [verdict for verdict in verdicts if verdict not in named]
+
+
+def test_a_true_poisson_stream_fails_in_at_most_the_stated_share():
+    failed = sum(not audit_arrivals(poisson(np.random.default_rng(seed), 30, 500), asked_rate=30).good for seed in range(1000))
+    assert failed <= 19, failed  # significance 0.01: 20 or more of 1000 would have probability 0.003
+
+
+def test_each_p_value_is_uniform_over_poisson_streams():
+    """Holm's rule needs every test's own share of false alarms to be right."""
+    found: dict[str, list[float]] = {}
+    for seed in range(1000):
+        for test in audit_arrivals(poisson(np.random.default_rng(10_000 + seed), 3, 300), asked_rate=3).tests:
+            found.setdefault(test.name, []).append(test.p_value)
+    assert len(found) == 15
+    for name, values in found.items():
+        for level in (0.1, 0.05, 0.01):
+            share = float(np.mean(np.array(values) <= level))
+            assert share <= level + 4 * math.sqrt(level / 1000), (name, level, share)
+            if name != "repeated gaps":  # of a count that is nearly always 0
+                assert share >= level / 2 - 4 * math.sqrt(level / 2000), (name, level, share)
+
+
+def test_a_schedule_rescaled_to_end_on_time_is_not_told_by_one_run_but_by_several():
+    """Given its number and span it is a Poisson stream: only the span, too near to n / rate, tells."""
+    single, runs = [], []
+    for seed in range(40):
+        instants = rescaled(np.random.default_rng(seed), 30, 1000)
+        single.append(audit_arrivals(instants, asked_rate=30).verdict)
+        runs.append((999, float(instants[-1] - instants[0])))
+    assert single.count("poisson") >= 38
+    together = [arrival_tests.too_exact(runs[index : index + 5], 30).p_value for index in range(0, 40, 5)]
+    assert max(together) < 0.001
+    honest = [(999, float(np.ptp(poisson(np.random.default_rng(seed), 30, 1000)))) for seed in range(5)]
+    assert arrival_tests.too_exact(honest, 30).p_value > 0.01
+
+
+@pytest.mark.parametrize("n", [50, 300, 2000])
+def test_kolmogorov_p_values_are_the_exact_ones(n):
+    gaps = np.random.default_rng(n).exponential(2.0, n)
+    for mean in (2.0, 2.3):
+        ours, exact = arrival_tests.gap_law(gaps, mean), stats.kstest(gaps, "expon", args=(0, mean))
+        assert ours.statistic == pytest.approx(exact.statistic, abs=1e-12)
+        assert ours.p_value == pytest.approx(exact.pvalue, rel=0.05, abs=1e-4)
+
+
+def test_the_fitted_mean_makes_the_distance_smaller_and_the_p_value_knows_it():
+    """Stephens (1974), table for the exponential law with unknown mean: 0.990 at 10 %, 1.094 at 5 %, 1.308 at 1 %."""
+    m = 400
+    for x, level in ((0.990, 0.10), (1.094, 0.05), (1.308, 0.01)):
+        distance = x / (math.sqrt(m) + 0.26 + 0.5 / math.sqrt(m)) + 0.2 / m
+        gaps = _gaps_at_distance(m, distance)
+        found = arrival_tests.gap_law(gaps)
+        assert found.statistic == pytest.approx(distance, rel=1e-6)
+        assert found.p_value == pytest.approx(level, rel=0.15)
+
+
+def _gaps_at_distance(m: int, distance: float) -> FloatArray:
+    """Gaps whose largest distance from their own exponential law is given: a share set to 0 and the rest left alone."""
+    ideal = -np.log1p(-(np.arange(m) + 0.5) / m)
+
+    def largest(share: float) -> tuple[float, FloatArray]:
+        gaps = ideal + share * np.sin(2 * np.pi * np.arange(m) / m) * ideal
+        return arrival_tests.gap_law(gaps).statistic, gaps
+
+    low, high = 0.0, 0.9
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if largest(middle)[0] < distance else (low, middle)
+    return largest(high)[1]
+
+
+def test_rank_correlation_is_spearmans_and_heavy_tails_do_it_no_harm():
+    values = np.random.default_rng(3).pareto(0.7, 4000)
+    found = arrival_tests.rank_correlations(values, 3)
+    for lag in (1, 2, 3):
+        assert found[lag - 1] == pytest.approx(stats.spearmanr(values[:-lag], values[lag:])[0], abs=2e-3)
+    assert arrival_tests.correlation(values, 10).p_value > 0.01
+    assert arrival_tests.correlation(np.repeat(values, 2)).p_value < 1e-9
+    assert arrival_tests.rank_correlations(np.ones(100), 2).tolist() == [0, 0]
+
+
+def test_the_rate_interval_is_exact():
+    """Garwood's limits from the chi-square law, here for the time to the n-th arrival."""
+    low, high = arrival_tests.rate_interval(100, 50.0)
+    assert low == pytest.approx(stats.chi2.ppf(0.025, 200) / 100)
+    assert high == pytest.approx(stats.chi2.ppf(0.975, 200) / 100)
+    audit = audit_arrivals(poisson(np.random.default_rng(0), 20, 1000), asked_rate=20)
+    assert audit.rate_low < audit.rate < audit.rate_high
+    assert audit.rate == pytest.approx(20, rel=0.1)
+
+
+def test_another_rate_than_asked_is_said():
+    audit = audit_arrivals(poisson(np.random.default_rng(0), 20, 1000), asked_rate=24)
+    assert "of 24 per second asked" in audit.verdict
+    assert {test.name for test in audit.tests if not test.holds} == {"rate", "gap law at the asked rate"}
+    assert audit_arrivals(poisson(np.random.default_rng(0), 20, 1000)).verdict == "poisson"
+
+
+def test_a_stall_that_is_made_up_is_a_pause_not_a_lost_schedule():
+    rng = np.random.default_rng(0)
+    intended = poisson(rng, 100, 2000)
+    late = (intended > intended[800]) & (intended < intended[800] + 0.5)
+    sent = np.where(late, intended[800] + 0.5, intended) + rng.exponential(1e-3, 2000)
+    verdict = audit_arrivals(np.sort(sent), asked_rate=100).verdict
+    assert verdict.startswith("not poisson: pauses of up to 0.5")
+    assert "lost" not in verdict
+
+
+@pytest.mark.parametrize("instants", [[], [3.0], list(range(49))])
+def test_too_few_arrivals_are_not_judged(instants):
+    audit = audit_arrivals(np.array(instants, dtype=np.float64))
+    assert audit.verdict == f"too few to say: {len(instants)} arrivals; expected at least 50"
+    assert (audit.poisson, audit.tests, audit.good) == (None, (), True)
+
+
+def test_all_at_one_instant_is_not_poisson():
+    audit = audit_arrivals(np.full(100, 7.0))
+    assert audit.verdict == "not poisson: all arrive at one instant"
+    assert math.isnan(audit.rate)
+
+
+def test_lateness_is_held_against_a_budget_and_does_not_change_the_verdict():
+    rng = np.random.default_rng(2)
+    intended = poisson(rng, 50, 1000)
+    prompt = audit_arrivals(intended + 0.0005, intended=intended, asked_rate=50)
+    late = audit_arrivals(intended + rng.exponential(0.003, 1000), intended=intended, asked_rate=50)
+    assert (prompt.verdict, prompt.valid, prompt.good) == ("poisson", True, True)
+    assert (late.verdict, late.valid, late.good) == ("poisson", False, False)
+    assert late.lateness is not None
+    assert late.lateness.mean == pytest.approx(0.003, rel=0.1)
+    assert late.lateness.p99 == pytest.approx(0.003 * math.log(100), rel=0.2)
+    assert audit_arrivals(intended + 0.003, intended=intended, budget=Budget(p99=0.004, mean=0.004)).valid is True
+    with pytest.raises(ValueError, match="expected one for each"):
+        audit_arrivals(intended, intended=intended[1:])
+
+
+def test_what_was_not_asked_to_be_poisson_is_compared_with_its_timetable():
+    intended = bursty(np.random.default_rng(1), 20, 1000)
+    kept = audit_arrivals(intended + 0.0004, intended=intended, process="gamma")
+    broken = audit_arrivals(intended + 0.1, intended=intended, process="gamma")
+    alone = audit_arrivals(intended, process="gamma")
+    assert kept.verdict == "as asked (gamma): its timetable, mean 0.4 ms, p99 0.4 ms late"
+    assert broken.verdict.startswith("not as asked (gamma)")
+    assert alone.verdict == "not judged: asked to be gamma, and there is no timetable to compare with"
+    assert [audit.poisson for audit in (kept, broken, alone)] == [None, None, None]
+    assert [audit.good for audit in (kept, broken, alone)] == [True, False, True]
+
+
+def test_a_coarse_clock_is_not_mistaken_for_repeated_gaps():
+    """Instants written in milliseconds make equal gaps; the tests that need finer ones are left out."""
+    instants = np.round(poisson(np.random.default_rng(0), 50, 2000), 3)
+    assert resolution(instants) == 1e-3
+    audit = audit_arrivals(instants, asked_rate=50)
+    assert audit.verdict == "poisson"
+    assert not any("gap law" in test.name or "repeated" in test.name for test in audit.tests)
+    assert resolution(poisson(np.random.default_rng(0), 50, 100)) < 1e-8
+    assert resolution(1.7e9 + poisson(np.random.default_rng(0), 50, 100)) == pytest.approx(1e-6, rel=0.1)
+
+
+def test_order_and_origin_do_not_matter():
+    instants = poisson(np.random.default_rng(5), 20, 600)
+    shuffled = np.random.default_rng(6).permutation(instants) + 5000.0
+    first, second = audit_arrivals(instants, asked_rate=20), audit_arrivals(shuffled, asked_rate=20)
+    assert [test.p_value for test in first.tests] == pytest.approx([test.p_value for test in second.tests], rel=1e-4, abs=1e-9)
