@@ -1,0 +1,99 @@
+"""The measurement: designed batches in random order, each served as a static batch, every step's end stamped.
+
+A batch is a prefill of all its prompts, which gives the first token of each, and one step for each further token. A step ends
+when its tokens are on the host, as a server that streams them needs: that waits for the device, so the clock reads true times
+and no step is launched before the one before it has ended. Rounds: each holds every cell once, in an order of its own, so that
+the machine's drift falls on all alike and a run cut short is balanced to within one round. A batch that the budget has no
+time for is not begun. Results are written as they come, one JSON object a line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from time import perf_counter
+from typing import Any, TextIO
+
+import numpy as np
+import torch
+
+from .decoder import Cache, random_decoder
+from .design import Cell, Shape, longest
+
+WARM_UP_STEPS = 8
+Joules = Callable[[], "float | None"]  # since some instant; None where the device does not tell
+
+
+class Bench:
+    """A model and its cache on a device."""
+
+    def __init__(self, shape: Shape, cells: Sequence[Cell], *, device: str, dtype: str, seed: int) -> None:
+        number, tokens = getattr(torch, dtype), longest(cells)
+        self._vocabulary, self._device = shape.vocabulary, device
+        self._decoder = random_decoder(shape, tokens, device=device, dtype=number, seed=seed)
+        self._cache = Cache(shape, max(cell.batch_size for cell in cells), tokens, device=device, dtype=number)
+        self._generator = torch.Generator(device).manual_seed(seed)
+
+    @torch.inference_mode()
+    def serve(self, cell: Cell) -> list[float]:
+        """Seconds from the start of the batch until its 1st, 2nd, .. tokens were on the host."""
+        size = (cell.batch_size, cell.prompt_tokens)
+        ids = torch.randint(self._vocabulary, size, generator=self._generator, device=self._device)
+        if self._device != "cpu":
+            torch.cuda.synchronize()
+        position, ends, began = 0, [], perf_counter()
+        for _ in range(cell.output_tokens):
+            tokens = self._decoder(ids, self._cache, position).argmax(-1)
+            tokens.tolist()  # to the host
+            ends.append(perf_counter() - began)
+            position, ids = position + ids.shape[1], tokens[:, None]
+        return ends
+
+    def warm_up(self, cells: Sequence[Cell]) -> dict[tuple[int, int], tuple[float, float]]:
+        """Every batch size and prompt twice; seconds of the prefill and of a step, from the second time."""
+        found = {}
+        for size, prompt in sorted({(cell.batch_size, cell.prompt_tokens) for cell in cells}):
+            for _ in range(2):
+                ends = self.serve(Cell(size, prompt, min(WARM_UP_STEPS, longest(cells) - prompt)))
+            found[size, prompt] = ends[0], (ends[-1] - ends[0]) / max(1, len(ends) - 1)
+        return found
+
+
+def measure(
+    bench: Bench, cells: Sequence[Cell], *, repeats: int, seed: int, until: float, joules: Joules, write: Callable[[dict[str, Any]], None]
+) -> int:
+    """Serve every cell `repeats` times unless the clock would pass `until`; how many batches were served."""
+    warm, began, served = bench.warm_up(cells), perf_counter(), 0
+    expected = {cell: _guess(cell, *warm[cell.batch_size, cell.prompt_tokens]) for cell in cells}
+    rng = np.random.default_rng(seed)
+    print(f"{len(cells)} cells, {repeats} rounds: at most about {repeats * sum(expected.values()):.0f} s, {until - began:.0f} s left")
+    for turn in range(repeats):
+        for index in rng.permutation(len(cells)):
+            cell = cells[index]
+            if perf_counter() + expected[cell] > until:
+                return served
+            at, before = perf_counter() - began, joules()
+            ends = bench.serve(cell)
+            after = joules()
+            spent = None if before is None or after is None else round(after - before, 3)
+            expected[cell] = ends[-1]
+            served += 1
+            write(asdict(cell) | {"round": turn, "at": round(at, 3), "joules": spent, "ends": [round(end, 7) for end in ends]})
+        print(f"round {turn + 1} of {repeats} done at {perf_counter() - began:.0f} s", flush=True)
+    return served
+
+
+def _guess(cell: Cell, prefill: float, step: float) -> float:
+    """Seconds, from a warm-up at short contexts; steps grow with the context."""
+    return 1.5 * (prefill + step * cell.output_tokens)
+
+
+def line_writer(file: TextIO) -> Callable[[dict[str, Any]], None]:
+    """One JSON object a line, on disk at once: a killed run keeps what it had."""
+
+    def write(value: dict[str, Any]) -> None:
+        file.write(json.dumps(value) + "\n")
+        file.flush()
+
+    return write
