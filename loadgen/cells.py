@@ -8,11 +8,9 @@ read from the headers unless it is given.
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import importlib.util
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from loadgen.comparison import Theory, Verdict
 from loadgen.group import timetable_of
 from loadgen.residual import verdict
 from policies.text import SpecError, parse_policy
+from queueing.arrival_audit import Audit, audit_arrivals
 from queueing.distributions import TokenDistribution, parse_distribution
 from queueing.latency import LatencyModel
 from queueing.model import Model
@@ -40,7 +39,7 @@ class ReportCell:
     load: float | None  # as asked; else of the measured rate by the calibrated law
     max_output_tokens: int | None = None  # the gateway's limit
     lateness: Summary | None = None  # of the sender, seconds
-    audit: Mapping[str, Any] = field(default_factory=dict)  # of the arrivals at the gateway: verdict and numbers
+    audit: Audit | None = None  # of the arrivals at the gateway
     notes: tuple[str, ...] = ()
     model: Model | None = None  # the queue that was asked for, under the calibrated law
 
@@ -124,7 +123,7 @@ def _cells(file: RunFile, sent: list[Record], asked: Asked) -> list[ReportCell]:
             load=configured.get("load", comparison.load),
             max_output_tokens=configured.get("max_output_tokens"),
             lateness=lateness_of(sent),
-            audit=audit_of(file.records, comparison),
+            audit=audit_of(file, comparison, sent),
             model=model_for(theory, file.records, comparison),
         )
         for comparison in comparisons
@@ -153,15 +152,16 @@ def lateness_of(sent: Iterable[Record]) -> Summary | None:
     return summarise(np.array(late)) if late else None
 
 
-def audit_of(records: Iterable[Record], comparison: Comparison) -> dict[str, Any]:
-    """What the arrivals at the gateway look like beside the Poisson process that was asked."""
-    if importlib.util.find_spec("queueing.arrival_audit") is None:
-        return {}
-    arrived = sorted(r.arrived_at for r in records if r.arrived_at is not None and (r.epoch or 0) == comparison.epoch)
-    if len(arrived) < 3:
-        return {}
-    audit = importlib.import_module("queueing.arrival_audit").audit_arrivals(np.array(arrived), asked_rate=comparison.asked_rate)
-    return dataclasses.asdict(audit)
+def audit_of(file: RunFile, comparison: Comparison, sent: Iterable[Record] = ()) -> Audit | None:
+    """The arrivals at the gateway beside the process that was asked, and beside the timetable where it is at hand."""
+    epoch = [r for r in file.records if r.arrived_at is not None and (r.epoch or 0) == comparison.epoch]
+    arrived = np.array([r.arrived_at for r in epoch], dtype=np.float64)
+    if arrived.size < 3:
+        return None
+    planned = timetable_of(epoch, sent) or {}
+    intended = np.array([planned[r.request_id] for r in epoch]) if len(planned) == len(epoch) else None
+    process = str(file.header.configuration.get("arrivals", "poisson")).partition(":")[0]
+    return audit_arrivals(arrived, asked_rate=comparison.asked_rate, intended=intended, process=process)
 
 
 def _number(value: Any) -> float | None:

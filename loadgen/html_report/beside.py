@@ -23,6 +23,7 @@ from loadgen.html_report.style import (
     log_axis,
     ms,
     observed_marks,
+    one_legend,
     percent,
     scatter,
     title_over,
@@ -55,8 +56,8 @@ def beside_figure(cells: Sequence[ReportCell]) -> Figure | None:
         layout["annotations"].append(title_over(f"<b>{title}</b>", f"x{panel.key}", "y"))
         rows = [names.index(label(cell)) for cell in group]
         traces += [_marks(mark, panel, group, rows) for mark in MARKS]
-        traces.append(observed_marks(panel, group, rows, along="x"))
-    return figure("beside", traces, layout, height=HEAD + ROW * len(names), min_width=260 + 150 * len(panels))
+        traces += observed_marks(panel, group, rows, along="x")
+    return figure("beside", one_legend(traces), layout, height=HEAD + ROW * len(names), min_width=260 + 150 * len(panels))
 
 
 def _rows(names: Sequence[str]) -> dict[str, Any]:

@@ -111,7 +111,7 @@ def _swept(result: CellResult, sides: dict[str, RunFile], results: Results) -> R
         load=result.cell.load,
         max_output_tokens=result.cell.max_output_tokens,
         lateness=lateness_of(sent),
-        audit=audit_of(sides["gateway"].records, result.comparison),
+        audit=audit_of(sides["gateway"], result.comparison, sent),
         notes=("shorter than asked (--cell-limit)",) if result.cell.cut else (),
         model=_model(result, results),
     )

@@ -48,7 +48,7 @@ def write_csv(cells: Sequence[ReportCell], path: Path) -> Path:
     """A row per cell; durations in milliseconds as their names say, the parts of the difference too."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*(column.key for column in COLUMNS), "half_width_ms", *(f"{part}_ms" for part in PARTS)])
+    writer.writerow([*(column.key for column in COLUMNS), *(f"part_{part}_ms" for part in PARTS)])
     writer.writerows(_row(cell) for cell in cells)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text.getvalue(), encoding="utf-8")
@@ -58,14 +58,19 @@ def write_csv(cells: Sequence[ReportCell], path: Path) -> Path:
 def _row(cell: ReportCell) -> list[Any]:
     split = cell.comparison.split
     parts = [None if split is None else split.part(name).seconds * 1e3 for name in PARTS]
-    return [*(column.value(cell) for column in COLUMNS), cell.comparison.quantity.observed.half_width * 1e3, *parts]
+    return [*(column.value(cell) for column in COLUMNS), *parts]
 
 
 def as_json(cells: Sequence[ReportCell]) -> list[dict[str, Any]]:
     """One object per cell: the comparison, its load as asked, verdict and sender."""
     return [
         as_object(cell.comparison)
-        | {"name": cell.name, "asked_load": cell.load, "max_output_tokens": cell.max_output_tokens, "audit": dict(cell.audit)}
+        | {
+            "name": cell.name,
+            "asked_load": cell.load,
+            "max_output_tokens": cell.max_output_tokens,
+            "audit": None if cell.audit is None else msgspec.to_builtins(cell.audit),
+        }
         | {"lateness": None if cell.lateness is None else msgspec.to_builtins(cell.lateness)}
         for cell in cells
     ]

@@ -31,6 +31,7 @@ from loadgen.html_report.style import (
     legend_at_top,
     log_axis,
     observed_marks,
+    one_legend,
     rows,
     title_over,
 )
@@ -45,6 +46,7 @@ ROW, HEAD = 230, 110  # pixels
 LOADS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.94, 0.97)
 FINE = np.linspace(LOADS[0], LOADS[-1], 120)
 SIMULATED_REQUESTS = 40_000
+BEYOND = 1e9  # ms: off every axis
 LARGEST = 8.0  # times the largest observation: the curve's end that is shown
 
 Curve = Callable[[float], float]  # load -> seconds
@@ -74,7 +76,7 @@ def over_load_figure(cells: Sequence[ReportCell]) -> Figure | None:
         )
         layout["annotations"].append(title_over(f"<b>{name}</b>", f"x{panel.key}", f"y{panel.key}"))
         traces += found
-    return figure("over-load", traces, layout, height=height, min_width=720)
+    return figure("over-load", one_legend(traces), layout, height=height, min_width=720)
 
 
 def _panel(cells: Sequence[ReportCell], panel: Panel) -> list[Trace]:
@@ -86,7 +88,7 @@ def _panel(cells: Sequence[ReportCell], panel: Panel) -> list[Trace]:
         if not (isinstance(model.policy, Fixed) and math.isfinite(model.policy.max_wait)):
             traces.append(_band(curve, min(speeds), max(speeds), panel))
         traces.append(_line(curve, panel))
-    return [*traces, observed_marks(panel, cells, [cell.load or 0.0 for cell in cells], along="y")]
+    return [*traces, *observed_marks(panel, cells, [cell.load or 0.0 for cell in cells], along="y")]
 
 
 def curve_of(model: Model, compared: str) -> Curve | None:
@@ -131,6 +133,8 @@ def _band(curve: Curve, fastest: float, slowest: float, panel: Panel) -> Trace:
         return [(x, y * MS) for x in FINE.tolist() if math.isfinite(y := speed * curve(speed * x))]
 
     low, high = at(fastest), at(slowest)
+    if high and low and high[-1][0] < low[-1][0]:  # beyond, the slowest machine has no steady state
+        high += [(high[-1][0], BEYOND), (low[-1][0], BEYOND)]
     outline = [*high, *reversed(low)]
     return {
         "type": "scatter",
@@ -152,4 +156,4 @@ def _extent(traces: Sequence[Trace], cells: Sequence[ReportCell]) -> list[float]
     observed = [cell.comparison.quantity.observed for cell in cells]
     most = LARGEST * max(mean.mean for mean in observed) * MS
     ends = [value for mean in observed for value in (mean.mean * MS, min(mean.high * MS, most), max(mean.low, 0.2 * mean.mean) * MS)]
-    return ends + [y for trace in traces for y in trace["y"] if min(ends) / LARGEST < y < most]
+    return ends + [y for trace in traces for y in trace["y"] if y is not None and min(ends) / LARGEST < y < most]

@@ -13,7 +13,7 @@ from loadgen.html_report.beside import beside_figure
 from loadgen.html_report.data import ReportData, today
 from loadgen.html_report.over_load import over_load_figure
 from loadgen.html_report.parts import parts_figure
-from loadgen.html_report.style import Figure
+from loadgen.html_report.style import Figure, label
 from loadgen.html_report.tables import full_table, matrix, missing_table, senders
 from loadgen.html_report.tails import tails_figure
 from loadgen.html_report.text import LIMITS, READING, captions
@@ -78,9 +78,9 @@ def _warning(data: ReportData) -> str:
     said = []
     if data.missing:
         said.append(f"{len(data.missing)} of {len(data.missing) + len(data.cells)} planned cells have no result: see “What is missing”.")
-    invalid = [cell for cell in data.cells if str(cell.audit.get("verdict", "")).lower() == "invalid"]
+    invalid = [label(cell) for cell in data.cells if cell.audit is not None and cell.audit.valid is False]
     if invalid:
-        said.append(f"The arrivals of {len(invalid)} cells are INVALID by their audit: what they say about delay is void.")
+        said.append(f"INVALID, the sender left its lateness budget: {', '.join(invalid)}. What these cells say about delay is void.")
     return "".join(f'<p class="warning">{escape(line)}</p>' for line in said)
 
 
@@ -98,9 +98,9 @@ def _verdicts(data: ReportData) -> str:
 
 
 def _figure(name: str, heading: str, caption: str) -> str:
-    return _section(
-        heading, f'<p>{caption}</p><figure class="scroll"><div class="plot" id="figure-{name}"></div></figure>{_without_script()}'
-    )
+    save = f'<button type="button" class="save screen" data-figure="{name}">Save as SVG</button>'
+    plot = f'<figure class="scroll"><div class="plot" id="figure-{name}"></div></figure>{_without_script()}'
+    return f'<section class="figure">{save}<h2>{heading}</h2><p>{caption}</p>{plot}</section>'
 
 
 def _without_script() -> str:
@@ -110,14 +110,19 @@ def _without_script() -> str:
 def _sent(data: ReportData) -> str:
     if not data.cells:
         return ""
-    lead = "What arrived, against what was asked. A run outside its lateness budget, or whose arrivals are not the asked process, cannot judge a theory of them."  # noqa: E501
+    lead = "What arrived at the gateway, against what was asked. Arrivals that are not the asked process cannot judge a theory of it."
+    if all(cell.lateness is None for cell in data.cells):
+        lead += " The load generator’s own files are not at hand, or name no request of the gateway’s: its lateness is not known."
     return _section("Arrivals and sender", f"<p>{lead}</p>{senders(data.cells)}")
 
 
 def _numbers(data: ReportData) -> str:
     if not data.cells:
         return ""
-    lead = "Means in milliseconds; under each theory the observation’s deviation from it. Under quantiles, batch size and utilisation: the prediction at the run’s speed."  # noqa: E501
+    lead = (
+        "Means and quantiles; under each theory the observation’s deviation from it. Under quantiles, batch size and the share of time"
+        " in use: the prediction at the run’s speed."
+    )
     said = "".join(f'<p class="legend-note">{escape(line)}</p>' for line in notes([cell.comparison for cell in data.cells])[2:])
     return _section("All numbers", f'<p>{lead} <span class="screen">A heading sorts.</span></p>{full_table(data.cells)}{said}')
 

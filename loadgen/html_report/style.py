@@ -48,7 +48,7 @@ class Mark(NamedTuple):
 
 
 A_PRIORI = Mark("a_priori", "predicted a priori", "diamond-open", "$ink", 10, 0.26)
-PREDICTED = Mark("predicted", "predicted at the run's speed", "diamond", "$ink", 8, 0.13)
+PREDICTED = Mark("predicted", "predicted at the run’s speed", "diamond", "$ink", 8, 0.13)
 SAME_ARRIVALS = Mark("same_arrivals", "simulated, same arrivals", "square-open", "$muted", 7, -0.13)
 RECURSION = Mark("measured_service", "recursion on measured services", "line-ns-open", "$muted", 9, -0.26)
 PAPER = Mark("paper", "as printed", "triangle-down-open", "$muted", 8, -0.39)
@@ -100,37 +100,54 @@ def scatter(mark: Mark, panel: Panel, points: Sequence[tuple[float, float]], tex
     }
 
 
-def observed_marks(panel: Panel, cells: Sequence[ReportCell], others: Sequence[float], *, along: str) -> Trace:
+def observed_marks(panel: Panel, cells: Sequence[ReportCell], others: Sequence[float], *, along: str) -> list[Trace]:
     """Observed means with their intervals, in milliseconds along one axis; `others` are the places along the other.
 
-    Pale where the run is too short. On a logarithmic axis an interval does not reach 0.
+    Two traces: those that can be judged, and, pale, those of runs too short. On a logarithmic axis an interval does not reach 0.
     """
-    means = [cell.comparison.quantity.observed for cell in cells]
-    values = [mean.mean * MS for mean in means]
-    across = "y" if along == "x" else "x"
+    judged = [(cell, other) for cell, other in zip(cells, others, strict=True) if not cell.comparison.too_short]
+    short = [(cell, other) for cell, other in zip(cells, others, strict=True) if cell.comparison.too_short]
+    return [
+        _observed(panel, judged, along, ("observed, 95 % interval", "observed", "$observed", 1)),
+        _observed(panel, short, along, ("observed, run too short to judge", "short", "$pale", 2)),
+    ]
+
+
+def _observed(panel: Panel, cells: Sequence[tuple[ReportCell, float]], along: str, look: tuple[str, str, str, int]) -> Trace:
+    name, group, colour, rank = look
+    means = [cell.comparison.quantity.observed for cell, _ in cells]
     bars = {
         "type": "data",
         "array": [mean.half_width * MS for mean in means],
         "arrayminus": [min(mean.half_width, 0.9 * mean.mean) * MS for mean in means],
-        "color": "$observed",
+        "color": colour,
         "thickness": 1.8,
         "width": 4,
     }
     return {
         "type": "scatter",
         "mode": "markers",
-        "name": "observed, 95 % interval",
-        "legendgroup": "observed",
-        "legendrank": 1,
-        "showlegend": panel.first,
-        along: values,
-        across: list(others),
+        "name": name,
+        "legendgroup": group,
+        "legendrank": rank,
+        "showlegend": bool(cells),
+        along: [mean.mean * MS for mean in means],
+        "y" if along == "x" else "x": [other for _, other in cells],
         f"error_{along}": bars,
-        "marker": {"color": "$observed", "size": 9, "opacity": [0.45 if cell.comparison.too_short else 1.0 for cell in cells]},
-        "text": [hover(cell) for cell in cells],
+        "marker": {"color": colour, "size": 9},
+        "text": [hover(cell) for cell, _ in cells],
         "hoverinfo": "text",
         **panel.axes,
     }
+
+
+def one_legend(traces: list[Trace]) -> list[Trace]:
+    """Each group named once, by its first trace that has points."""
+    named: set[str] = set()
+    for trace in traces:
+        trace["showlegend"] = bool(trace["x"]) and trace["legendgroup"] not in named
+        named |= {trace["legendgroup"]} if trace["x"] else set()
+    return traces
 
 
 def hover(cell: ReportCell) -> str:
@@ -140,7 +157,7 @@ def hover(cell: ReportCell) -> str:
     what = "mean sojourn" if comparison.compared == "sojourn_time" else "mean queueing delay"
     lines = [
         f"<b>{comparison.policy}</b>, {load_text(cell.load)}",
-        f"{what}: {ms(quantity.observed.mean)} ± {ms(quantity.observed.half_width)} ms (n = {comparison.n:,})",
+        f"{what}: {' ± '.join(mean_and_half(quantity.observed.mean, quantity.observed.half_width))} ms (n = {comparison.n:,})",
     ]
     for mark in MARKS:
         estimate = getattr(quantity, mark.key)
@@ -231,15 +248,25 @@ def load_text(load: float | None) -> str:
     return "load not known" if load is None else f"load {load:.2f}".rstrip("0").rstrip(".")
 
 
-def ms(seconds: float | None, digits: int = 3) -> str:
-    """Milliseconds with three significant digits, never an exponent."""
+def ms(seconds: float | None) -> str:
+    """Milliseconds: one decimal, more only below 1 ms, so that columns align."""
     if seconds is None or not math.isfinite(seconds):
-        return "-"
-    value = seconds * MS
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value)))) if value else 1
-    return f"{value:.{min(decimals, 3)}f}"
+        return "–"
+    return f"{seconds * MS:,.{decimals(seconds)}f}"
+
+
+def decimals(seconds: float) -> int:
+    """Of a time in milliseconds."""
+    size = abs(seconds) * MS
+    return 1 if size >= 1 or not size else 2 if size >= 0.1 else 3
+
+
+def mean_and_half(mean: float, half_width: float) -> tuple[str, str]:
+    """Both in milliseconds with the mean's decimals."""
+    digits = decimals(mean)
+    return f"{mean * MS:,.{digits}f}", f"{half_width * MS:,.{digits}f}" if math.isfinite(half_width) else "∞"
 
 
 def percent(share: float | None) -> str:
     """With its sign."""
-    return "-" if share is None or not math.isfinite(share) else f"{share * 100:+.1f} %"
+    return "–" if share is None or not math.isfinite(share) else f"{share * 100:+.1f} %".replace("-", "−")

@@ -25,6 +25,7 @@ from loadgen.html_report.style import (
     legend_at_top,
     load_text,
     ms,
+    one_legend,
     rows,
     scatter,
     title_over,
@@ -54,7 +55,7 @@ def tails_figure(cells: Sequence[ReportCell]) -> Figure | None:
         layout[f"yaxis{panel.key}"] = _shares(high[row], f"x{panel.key}", labelled=column == 0)
         layout["annotations"].append(title_over(f"{label(cell)} · {load_text(cell.load)}", f"x{panel.key}", f"y{panel.key}"))
         traces += [_curve(cell, panel), *(_quantiles(cell, mark, panel) for mark in (A_PRIORI, PREDICTED, SAME_ARRIVALS))]
-    return figure("tails", traces, layout, height=height, min_width=760)
+    return figure("tails", one_legend(traces), layout, height=height, min_width=760)
 
 
 def _shares(domain: list[float], anchor: str, *, labelled: bool) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def headline(cells: Sequence[ReportCell]) -> str:
     others = judged - within
     text = f"Theory known before the run agrees with {kinds['agree']} of {_count(judged, 'cell', 'cells')} that can be judged"
     if kinds["sampling noise"]:
-        text += f"; {kinds['sampling noise']} more differ by no more than chance"
+        text += f"; {_count(kinds['sampling noise'], 'more differs', 'more differ')} by no more than chance"
     if others:
         causes = [f"{KINDS[kind][0]} ({count})" for kind, count in kinds.most_common() if chip_class(kind) == "off"]
         text += f"; {_count(others, 'differs', 'differ')} for a cause that was found: {', '.join(causes)}"
@@ -71,7 +71,7 @@ def accuracy(cells: Sequence[ReportCell]) -> list[tuple[str, str]]:
     for key, name in (
         ("measured_service", "recursion on measured services"),
         ("same_arrivals", "simulation, same arrivals"),
-        ("predicted", "theory at the run's speed"),
+        ("predicted", "theory at the run’s speed"),
         ("a_priori", "theory a priori"),
     ):
         estimates = [getattr(cell.comparison.quantity, key) for cell in cells if not cell.comparison.too_short]

@@ -105,7 +105,7 @@ def test_files_are_written(tmp_path: Path) -> None:
     (row,) = csv.DictReader(written["--csv"].read_text(encoding="utf-8").splitlines())
     assert (row["policy"], row["load"]) == ("dynamic", "0.5")
     assert float(row["observed_ms"]) > float(row["half_width_ms"]) > 0
-    assert float(row["speed_ms"]) == pytest.approx(0.0, abs=1e-6)
+    assert float(row["part_speed_ms"]) == pytest.approx(0.0, abs=1e-6)
     assert written["--picture"].read_text(encoding="utf-8").lstrip().startswith("<?xml")
 
 

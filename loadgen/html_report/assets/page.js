@@ -19,9 +19,8 @@
     for (const figure of figures) {
       const place = document.getElementById("figure-" + figure.name);
       const { data, layout } = coloured({ data: figure.data, layout: figure.layout }, style);
-      if (width) { layout.width = width; place.style.minWidth = "0"; } else { layout.autosize = true; place.style.minWidth = figure.minWidth + "px"; }
-      const image = { format: "svg", filename: "kendall-" + figure.name };
-      Plotly.react(place, data, layout, { responsive: !width, displaylogo: false, displayModeBar: width ? false : "hover", toImageButtonOptions: image, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] });
+      if (width) { layout.width = width; layout.height += 26; layout.margin.t += 26; place.style.minWidth = "0"; } else { layout.autosize = true; place.style.minWidth = figure.minWidth + "px"; }
+      Plotly.react(place, data, layout, { responsive: !width, displayModeBar: false });
     }
     document.documentElement.dataset.drawn = String(figures.length);
   };
@@ -53,6 +52,11 @@
       header.addEventListener("click", () => sortBy(table, column, header));
       header.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); sortBy(table, column, header); } });
     });
+  }
+
+  for (const button of document.querySelectorAll("button.save")) {
+    const name = button.dataset.figure;
+    button.addEventListener("click", () => Plotly.downloadImage(document.getElementById("figure-" + name), { format: "svg", filename: "kendall-" + name }));
   }
 
   if (location.hash === "#paper" || paper.matches) onPaper(true); else draw();
