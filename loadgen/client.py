@@ -1,74 +1,32 @@
 """One request over HTTP: sent, streamed, and written down as one record with one outcome.
 
-aiohttp, because a streamed token costs it 40 us where httpx takes 119-213. Nothing is retried, nothing times out by
-itself, and the number of connections has no limit: whatever the client held back would be missing from the delay.
+aiohttp, because it takes the least processor time of the kept libraries (bench/client_library.py measures them side by
+side). Nothing is retried, nothing times out by itself, and the number of connections has no limit: whatever the client
+held back would be missing from the delay.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import re
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import aiohttp
 import msgspec
-import numpy as np
 
 from loadgen.stream import Answer, StreamError, read_error
-from loadgen.timetable import IntArray
+from loadgen.target import LoadError, Target, prompt_text
 from queueing.record import Outcome, Record
 
+__all__ = ["Exchange", "LoadError", "Target", "open_session", "prompt_text", "run_prefix", "served_model", "timing"]
+
 READ_BUFFER_BYTES = 1 << 18
-_QUEUE_TIMING = re.compile(r"(?:^|,)\s*queue\s*;[^,]*dur=([0-9.eE+-]+)")
-
-
-class LoadError(RuntimeError):
-    """The run cannot begin; the message is one line."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """Where the load goes and in what form."""
-
-    base_url: str
-    model: str
-    max_tokens: int | None = None  # the same for all; None: the largest drawn length
-    chat: bool = False
-    ignore_eos: bool = False  # for servers without the sealed field: max_tokens is the drawn length
-    api_key: str | None = None
-
-    @property
-    def url(self) -> str:
-        """The endpoint."""
-        return self.base_url.rstrip("/") + ("/v1/chat/completions" if self.chat else "/v1/completions")
-
-    def body(self, prompt: IntArray, output_tokens: int, max_tokens: int, seed: int) -> bytes:
-        """JSON of one request; only the sealed field tells two lengths apart."""
-        body: dict[str, Any] = {
-            "model": self.model,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "temperature": 0,
-            "seed": seed,
-        }
-        if self.chat:
-            body["messages"] = [{"role": "user", "content": prompt_text(prompt)}]
-        else:
-            body["prompt"] = prompt.tolist()
-        if self.ignore_eos:
-            body["max_tokens"], body["ignore_eos"] = output_tokens, True
-        else:
-            body["max_tokens"], body["kendall_forced_output_tokens"] = max_tokens, output_tokens
-        return msgspec.json.encode(body)
-
-
-def prompt_text(prompt: IntArray) -> str:
-    """Text of about as many tokens for a chat: single letters, one to a token in most vocabularies."""
-    return " ".join(np.array(list("abcdefghijklmnopqrstuvwxyz"))[prompt % 26].tolist())
+# seconds; servers close idle connections after 5 s (uvicorn's default) or more: a request sent into a closing one is lost
+KEEPALIVE = 4.0
 
 
 @asynccontextmanager
@@ -78,7 +36,7 @@ async def open_session(api_key: str | None = None) -> AsyncIterator[aiohttp.Clie
     if api_key:
         headers["authorization"] = f"Bearer {api_key}"
     async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
         headers=headers,
         read_bufsize=READ_BUFFER_BYTES,
@@ -112,21 +70,28 @@ class Exchange:
     body: bytes
     prompt_tokens: int
     max_output_tokens: int
+    predicted_output_tokens: float | None = None
+    sender_id: int | None = None
+    token_times: bool = False
     sent_at: float | None = None
+    first_byte_at: float | None = None
     ended_at: float | None = None
     queueing_delay: float | None = None
+    service_time: float | None = None
     outcome: Outcome = "cancelled"  # until something else is known
-    error: str | None = None
+    error: str | None = "the run ended before it was sent"
 
     async def run(self, session: aiohttp.ClientSession, url: str) -> Record:
         """Send it, read the answer to its end; always a record, whatever happens. A cancellation is an outcome."""
         now = asyncio.get_running_loop().time
-        answer = Answer()
+        answer = Answer(token_times=self.token_times)
+        self.error = None
         self.sent_at = now()
         try:
             async with session.post(url, data=self.body, headers={"x-request-id": self.request_id}) as response:
-                self.request_id = response.headers.get("x-request-id", self.request_id)
-                self.queueing_delay = queueing_delay(response.headers)
+                self.first_byte_at = now()
+                self.queueing_delay = timing(response.headers, "queue")
+                self.service_time = timing(response.headers, "service")
                 await self._read(response, answer)
             self.ended_at = now()
         except asyncio.CancelledError:
@@ -134,7 +99,7 @@ class Exchange:
         except (aiohttp.ClientError, StreamError, OSError) as error:
             self.ended_at = now()
             self.outcome, self.error = "failed", _reason(error)
-        return self._record(answer)
+        return self.record(answer)
 
     async def _read(self, response: aiohttp.ClientResponse, answer: Answer) -> None:
         if response.status != 200:
@@ -153,7 +118,9 @@ class Exchange:
             raise StreamError(f"the server ended the answer with finish_reason {answer.finish_reason!r}")
         self.outcome = "completed"
 
-    def _record(self, answer: Answer) -> Record:
+    def record(self, answer: Answer | None = None) -> Record:
+        """What is known now; without an answer, of a request that was never sent."""
+        answer = answer or Answer()
         done = self.outcome == "completed"
         counted = answer.output_tokens if answer.output_tokens is not None else answer.token_chunks
         return Record(
@@ -162,24 +129,31 @@ class Exchange:
             batch_size=answer.batch_size,
             intended_at=self.intended_at,
             sent_at=self.sent_at,
+            first_byte_at=self.first_byte_at,
             first_token_at=answer.first_token_at,
             last_token_at=answer.last_token_at,
+            token_at=answer.token_at,
             released_at=self.ended_at,
-            queueing_delay=self.queueing_delay,
-            service_time=answer.service_time,
+            queueing_delay=self.queueing_delay if answer.queueing_delay is None else answer.queueing_delay,
+            service_time=self.service_time if answer.service_time is None else answer.service_time,
             sojourn_time=self.ended_at - self.intended_at if done and self.ended_at is not None else None,
             prompt_tokens=self.prompt_tokens if answer.prompt_tokens is None else answer.prompt_tokens,
             output_tokens=counted,
             max_output_tokens=self.max_output_tokens,
+            predicted_output_tokens=self.predicted_output_tokens,
+            sender_id=self.sender_id,
             finish_reason=answer.finish_reason,
             error=self.error,
         )
 
 
-def queueing_delay(headers: Mapping[str, str]) -> float | None:
-    """Seconds that the gateway says this request waited; None where it says nothing."""
-    text = headers.get("x-kendall-queueing-delay-ms")
-    if text is None and (match := _QUEUE_TIMING.search(headers.get("server-timing", ""))):
+_SERVER_TIMING = {part: re.compile(rf"(?:^|,)\s*{part}\s*;[^,]*dur=([0-9.eE+-]+)") for part in ("queue", "service")}
+
+
+def timing(headers: Mapping[str, str], part: str) -> float | None:
+    """Seconds that the server says it took for a part, queue or service; None where it says nothing."""
+    text = headers.get("x-kendall-queueing-delay-ms") if part == "queue" else None
+    if text is None and (match := _SERVER_TIMING[part].search(headers.get("server-timing", ""))):
         text = match[1]
     try:
         return None if text is None else float(text) / 1e3
@@ -193,4 +167,6 @@ def run_prefix() -> str:
 
 
 def _reason(error: BaseException) -> str:
+    if getattr(error, "errno", None) == errno.EMFILE:
+        return "no file descriptor left for another stream: raise `ulimit -n` or use --processes"
     return str(error) or type(error).__name__

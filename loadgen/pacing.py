@@ -1,54 +1,122 @@
-"""The sender: every request at its own absolute instant, never later because another one was.
+"""The sender's clock: every request at its own absolute instant, never later because another one was.
 
-The event loop's timers tick in milliseconds, so the sleep ends shortly before the instant and the rest is spent
-yielding to the answers that come in. A request whose instant has passed is sent at once and keeps it: what it waited
-in the sender counts in its delay from the intended instant, and is reported as lateness. The loop must be asyncio's own: the clock
-of uvloop stands still within a tick of a millisecond.
+On Linux the instant is given to the kernel (`timerfd`, absolute, CLOCK_MONOTONIC: the event loop's own clock) and the
+loop wakes on it as on any answer, within 0.1 ms; asyncio's own timers tick in milliseconds. Elsewhere the sleep ends
+shortly before the instant and the rest is spent yielding to the answers that come in. Measured side by side in
+bench/pacing_clocks.py: a spin keeps the instants as well, but takes the processor from the gateway beside it.
+
+A request whose instant has passed is sent at once and keeps it: what it waited in the sender counts in its delay from
+the intended instant, and is reported as lateness. The loop must be asyncio's own: the clock of uvloop stands still
+within a tick of a millisecond.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Protocol
 
 from loadgen.timetable import FloatArray
 
-MARGIN = 0.0015  # seconds before the instant at which the sleep ends: the timer's tick and a little
-
-_T = TypeVar("_T")
+MARGIN = 0.0015  # seconds before the instant at which the sleep of `Spin` ends: asyncio's tick and a little
+CLOCK_MONOTONIC = 1
+TFD_TIMER_ABSTIME = 1
 
 
 class Clock(Protocol):
-    """The event loop, as far as pacing needs it."""
+    """Waits for instants on the event loop's clock."""
 
-    def time(self) -> float:
-        """Now, seconds."""
+    async def until(self, instant: float) -> None:
+        """Return at the instant, never before; where it has passed, at once after one yield."""
         ...
 
 
-async def sleep_until(instant: float, clock: Clock) -> None:
-    """Return at the instant, or at once (after one yield) where it has passed."""
-    ahead = instant - clock.time()
-    await asyncio.sleep(max(0.0, ahead - MARGIN))
-    while clock.time() < instant:  # noqa: ASYNC110 - an instant, not a condition: there is no event to wait for
-        await asyncio.sleep(0)
+class Spin:
+    """A sleep that ends shortly before the instant, then yields until it is there."""
+
+    async def until(self, instant: float) -> None:
+        """See `Clock.until`."""
+        now = asyncio.get_running_loop().time
+        await asyncio.sleep(max(0.0, instant - now() - MARGIN))
+        while now() < instant:  # noqa: ASYNC110 - an instant, not a condition: there is no event to wait for
+            await asyncio.sleep(0)
 
 
-async def pace(
-    instants: FloatArray, prepare: Callable[[int, float], Callable[[], Coroutine[Any, Any, _T]]], tasks: list[asyncio.Task[_T]]
-) -> None:
-    """Start one task per instant (absolute, on the loop's clock) and put it into `tasks`; does not wait for their ends.
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class _Timer(ctypes.Structure):
+    _fields_ = (("interval", _Timespec), ("value", _Timespec))
+
+
+class TimerFd:
+    """The kernel's timer as a file descriptor that the loop watches (`man timerfd_create`); for one waiter at a time."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._fd = self._libc.timerfd_create(CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._fd < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        self._rung: asyncio.Future[None] | None = None
+        self._loop.add_reader(self._fd, self._ring)
+
+    async def until(self, instant: float) -> None:
+        """See `Clock.until`."""
+        if self._loop.time() >= instant:
+            await asyncio.sleep(0)
+        while self._loop.time() < instant:
+            self._rung = self._loop.create_future()
+            self._set(instant)
+            await self._rung
+
+    def _set(self, instant: float) -> None:
+        nanoseconds = int(instant * 1e9) + 1  # never before the instant
+        timer = _Timer(_Timespec(0, 0), _Timespec(*divmod(nanoseconds, 10**9)))
+        if self._libc.timerfd_settime(self._fd, TFD_TIMER_ABSTIME, ctypes.byref(timer), None):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    def _ring(self) -> None:
+        with suppress(BlockingIOError):  # set anew since the loop was woken
+            os.read(self._fd, 8)
+            if self._rung is not None and not self._rung.done():
+                self._rung.set_result(None)
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)
+
+
+@contextmanager
+def pacing_clock() -> Iterator[Clock]:
+    """The best clock that the system has."""
+    if sys.platform != "linux":
+        yield Spin()
+        return
+    timer = TimerFd()
+    try:
+        yield timer
+    finally:
+        timer.close()
+
+
+async def pace(instants: FloatArray, prepare: Callable[[int, float], Callable[[], None]]) -> None:
+    """Start one request per instant (absolute, on the loop's clock); does not wait for their ends.
 
     `prepare(index, instant)` does what can be done before the instant and returns what starts the request.
     """
-    loop = asyncio.get_running_loop()
-    for index, instant in enumerate(instants.tolist()):
-        start = prepare(index, instant)
-        await sleep_until(instant, loop)
-        tasks.append(loop.create_task(start()))
+    with pacing_clock() as clock:
+        for index, instant in enumerate(instants.tolist()):
+            start = prepare(index, instant)
+            await clock.until(instant)
+            start()
 
 
 @contextmanager

@@ -6,33 +6,30 @@ import asyncio
 import importlib.metadata
 import os
 import platform
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import aiohttp
 import numpy as np
 
-from loadgen.client import Exchange, Target, open_session, run_prefix
-from loadgen.pacing import pace, quiet_garbage_collector
-from loadgen.timetable import IntArray, Timetable, draw_prompts
+from loadgen.client import run_prefix
+from loadgen.datasets import Prompts, random_prompts
+from loadgen.descriptors import raise_file_limit
+from loadgen.job import ClosedLoop, Job, Tally, row_of
+from loadgen.run_writer import RunWriter, replace_run
+from loadgen.senders import send_by_processes
+from loadgen.sending import send_job
+from loadgen.target import Target
+from loadgen.timetable import Timetable
 from queueing.record import Header, Record
 from queueing.statistics import Summary, summarise
 
+__all__ = ["ClosedLoop", "LoadResult", "Progress", "Tally", "hardware", "lateness", "run_load", "versions"]
+
 VOCABULARY = range(10, 250)  # above the special tokens of common vocabularies, below the end of the smallest (bytes)
 START_DELAY = 0.2  # seconds between the start of the clock and instant 0 of the timetable
-
-
-@dataclass(slots=True)
-class Tally:
-    """How far a run has come."""
-
-    asked: int
-    sent: int = 0
-    completed: int = 0
-    other: int = 0  # answered, but not completed
 
 
 class Progress(Protocol):
@@ -45,12 +42,14 @@ class Progress(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """What was sent and what came back, in the order of sending."""
+    """What was sent and what came back, in the order of the timetable."""
 
     header: Header
     records: list[Record]
     lateness: Summary  # sent - intended, seconds
     interrupted: bool
+    held: int = 0  # requests that waited for a place among `max_concurrency`: the loop was partly closed
+    missing: tuple[str, ...] = ()  # what senders that died have left untold, one sentence each
 
 
 async def run_load(
@@ -62,80 +61,70 @@ async def run_load(
     vocabulary: range = VOCABULARY,
     drain_limit: float = 600.0,
     progress: Progress | None = None,
+    prompts: Prompts | None = None,
+    processes: int = 1,
+    max_concurrency: int | None = None,
+    closed_loop: ClosedLoop | None = None,
+    token_times: bool = False,
+    path: Path | None = None,
 ) -> LoadResult:
     """Send a timetable. Requests unanswered `drain_limit` seconds after the last was sent are cancelled.
 
-    A cancellation (Ctrl-C) ends the run early and keeps its records. Runs on asyncio's own event loop, not on uvloop.
+    A cancellation (Ctrl-C) ends the run early and keeps its records. `path` is a run file that grows with the run.
+    `closed_loop` leaves the instants aside. Runs on asyncio's own event loop, not on uvloop. Raises LoadError.
     """
-    max_tokens = target.max_tokens or int(timetable.output_tokens.max())
-    requests = _Requests(target, timetable, draw_prompts(timetable, seed, vocabulary), max_tokens, seed)
-    tasks: list[asyncio.Task[Record]] = []
+    job = Job(
+        target=target,
+        timetable=timetable,
+        prompts=prompts or random_prompts(timetable, seed, vocabulary),
+        rows=np.arange(len(timetable)),
+        largest=int(timetable.output_tokens.max()),
+        seed=seed,
+        prefix=run_prefix(),
+        drain_limit=drain_limit,
+        max_concurrency=max_concurrency,
+        closed_loop=closed_loop,
+        token_times=token_times,
+    )
+    raise_file_limit(closed_loop.users if closed_loop else max_concurrency)
+    header = _header(job, processes, configuration)
     tally = Tally(asked=len(timetable))
-    async with open_session(target.api_key) as session:
-        shown = asyncio.create_task(progress.show(tally)) if progress else None
-        with quiet_garbage_collector():
-            interrupted = await _send_all(requests, session, tasks, tally, drain_limit)
+    async with _shown(progress, tally):
+        if processes == 1:
+            records, interrupted = await _send_here(job, header, tally, path)
+            missing: tuple[str, ...] = ()
+        else:
+            records, interrupted, missing = await send_by_processes(job, processes, header, tally, path)
+    records.sort(key=row_of)
+    if path is not None:
+        replace_run(path, header, records)
+    return LoadResult(header, records, lateness(records), interrupted, tally.held, missing)
+
+
+async def _send_here(job: Job, header: Header, tally: Tally, path: Path | None) -> tuple[list[Record], bool]:
+    records: list[Record] = []
+    start_at = asyncio.get_running_loop().time() + START_DELAY
+    if path is None:
+        return records, await send_job(job, start_at, tally, records.append)
+    with RunWriter(path, header) as writer:
+
+        def keep(record: Record) -> None:
+            records.append(record)
+            writer.keep(record)
+
+        return records, await send_job(job, start_at, tally, keep)
+
+
+@asynccontextmanager
+async def _shown(progress: Progress | None, tally: Tally) -> AsyncIterator[None]:
+    shown = asyncio.create_task(progress.show(tally)) if progress else None
+    try:
+        yield
+    finally:
         if shown:
             shown.cancel()
             with suppress(asyncio.CancelledError):
                 await shown
-    records = [task.result() for task in tasks if not task.cancelled()]
-    return LoadResult(_header(target, timetable, seed, max_tokens, configuration), records, lateness(records), interrupted)
-
-
-@dataclass(frozen=True, slots=True)
-class _Requests:
-    """What every request of a run is made of."""
-
-    target: Target
-    timetable: Timetable
-    prompts: list[IntArray]
-    max_tokens: int
-    seed: int
-
-    def exchange(self, prefix: str, index: int, instant: float) -> Exchange:
-        """The request of one row, ready to be sent."""
-        prompt, output_tokens = self.prompts[index], int(self.timetable.output_tokens[index])
-        return Exchange(
-            request_id=f"{prefix}-{index}",
-            intended_at=instant,
-            body=self.target.body(prompt, output_tokens, self.max_tokens, self.seed),
-            prompt_tokens=prompt.size,
-            max_output_tokens=output_tokens if self.target.ignore_eos else self.max_tokens,
-        )
-
-
-async def _send_all(
-    requests: _Requests, session: aiohttp.ClientSession, tasks: list[asyncio.Task[Record]], tally: Tally, drain_limit: float
-) -> bool:
-    prefix, url = run_prefix(), requests.target.url
-
-    def prepare(index: int, instant: float) -> Callable[[], Coroutine[Any, Any, Record]]:
-        exchange = requests.exchange(prefix, index, instant)
-
-        async def send() -> Record:
-            tally.sent += 1
-            record = await exchange.run(session, url)
-            if record.outcome == "completed":
-                tally.completed += 1
-            else:
-                tally.other += 1
-            return record
-
-        return send
-
-    interrupted = False
-    try:
-        await pace(asyncio.get_running_loop().time() + START_DELAY + requests.timetable.intended_at, prepare, tasks)
-        await asyncio.wait(tasks, timeout=drain_limit)
-    except asyncio.CancelledError:
-        interrupted = True
-        if (current := asyncio.current_task()) is not None:
-            current.uncancel()
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    return interrupted
 
 
 def lateness(records: Iterable[Record]) -> Summary:
@@ -144,12 +133,20 @@ def lateness(records: Iterable[Record]) -> Summary:
     return summarise(np.array(late, dtype=np.float64))
 
 
-def _header(target: Target, timetable: Timetable, seed: int, max_tokens: int, configuration: Mapping[str, Any] | None) -> Header:
+def _header(job: Job, processes: int, configuration: Mapping[str, Any] | None) -> Header:
+    target = job.target
     asked = {key: value for key, value in asdict(target).items() if key != "api_key"}
+    sent = {
+        "max_tokens": target.max_tokens or job.largest,
+        "num_prompts": len(job),
+        "processes": processes,
+        "max_concurrency": job.closed_loop.users if job.closed_loop else job.max_concurrency,
+        "loop": "closed" if job.closed_loop else "open",
+    }
     return Header(
         writer="load",
-        configuration={**asked, "max_tokens": max_tokens, "num_prompts": len(timetable), **(configuration or {})},
-        seed=seed,
+        configuration={**asked, **sent, **(configuration or {})},
+        seed=job.seed,
         versions=versions(),
         hardware=hardware(),
     )

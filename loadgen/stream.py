@@ -41,6 +41,7 @@ class _Choice(msgspec.Struct):
 class _Timing(msgspec.Struct):
     """What the gateway adds to the usage."""
 
+    queueing_delay_ms: float | None = None
     service_ms: float | None = None
     batch_size: int | None = None
 
@@ -61,14 +62,19 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 
 
 class Answer:
-    """What a stream has told so far. Feed it bytes with the instant at which they came."""
+    """What a stream has told so far. Feed it bytes with the instant at which they came.
 
-    def __init__(self) -> None:
+    `token_times` keeps the instant of every chunk that brings a token; tokens that came together share it.
+    """
+
+    def __init__(self, *, token_times: bool = False) -> None:
+        self.token_at: list[float] | None = [] if token_times else None
         self.first_token_at: float | None = None
         self.last_token_at: float | None = None
         self.finish_reason: str | None = None
         self.prompt_tokens: int | None = None
         self.output_tokens: int | None = None
+        self.queueing_delay: float | None = None
         self.service_time: float | None = None
         self.batch_size: int | None = None
         self.token_chunks = 0
@@ -98,10 +104,15 @@ class Answer:
         if payload == b"[DONE]":
             self.done = True
         elif self.token_chunks and any(mark in payload for mark in NO_FINISH) and payload.startswith(b"{") and payload.endswith(b"}"):
-            self.token_chunks += 1
-            self.last_token_at = now
+            self._token(now)
         else:
             self._read(payload, now)
+
+    def _token(self, now: float) -> None:
+        self.token_chunks += 1
+        self.last_token_at = now
+        if self.token_at is not None:
+            self.token_at.append(now)
 
     def _read(self, payload: bytes, now: float) -> None:
         try:
@@ -120,17 +131,20 @@ class Answer:
         first = self.token_chunks == 0 and choice.brings_token()
         # a padded batch's answer ends with an empty chunk, long after its last token
         if first or choice.brings_text() or (self.token_chunks and choice.finish_reason is None):
-            self.token_chunks += 1
             self.first_token_at = now if self.first_token_at is None else self.first_token_at
-            self.last_token_at = now
+            self._token(now)
 
     def _usage(self, usage: _Usage) -> None:
         self.prompt_tokens = usage.prompt_tokens
         self.output_tokens = usage.completion_tokens
         if usage.kendall is not None:
             self.batch_size = usage.kendall.batch_size
-            if usage.kendall.service_ms is not None:
-                self.service_time = usage.kendall.service_ms / 1e3
+            self.queueing_delay = _seconds(usage.kendall.queueing_delay_ms)
+            self.service_time = _seconds(usage.kendall.service_ms)
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1e3
 
 
 class _ErrorBody(msgspec.Struct):

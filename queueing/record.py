@@ -80,12 +80,28 @@ def write_run(path: Path, header: Header, records: Iterable[Record]) -> None:
 
 
 def read_run(path: Path) -> tuple[Header, list[Record]]:
-    """Header and records. Raises ValueError naming the file and line that cannot be read."""
-    lines = iter(path.read_bytes().splitlines())
+    """Header and records. Raises ValueError naming the file and line that cannot be read.
+
+    A last line that was cut, because its writer was killed in the middle of it, is left out.
+    """
+    lines = iter(_whole_lines(path.read_bytes()))
     header = _decode(next(lines, b""), Header, path, 1)
     if header.schema_version > SCHEMA_VERSION:
         raise ValueError(f"{path}: got schema version {header.schema_version}; this Kendall reads up to {SCHEMA_VERSION}")
     return header, list(_records(lines, path))
+
+
+def _whole_lines(data: bytes) -> list[bytes]:
+    lines = data.splitlines()
+    return lines[:-1] if len(lines) > 1 and not data.endswith(b"\n") and not _is_whole(lines[-1]) else lines
+
+
+def _is_whole(line: bytes) -> bool:
+    try:
+        msgspec.json.decode(line)
+    except msgspec.DecodeError:
+        return False
+    return True
 
 
 def _records(lines: Iterator[bytes], path: Path) -> Iterator[Record]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from loadgen.client import LoadError, Target, queueing_delay, served_model
+from loadgen.client import LoadError, Target, served_model, timing
 from loadgen.run import LoadResult, Tally, run_load
 from loadgen.timetable import Timetable
 from tests.loadgen.fake_server import DONE, FakeServer, Handler, answer, chat_chunk, chunk, event, serving, stream, usage
@@ -259,4 +259,4 @@ def test_the_model_is_asked_for_and_a_silent_server_named() -> None:
     ],
 )
 def test_the_delay_is_read_from_either_header(headers: dict[str, str], delay: float | None) -> None:
-    assert queueing_delay(headers) == (None if delay is None else pytest.approx(delay))
+    assert timing(headers, "queue") == (None if delay is None else pytest.approx(delay))

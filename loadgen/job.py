@@ -1,0 +1,74 @@
+"""What one sender is given: its rows of the timetable, and how they are sent. Data only; it travels to other processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loadgen.client import Exchange
+from loadgen.datasets import Prompts
+from loadgen.target import Target
+from loadgen.timetable import FloatArray, IntArray, Timetable
+from queueing.record import Record
+
+
+@dataclass(slots=True)
+class Tally:
+    """How far a run has come."""
+
+    asked: int
+    sent: int = 0
+    completed: int = 0
+    other: int = 0  # answered, but not completed
+    held: int = 0  # had to wait for a place among `max_concurrency`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedLoop:
+    """Users who each send their next request when the answer to their last one has come."""
+
+    users: int
+    think_times: FloatArray | None = None  # seconds before each request, by row
+    duration: float | None = None  # seconds after which nobody sends any more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """The rows of one sender and how they are sent."""
+
+    target: Target
+    timetable: Timetable
+    prompts: Prompts
+    rows: IntArray  # the number of each row in the whole run's timetable
+    largest: int  # output tokens, over the whole run
+    seed: int
+    prefix: str  # of request ids: the run's name
+    sender_id: int = 0
+    drain_limit: float = 600.0  # seconds for the answers after the last request was sent
+    max_concurrency: int | None = None  # in flight at once; makes an open loop partly closed
+    closed_loop: ClosedLoop | None = None
+    token_times: bool = False
+
+    def __len__(self) -> int:
+        return len(self.timetable)
+
+    def exchange(self, index: int, instant: float) -> Exchange:
+        """The request of one row, ready to be sent."""
+        output_tokens = int(self.timetable.output_tokens[index])
+        limit = self.target.limit(output_tokens, self.largest)
+        predictions = self.timetable.predicted_output_tokens
+        predicted = None if predictions is None else float(predictions[index])
+        return Exchange(
+            request_id=f"{self.prefix}-{self.rows[index]}",
+            intended_at=instant,
+            body=self.target.body(self.prompts[index], output_tokens, limit, self.seed, predicted),
+            prompt_tokens=int(self.timetable.prompt_tokens[index]),
+            max_output_tokens=limit,
+            predicted_output_tokens=predicted,
+            sender_id=self.sender_id,
+            token_times=self.token_times,
+        )
+
+
+def row_of(record: Record) -> int:
+    """The number of a record's row in the run's timetable: the end of its id."""
+    return int(record.request_id.rpartition("-")[2])

@@ -1,0 +1,52 @@
+"""One sender: a job sent from beginning to end in this process.
+
+Open loop: row i leaves at its instant whatever has become of the others. A limit on the requests in flight makes the
+loop partly closed: who must wait for a place keeps its intended instant, so that the wait counts in its delay and in
+the lateness, and is counted. The closed loop stands in loadgen/closed_loop.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from loadgen.client import open_session
+from loadgen.closed_loop import closed_loop
+from loadgen.job import Job, Tally
+from loadgen.outbox import Keep, Outbox
+from loadgen.pacing import pace, quiet_garbage_collector
+
+
+async def send_job(job: Job, start_at: float, tally: Tally, keep: Keep) -> bool:
+    """Send everything, instant 0 of the timetable being `start_at` on the loop's clock; whether it was cut short.
+
+    A cancellation (Ctrl-C) ends it early. Every request that was begun has a record when this returns.
+    """
+    async with open_session(job.target.api_key) as session:
+        outbox = Outbox(job, session, tally, keep)
+        with quiet_garbage_collector():
+            return await _send(outbox, start_at)
+
+
+async def _send(outbox: Outbox, start_at: float) -> bool:
+    interrupted = False
+    try:
+        await (closed_loop(outbox, start_at) if outbox.job.closed_loop else open_loop(outbox, start_at))
+        await outbox.drain(outbox.job.drain_limit)
+    except asyncio.CancelledError:
+        interrupted = True
+        if (current := asyncio.current_task()) is not None:
+            current.uncancel()
+    finally:
+        await outbox.close()
+    return interrupted
+
+
+async def open_loop(outbox: Outbox, start_at: float) -> None:
+    """Every row at its own instant; returns when the last one has left."""
+
+    def prepare(index: int, instant: float) -> Callable[[], None]:
+        return partial(outbox.start, outbox.job.exchange(index, instant))
+
+    await pace(start_at + outbox.job.timetable.intended_at, prepare)

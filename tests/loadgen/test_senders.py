@@ -1,0 +1,142 @@
+"""Several senders on one timetable: the same requests from one instant, merged; a death or Ctrl-C keeps what was written."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loadgen.senders
+from loadgen.client import Target
+from loadgen.job import ClosedLoop, row_of
+from loadgen.run import LoadResult, run_load
+from loadgen.target import LoadError
+from loadgen.timetable import Timetable
+from queueing.record import read_run
+from tests.loadgen.fake_server import FakeServer, serving
+
+
+def timetable(n: int = 40, gap: float = 0.01) -> Timetable:
+    return Timetable(np.arange(n) * gap, np.arange(n) % 7 + 1, np.arange(n) % 5 + 1, np.arange(n) + 10)
+
+
+async def send(server: FakeServer, processes: int, table: Timetable | None = None, **settings: Any) -> LoadResult:
+    return await run_load(Target(base_url=server.url, model="fake"), table or timetable(), seed=5, processes=processes, **settings)
+
+
+async def received(server: FakeServer, count: int) -> None:
+    while len(server.bodies) < count:  # noqa: ASYNC110 - the server is a fake without events
+        await asyncio.sleep(0.01)
+
+
+def run(processes: int, table: Timetable | None = None, **settings: Any) -> tuple[LoadResult, FakeServer]:
+    async def main() -> tuple[LoadResult, FakeServer]:
+        async with serving() as server:
+            return await send(server, processes, table, **settings), server
+
+    return asyncio.run(main())
+
+
+def test_any_number_of_processes_sends_the_same_requests_at_the_same_instants() -> None:
+    found = {}
+    for processes in (1, 3):
+        result, server = run(processes)
+        assert [row_of(record) for record in result.records] == list(range(40))
+        assert [r.output_tokens for r in result.records] == timetable().output_tokens.tolist()
+        intended = np.array([r.intended_at for r in result.records], dtype=np.float64)
+        assert np.diff(intended) == pytest.approx(0.01)
+        assert {r.outcome for r in result.records} == {"completed"}
+        assert result.missing == ()
+        found[processes] = sorted(map(repr, server.bodies))
+        assert [r.sender_id for r in result.records] == [row % processes for row in range(40)]
+    assert found[1] == found[3]
+
+
+def test_a_senders_death_loses_only_what_it_had_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of two senders is killed in mid-run: its first records and all of the other's are there, and it is said."""
+    started: list[loadgen.senders.Sender] = []
+    begin = loadgen.senders.Sender.begin
+
+    def watched(sender: loadgen.senders.Sender, start_at: float) -> None:
+        begin(sender, start_at)
+        started.append(sender)
+
+    monkeypatch.setattr(loadgen.senders.Sender, "begin", watched)
+
+    async def main() -> LoadResult:
+        async with serving() as server:
+            sending = asyncio.create_task(send(server, 2, timetable(60, 0.02), path=tmp_path / "run.jsonl"))
+            await received(server, 20)
+            process = started[0]._process
+            assert process is not None
+            os.kill(process.pid, signal.SIGKILL)
+            return await sending
+
+    result = asyncio.run(main())
+    of = {sender: [r for r in result.records if r.sender_id == sender] for sender in (0, 1)}
+    assert len(of[1]) == 30
+    assert 5 <= len(of[0]) < 30
+    assert not result.interrupted
+    assert len(result.missing) == 1
+    assert "sender 0 ended by SIGKILL" in result.missing[0]
+    assert f"{30 - len(of[0])} of its 30 requests" in result.missing[0]
+    assert read_run(tmp_path / "run.jsonl")[1] == result.records
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.jsonl"]
+
+
+def test_an_interrupt_ends_all_senders_and_keeps_the_records() -> None:
+    async def main() -> LoadResult:
+        async with serving() as server:
+            sending = asyncio.create_task(send(server, 2, timetable(2000, 0.02)))
+            await received(server, 20)
+            sending.cancel()
+            return await sending
+
+    result = asyncio.run(main())
+    assert result.interrupted
+    assert 20 <= len(result.records) < 500
+    assert {r.sender_id for r in result.records} == {0, 1}
+    assert result.missing == ()
+
+
+def test_the_parents_death_ends_the_senders_and_leaves_their_files(tmp_path: Path) -> None:
+    """Nothing but the end of standard input tells them."""
+
+    async def main() -> None:
+        async with serving() as server:
+            target = Target(base_url=server.url, model="fake")
+            table, prompts = timetable(500, 0.02), loadgen.run.random_prompts(timetable(500), 5, range(10, 99))
+            job = loadgen.job.Job(target=target, timetable=table, prompts=prompts, rows=np.arange(500), largest=5, seed=5, prefix="load-x")
+            sender = loadgen.senders.Sender(job, tmp_path / "run.jsonl")
+            await sender.start(loadgen.run.Header(writer="load"))
+            sender.begin(asyncio.get_running_loop().time() + 0.05)
+            await received(server, 10)
+            await sender.stop()
+            assert sender.interrupted
+            assert sender.missing() is None
+
+    asyncio.run(main())
+    header, records = read_run(tmp_path / "run.sender0.jsonl")
+    assert header.writer == "load"
+    assert len(records) >= 10
+
+
+def test_a_tally_and_limits_are_split_and_added() -> None:
+    result, _ = run(2, timetable(20, 0.0), max_concurrency=2)
+    assert len(result.records) == 20
+    assert result.held > 0
+    result, _ = run(2, timetable(20, 0.0), closed_loop=ClosedLoop(users=3))
+    assert {r.outcome for r in result.records} == {"completed"}
+    with pytest.raises(LoadError, match="at least one for each"):
+        run(3, closed_loop=ClosedLoop(users=2))
+
+
+def test_a_sender_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(LoadError, match="sender 0 did not start"):
+        run(2)
