@@ -1,0 +1,135 @@
+"""How sure a prediction is: the estimators' uncertainty carried over, and what the slow wander of the speed adds.
+
+    d ln W = e_rate d ln lambda + e_speed d ln f + (cv) + (lengths)         first order; e by predictions a step to either side
+
+lengths: delete-a-group jackknife over the sampled requests; cv: the predictions at both ends of its interval. The interval is
+W e^(+-1.96 s). Slow wander is quasi-static: at each of its values the queue has that value's steady state,
+
+    W' = E W(f e^(s Z - s^2 / 2)),  s^2 = sigma^2 tau / (tau + relaxation)
+
+as what is fast against the queue's relaxation time averages out in it. Over a window of T seconds the observed mean is W' within
+1.96 sd(W) sqrt(2 tau / T) of it. At a speed without a steady state W is infinite: the band is open there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.polynomial.hermite_e import hermegauss
+from scipy.special import stdtrit
+
+from queueing.distributions import TokenDistribution
+from queueing.estimation.estimates import Estimates
+from queueing.estimation.interval import NORMAL, Estimate
+from queueing.latency import LatencyModel
+
+Ask = Callable[[float, TokenDistribution, LatencyModel], float]  # rate, lengths, law -> mean delay, seconds; infinite if unstable
+STEP = 0.01  # relative, to either side
+GROUPS = 5
+NODES = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """Elasticities of the mean delay, and the relative standard errors that lengths and cv leave. Changes slowly: may be kept for minutes."""
+
+    rate: float
+    speed: float
+    lengths_error: float
+    cv_error: float
+
+    def interval(self, mean: float, estimates: Estimates) -> Estimate:
+        """The predicted mean with its 95 % interval."""
+        rate, speed = (_error(each) for each in (estimates.arrival_rate, estimates.speed))
+        error = math.hypot(self.rate * rate, self.speed * speed, self.lengths_error, self.cv_error)
+        if not math.isfinite(mean) or not math.isfinite(error):
+            return Estimate(mean, 0.0, math.inf, 0.0)
+        factor = math.exp(min(700.0, NORMAL * error))
+        return Estimate(mean, mean / factor, mean * factor, min(estimates.arrival_rate.effective_n, estimates.speed.effective_n))
+
+
+def sensitivity(ask: Ask, estimates: Estimates, law: LatencyModel, limit: int | None = None) -> Sensitivity:
+    """By 6 + `GROUPS` predictions; `law` at the window's speed and cv, `limit` the token limit in force."""
+    lengths, rate = estimates.output_tokens.law(limit), estimates.arrival_rate.value
+    ends = [dataclasses.replace(law, cv=value) for value in (estimates.cv.low, estimates.cv.high) if estimates.cv.known]
+    at_ends = [ask(rate, lengths, end) for end in ends]
+    parts = [ask(rate, estimates.output_tokens.without(g, GROUPS).law(_shorter(limit, estimates, g)), law) for g in range(GROUPS)]
+    return Sensitivity(
+        rate=_elasticity(lambda factor: ask(rate * factor, lengths, law)),
+        speed=_elasticity(lambda factor: ask(rate, lengths, law.at_speed(law.speed * factor))),
+        lengths_error=_jackknife(np.array(parts)),
+        cv_error=abs(_log_ratio(at_ends[1], at_ends[0])) / (2 * NORMAL) if at_ends else 0.0,
+    )
+
+
+def _shorter(limit: int | None, estimates: Estimates, group: int) -> int | None:
+    """The limit, or what is known without that group."""
+    rest = estimates.output_tokens.without(group, GROUPS)
+    return limit if limit is None or not rest.unknown_mass else min(limit, rest.known_to)
+
+
+def _elasticity(ask: Callable[[float], float]) -> float:
+    return _log_ratio(ask(1 + STEP), ask(1 - STEP)) / math.log((1 + STEP) / (1 - STEP))
+
+
+def _log_ratio(above: float, below: float) -> float:
+    if not (0 < below < math.inf and 0 < above):
+        return math.inf if math.isinf(above) else 0.0
+    return math.log(above / below)
+
+
+def _jackknife(means: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
+    """Relative standard error, widened for being judged from few groups."""
+    if not np.all(np.isfinite(means)) or not np.all(means > 0):
+        return math.inf if not np.all(np.isfinite(means)) else 0.0
+    return math.sqrt((means.size - 1) * float(np.var(np.log(means)))) * float(stdtrit(means.size - 1, 0.975)) / NORMAL
+
+
+def _error(estimate: Estimate) -> float:
+    """Relative standard error."""
+    return estimate.relative / NORMAL if estimate.known else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class WanderBand:
+    """Mean over the wander, and where the mean of a window lies (95 %), seconds."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def wander_band(
+    at_speed: Callable[[float], float], factor: float, sigma: float, tau: float, *, relaxation: float, window: float
+) -> WanderBand:
+    """`at_speed(f)`: mean delay at speed f, infinite where unstable; sigma, tau as in `queueing.estimation.wander`; seconds."""
+    slow = sigma * math.sqrt(tau / (tau + relaxation)) if sigma else 0.0
+    plain = at_speed(factor)
+    if not slow:
+        return WanderBand(plain, plain, plain)
+    nodes, weights = hermegauss(NODES)
+    weights = weights / weights.sum()
+    means = np.array([at_speed(factor * math.exp(slow * float(node) - slow**2 / 2)) for node in nodes])
+    stable = np.isfinite(means)
+    if not stable.any():
+        return WanderBand(math.inf, 0.0, math.inf)
+    kept = weights[stable] / weights[stable].sum()
+    mean = float(kept @ means[stable])
+    half = NORMAL * math.sqrt(float(kept @ (means[stable] - mean) ** 2) * min(1.0, 2 * tau / window))
+    open_above = float(weights[~stable].sum()) > 0.01
+    return WanderBand(mean, max(0.0, mean - half), math.inf if open_above else mean + half)
+
+
+def relaxation_time(load: float, service_time: float, *, one_by_one: bool, scv: float = 1.0) -> float:
+    """Seconds in which a queue forgets where it began; infinite at load 1.
+
+    One by one: that of M/M/1, s / (1 - sqrt(load))^2, times (1 + scv) / 2. Batches of all that wait: the number found falls by
+    the factor `load` a batch, so s / (1 - load).
+    """
+    if load >= 1:
+        return math.inf
+    return service_time * (1 + scv) / 2 / (1 - math.sqrt(load)) ** 2 if one_by_one else service_time / (1 - load)

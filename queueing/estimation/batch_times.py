@@ -1,0 +1,124 @@
+"""Measured service times beside the law's, for the same batches with their actual lengths.
+
+    batches      measured = last server_free - dispatch,    fitted = the law (at speed 1) of size, lengths and prompts
+    continuous   measured = time in the slot - turnaround,
+                 fitted = l / mean over its stay of 1 / step(n(t)) + admissions that stopped it + half a step on arrival
+
+A continuous engine has no batches: n(t), the number in service, is taken as it was, so a slot that was held longer because
+more shared the engine is not mistaken for a slower engine; requests that overlap share their fate, so consecutive ones are
+added up in groups of several times the number in service. Fitted so, the time is right within `SLOT_ERROR`. Only batches
+that were served whole count: no member cancelled or failed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from policies import Policy
+from queueing.estimation.change import Vector
+from queueing.estimation.window import CENSORED, Snapshot
+from queueing.latency import LatencyModel
+
+SLOT_ERROR = 0.01  # of the speed of a continuous engine, against the step-by-step simulator
+OVERLAP = 4  # requests per group, over the largest number in service
+
+
+@dataclass(frozen=True, eq=False)
+class BatchTimes:
+    """One entry a batch (continuous: a group of consecutive requests, counts as their means), in order of start; seconds, tokens."""
+
+    at: Vector  # dispatch
+    measured: Vector
+    fitted: Vector  # the law at speed 1
+    size: Vector  # members; continuous: in service right after the dispatch
+    longest: Vector  # output tokens
+    decoding: Vector  # share of the fitted time that depends on lengths
+
+    @property
+    def ratio(self) -> Vector:
+        """Measured over fitted."""
+        return self.measured / self.fitted
+
+    @property
+    def count(self) -> int:
+        """How many."""
+        return int(self.at.size)
+
+    def part(self, kept: npt.NDArray[np.bool_]) -> BatchTimes:
+        """Some of them."""
+        return BatchTimes(*(getattr(self, name)[kept] for name in self.__dataclass_fields__))
+
+
+def batch_times(policy: Policy, seen: Snapshot, law: LatencyModel) -> BatchTimes:
+    """Of the snapshot's own rows (`Snapshot.mine`)."""
+    plain = law.at_speed(1.0)
+    found = _slots(seen, plain) if policy.joins_running else _batches(seen, plain, padded=policy.padded)
+    order = np.argsort(found.at, kind="stable")
+    usable = (found.measured > 0) & (found.fitted > 0)
+    return found.part(order[usable[order]])
+
+
+def _batches(seen: Snapshot, law: LatencyModel, *, padded: bool) -> BatchTimes:
+    order = np.argsort(seen.column("batch_id"), kind="stable")
+    ids = seen.column("batch_id")[order]
+    first = np.flatnonzero(np.diff(ids, prepend=np.nan) != 0)
+    if not first.size:
+        return BatchTimes(*np.empty((6, 0)))
+
+    def over(name: str, how: np.ufunc) -> Vector:
+        return np.asarray(how.reduceat(seen.column(name)[order], first))
+
+    size, at = over("batch_size", np.maximum), over("dispatched_at", np.minimum)
+    total, longest = over("output_tokens", np.add), over("output_tokens", np.maximum)
+    setup = law.k1 * size + law.k2 + law.kp * over("prompt_tokens", np.add)
+    decoding = (law.k3 * size + law.k4) * longest if padded else law.k3 * total + law.k4 * longest
+    fitted = setup + decoding
+    times = BatchTimes(at, over("server_free_at", np.maximum) - at, fitted, size, longest, decoding / np.where(fitted > 0, fitted, 1.0))
+    members = np.diff(np.append(first, ids.size))
+    whole = (ids[first] >= 0) & (members == size) & (over("ending", np.maximum) <= CENSORED) & (over("output_tokens", np.minimum) >= 1)
+    return times.part(whole & ~np.isnan(times.measured))
+
+
+def _slots(seen: Snapshot, law: LatencyModel) -> BatchTimes:
+    parts = [_slots_of(seen.having(seen.rows[seen.column("server_id") == server]), law) for server in np.unique(seen.column("server_id"))]
+    return BatchTimes(*(np.concatenate([getattr(p, n) for p in parts] or [np.empty(0)]) for n in BatchTimes.__dataclass_fields__))
+
+
+def _slots_of(seen: Snapshot, law: LatencyModel) -> BatchTimes:
+    """Of one continuous server. Rows at the window's edges miss some of their company and are left out."""
+    seen = seen.having(seen.rows[np.isfinite(seen.column("server_free_at"))])
+    start, end, tokens = seen.column("dispatched_at"), seen.column("server_free_at"), seen.column("output_tokens")
+    stops = law.k1 + law.kp * seen.column("prompt_tokens")
+    instants = np.concatenate([start, end])
+    order = np.argsort(instants, kind="stable")
+    at = instants[order]
+    number = np.cumsum(np.repeat([1, -1], start.size)[order])
+    steps = np.concatenate([[0.0], np.cumsum(np.diff(at) / (law.k3 * np.maximum(number[:-1], 1) + law.k4))])
+    stopped = np.cumsum(np.concatenate([stops, np.zeros(end.size)])[order])
+    begins, ends = np.searchsorted(at, start, "left"), np.searchsorted(at, end, "left")
+    held = end - start
+    share = (np.interp(end, at, steps) - np.interp(start, at, steps)) / np.where(held > 0, held, 1.0)  # steps per second
+    step = 1 / np.where(share > 0, share, np.inf)
+    company = np.maximum(seen.column("batch_size"), number[np.minimum(begins, at.size - 1)])
+    admissions = stopped[np.minimum(ends, at.size - 1)] - stopped[begins] + stops
+    decoding = tokens * step
+    fitted = decoding + admissions + np.where(company > 1, step / 2, 0.0)
+    whole = (seen.column("ending") <= CENSORED) & (tokens >= 1) & (start >= at[0] + held.max()) if start.size else np.zeros(0, bool)
+    return _grouped(
+        BatchTimes(start, held - law.turnaround, fitted, company, tokens, decoding / np.where(fitted > 0, fitted, 1.0)).part(whole)
+    )
+
+
+def _grouped(each: BatchTimes) -> BatchTimes:
+    """Consecutive requests added up; what is left over is dropped."""
+    per_group = OVERLAP * int(each.size.max()) if each.count else 1
+    kept = each.count // per_group * per_group
+    if not kept:
+        return each.part(np.zeros(each.count, dtype=bool))
+    order = np.argsort(each.at, kind="stable")[:kept]
+    table = {name: getattr(each, name)[order].reshape(-1, per_group) for name in each.__dataclass_fields__}
+    sums = {name: table[name].sum(axis=1) for name in ("measured", "fitted")}
+    return BatchTimes(at=table["at"][:, 0], **sums, **{name: table[name].mean(axis=1) for name in ("size", "longest", "decoding")})

@@ -1,0 +1,169 @@
+"""Everything that a window says about what the model needs, in one frozen value that survives a restart.
+
+Where the arrival rate or the speed changed within the window, each is estimated from after its own last change. Lengths are taken
+from all requests that were dispatched in the window, those of earlier epochs included: how long answers are does not depend on the
+policy (said in `notes`), and what an earlier limit cut is censored there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from policies import Policy
+from queueing.estimation.arrivals import arrival_rate, dispersion
+from queueing.estimation.batch_times import SLOT_ERROR, BatchTimes, batch_times
+from queueing.estimation.change import changes
+from queueing.estimation.interval import NORMAL, Estimate, symmetric
+from queueing.estimation.lengths import Lengths, weigh
+from queueing.estimation.speed_change import speed_change
+from queueing.estimation.speed_process import Stalls, residual_cv, speed, stalls
+from queueing.estimation.wander import Wander, wander
+from queueing.estimation.window import CENSORED, WITHOUT_LENGTH, Snapshot
+from queueing.latency import LatencyModel
+
+SCHEMA_VERSION = 1
+LEVELS = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Estimates:
+    """Rates per second, times in seconds, lengths in tokens; `speed` is a factor on the law's durations (> 1: slower)."""
+
+    policy: str
+    epoch: int
+    start: float
+    now: float
+    count: int  # requests of this epoch that were dispatched and ended
+    arrival_rate: Estimate
+    dispersion: Estimate  # index of dispersion of counts
+    rate_changed_at: float | None
+    output_tokens: Lengths
+    prompt_tokens: Lengths
+    speed: Estimate
+    cv: Estimate
+    wander: Wander
+    speed_changed_at: float | None
+    stalls: Stalls
+    notes: tuple[str, ...] = ()
+
+    def law(self, shape: LatencyModel) -> LatencyModel:
+        """The shape at the speed and residual of the window, where these are known."""
+        factor = self.speed.value if self.speed.known else shape.speed
+        cv = self.cv.value if self.cv.known else shape.cv
+        return dataclasses.replace(shape, speed=factor, cv=cv)
+
+    def summary(self) -> dict[str, Any]:
+        """For `/admin/state`: every estimate with its interval and effective sample size, without the samples."""
+        plain = {name: getattr(self, name) for name in ("policy", "epoch", "start", "now", "count", "rate_changed_at", "speed_changed_at")}
+        numbers = {name: getattr(self, name).to_dict() for name in ("arrival_rate", "dispersion", "speed", "cv")}
+        slow = {"sigma": self.wander.sigma.to_dict(), "tau": _number(self.wander.tau), "significant": self.wander.significant}
+        lengths = {name: _lengths(getattr(self, name)) for name in ("output_tokens", "prompt_tokens")}
+        return plain | numbers | lengths | {"wander": slow, "stalls": dataclasses.asdict(self.stalls), "notes": list(self.notes)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as JSON, for the state file."""
+        samples = {name: getattr(self, name).to_dict() for name in ("output_tokens", "prompt_tokens")}
+        wander = {"fast_cv": _number(self.wander.fast_cv)} | self.summary()["wander"]
+        return {"schema_version": SCHEMA_VERSION} | self.summary() | samples | {"wander": wander}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Estimates:
+        """What `to_dict` wrote. Raises ValueError for another schema."""
+        if plain.get("schema_version") != SCHEMA_VERSION:
+            raise ValueError(f"got a state of schema version {plain.get('schema_version')}; this Kendall reads {SCHEMA_VERSION}")
+        slow = plain["wander"]
+        fields = {name: plain[name] for name in ("policy", "epoch", "start", "now", "count", "rate_changed_at", "speed_changed_at")}
+        numbers = {name: Estimate.from_dict(plain[name]) for name in ("arrival_rate", "dispersion", "speed", "cv")}
+        lengths = {name: Lengths.from_dict(plain[name]) for name in ("output_tokens", "prompt_tokens")}
+        tau, fast = (math.nan if slow[name] is None else float(slow[name]) for name in ("tau", "fast_cv"))
+        wandering = Wander(Estimate.from_dict(slow["sigma"]), tau, fast, significant=bool(slow["significant"]))
+        return cls(**fields, **numbers, **lengths, wander=wandering, stalls=Stalls(**plain["stalls"]), notes=tuple(plain["notes"]))
+
+
+def estimate(seen: Snapshot, policy: Policy, shape: LatencyModel, *, half_life: float = math.inf) -> Estimates:
+    """From a snapshot; `shape` is the calibrated law, `half_life` (s) lets older arrivals and lengths count less."""
+    changed = changes(seen.arrivals)
+    rate_from = changed[-1].at if changed else seen.start
+    mine = seen.mine
+    times = batch_times(policy, mine, shape)
+    stepped = speed_change(times)
+    recent = times if stepped is None else times.part(times.at >= stepped.at)
+    slow = wander(recent)
+    return Estimates(
+        policy=seen.policy,
+        epoch=seen.epoch,
+        start=seen.start,
+        now=seen.now,
+        count=len(mine.rows),
+        arrival_rate=arrival_rate(seen.arrivals, rate_from, seen.now, half_life=half_life),
+        dispersion=dispersion(seen.arrivals, seen.start, seen.now),
+        rate_changed_at=changed[-1].at if changed else None,
+        output_tokens=output_lengths(seen, half_life),
+        prompt_tokens=prompt_lengths(seen, half_life),
+        speed=_speed(recent, slow, continuous=policy.joins_running),
+        cv=Estimate(0.0, 0.0, 0.0, recent.count) if policy.joins_running else residual_cv(recent),
+        wander=slow,
+        speed_changed_at=None if stepped is None else stepped.at,
+        stalls=stalls(times),
+        notes=_notes(seen),
+    )
+
+
+def output_lengths(seen: Snapshot, half_life: float = math.inf) -> Lengths:
+    """Of every request dispatched in the window: ended, clipped, left, or still in service with some tokens."""
+    since = max(seen.carried_from, -math.inf)
+    rows = seen.having(seen.rows[(seen.column("ending") < WITHOUT_LENGTH) & (seen.column("dispatched_at") >= since)])
+    going = [(at, tokens) for at, tokens in seen.in_service if at >= since]
+    counts = np.concatenate([rows.column("output_tokens"), [tokens + 1 for _, tokens in going]]).astype(np.int64)
+    censored = np.concatenate([rows.column("ending") == CENSORED, np.ones(len(going), dtype=bool)])
+    ages = seen.now - np.concatenate([rows.column("dispatched_at"), [at for at, _ in going]])
+    return Lengths(counts, censored, weigh(ages, half_life))
+
+
+def prompt_lengths(seen: Snapshot, half_life: float = math.inf) -> Lengths:
+    """Of every request dispatched in the window; nothing censors a prompt."""
+    rows = seen.having(seen.rows[seen.column("prompt_tokens") >= 1])
+    counts = rows.column("prompt_tokens").astype(np.int64)
+    return Lengths(counts, np.zeros(counts.size, dtype=bool), weigh(seen.now - rows.column("dispatched_at"), half_life))
+
+
+def _speed(times: BatchTimes, slow: Wander, *, continuous: bool) -> Estimate:
+    """Widened by the wander, whose mean over the window is not 0, and for slots by the error of their accounting."""
+    found = speed(times)
+    if not found.known:
+        return found
+    half = (found.high - found.low) / 2
+    if slow.significant:
+        span = float(times.at[-1] - times.at[0])
+        half = max(half, found.value * NORMAL * slow.sigma.value * math.sqrt(min(1.0, 2 * slow.tau / span)))
+    if continuous:
+        half += SLOT_ERROR * found.value
+    return symmetric(found.value, half, found.effective_n)
+
+
+def _notes(seen: Snapshot) -> tuple[str, ...]:
+    earlier = int(np.count_nonzero(seen.column("epoch") != seen.epoch))
+    return (f"lengths of {earlier} requests of earlier epochs are used: they do not depend on the policy",) if earlier else ()
+
+
+def _lengths(sample: Lengths) -> dict[str, Any]:
+    quantiles = {name: sample.quantile(level).to_dict() for name, level in LEVELS.items()}
+    top = sample.known_to or None
+    mean = sample.mean(top) if top else sample.mean()
+    known = {
+        "known_to": sample.known_to,
+        "unknown_mass": sample.unknown_mass,
+        "mean_to_known": mean.to_dict(),
+        "mean": sample.mean().to_dict(),
+    }
+    return known | quantiles
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,57 @@
+"""A number that was estimated: its value, a 95 % interval and how many independent observations would tell as much."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+NORMAL = 1.959963984540054  # two-sided 95 %
+Plain = dict[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """`value` is not a number and the interval all of the line where nothing is known."""
+
+    value: float
+    low: float
+    high: float
+    effective_n: float
+
+    @property
+    def relative(self) -> float:
+        """Half the width of the interval over the value."""
+        return (self.high - self.low) / 2 / abs(self.value) if self.value else math.inf
+
+    @property
+    def known(self) -> bool:
+        """Whether there is a value and both ends of the interval."""
+        return math.isfinite(self.value) and math.isfinite(self.low) and math.isfinite(self.high)
+
+    def covers(self, truth: float) -> bool:
+        """Whether it lies in the interval."""
+        return self.low <= truth <= self.high
+
+    def scaled(self, factor: float) -> Estimate:
+        """The same in other units; factor > 0."""
+        return Estimate(self.value * factor, self.low * factor, self.high * factor, self.effective_n)
+
+    def to_dict(self) -> Plain:
+        """As JSON: null where a number is none or infinite."""
+        numbers = {"value": self.value, "low": self.low, "high": self.high, "effective_n": self.effective_n}
+        return {name: number if math.isfinite(number) else None for name, number in numbers.items()}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, float | None]) -> Estimate:
+        """What `to_dict` wrote."""
+        missing = {"value": math.nan, "low": -math.inf, "high": math.inf, "effective_n": math.nan}
+        return cls(**{name: none if (number := plain.get(name)) is None else float(number) for name, none in missing.items()})
+
+
+UNKNOWN = Estimate(math.nan, -math.inf, math.inf, 0.0)
+
+
+def symmetric(value: float, half_width: float, effective_n: float) -> Estimate:
+    """value +- half_width."""
+    return Estimate(value, value - half_width, value + half_width, effective_n)
