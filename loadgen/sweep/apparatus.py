@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from loadgen.client import LoadError, Target, served_model
+from loadgen.client import Target
 from loadgen.gateway_process import GatewayError
 from loadgen.sweep.gateway import GivenGateway, OwnGateway, SweptGateway, bounds_of, until_idle
 from loadgen.sweep.grid import Basis, Bounds
@@ -99,10 +99,8 @@ class Apparatus:
 
     async def _start(self) -> None:
         await self.gateway.start()
-        try:
-            self.target = Target(base_url=self.gateway.client.url, model=await served_model(self.gateway.client.url))
-        except LoadError as error:
-            raise GatewayError(str(error)) from None
+        models = await self.gateway.client.ask("GET", "/v1/models")
+        self.target = Target(base_url=self.gateway.client.url, model=str(models["data"][0]["id"]))
 
     async def _calibrated(self, bounds: Bounds) -> LatencyModel:
         if self.plan.latency is not None:

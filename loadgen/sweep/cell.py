@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from loadgen.client import Target
+from loadgen.client import LoadError, Target
 from loadgen.gateway_process import GatewayClient, GatewayError
 from loadgen.run import LoadResult, Progress, Tally, run_load
 from loadgen.sweep.gateway import header_of, records_since, until_idle
@@ -71,12 +71,15 @@ async def run_cell(
     seed: int,
     configuration: Mapping[str, Any],
     progress: Progress,
+    path: Path | None = None,
+    processes: int = 1,
     why_lost: Callable[[], Awaitable[str | None]] | None = None,
     stop_unstable: bool = True,
 ) -> CellRun:
     """Send the timetable and collect. Ends early where the point is unstable, the gateway is lost or the task is cancelled.
 
-    A cancellation is an ending here, not an exception: what was measured is handed back.
+    A cancellation is an ending here, not an exception: what was measured is handed back. `path` is a run file of the
+    sender's side that grows with the run.
     """
     seen = _Seen(progress)
     asked = {
@@ -86,7 +89,8 @@ async def run_cell(
         "max_output_tokens": cell.max_output_tokens,
         **configuration,
     }
-    sending = asyncio.create_task(run_load(target, timetable, seed=seed, configuration=asked, progress=seen))
+    load = run_load(target, timetable, seed=seed, configuration=asked, progress=seen, path=path, processes=processes)
+    sending = asyncio.create_task(load)
     guard = _Guard(client, why_lost, Watch(cell.rate), seen, stop_unstable=stop_unstable)
     watching = asyncio.create_task(guard.run())
     ended: Ended = "complete"
@@ -105,7 +109,7 @@ async def run_cell(
             await until_idle(client)  # its run file is flushed by the question
     except (GatewayError, TimeoutError) as error:
         if ended in ("complete", "unstable"):
-            ended, why = "lost", str(error)
+            ended, why = "lost", (await why_lost() if why_lost else None) or str(error)
     header, records = gateway_side(begun, asked, seed)
     return CellRun(cell=cell, ended=ended, why=why, load=result, header=header, records=records, growth=guard.watch.so_far())
 
@@ -118,7 +122,7 @@ def gateway_side(begun: Begun, asked: Mapping[str, Any], seed: int) -> tuple[Hea
 
 
 async def _result(sending: asyncio.Task[LoadResult], watching: asyncio.Task[tuple[Ended, str]]) -> LoadResult | None:
-    """What was sent and answered, whatever ended it; None where it was cancelled before it began."""
+    """What was sent and answered, whatever ended it; None where it was cancelled before it began. Raises GatewayError."""
     watching.cancel()
     sending.cancel()
     with suppress(asyncio.CancelledError):
@@ -127,6 +131,8 @@ async def _result(sending: asyncio.Task[LoadResult], watching: asyncio.Task[tupl
         return await sending
     except asyncio.CancelledError:
         return None
+    except LoadError as error:
+        raise GatewayError(str(error)) from None
 
 
 class _Seen:

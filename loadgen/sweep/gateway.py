@@ -149,9 +149,14 @@ def header_of(path: Path) -> Header:
 
 
 def records_since(path: Path, offset: int, epoch: int) -> list[Record]:
-    """The records of an epoch among those written after `offset` bytes; a last line that a kill cut short is left out."""
+    """The records of an epoch among those written after `offset` bytes; a last line that a kill cut short is left out.
+
+    None where the file is not the one in which that offset was the end of a line: another gateway writes it now.
+    """
     with path.open("rb") as file:
-        file.seek(offset)
+        file.seek(max(0, offset - 1))
+        if offset and file.read(1) != b"\n":
+            return []
         return [record for record in _records(file.read()) if record.epoch == epoch]
 
 

@@ -36,6 +36,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     duration: float | None = None  # seconds
     precision: float = 0.1  # half width of the mean delay over the mean
     cell_limit: float = 60.0  # seconds of sending
+    processes: int = 1  # senders
     order: Literal["listed", "random"] = "listed"
     allow_unstable: bool = False
     find_saturation: bool = False
@@ -99,7 +100,7 @@ def _check_numbers(plan: Plan) -> None:
     for name, values in (("loads", plan.loads), ("request-rates", plan.request_rates)):
         if any(not 0 < value < math.inf for value in values) or len(set(values)) < len(values):
             raise SpecError(f"got --{name} {_shown(values)}; expected different numbers > 0")
-    for name in ("num_prompts", "duration", "precision", "cell_limit", "tolerance", "max_num_seqs"):
+    for name in ("num_prompts", "duration", "precision", "cell_limit", "tolerance", "max_num_seqs", "processes"):
         value = getattr(plan, name)
         if value is not None and not value > 0:
             raise SpecError(f"got --{name.replace('_', '-')} {value}; expected a number > 0")

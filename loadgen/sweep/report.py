@@ -8,17 +8,17 @@ from typing import Any
 
 from rich.console import Console
 
-from loadgen.html_report import write_report
+from loadgen.html_report import ReportData, write_report
 from loadgen.report import notes, table
 from loadgen.sweep.journal import Event
 from loadgen.sweep.results import Results
 from loadgen.sweep.store import Store
 
 
-def write_results(store: Store, results: Results) -> list[Path]:
+def write_results(store: Store, results: Results, data: ReportData) -> list[Path]:
     """comparison.json, sweep.json and the HTML report; what was written."""
     written = [store.write_json("comparison.json", results.comparison_objects()), store.write_json("sweep.json", results.to_dict())]
-    return [*written, write_report(store.folder, results=results)]
+    return [*written, write_report(store.folder, data)]
 
 
 def print_results(results: Results, console: Console) -> None:

@@ -74,7 +74,9 @@ class Sweep:
         for _ in range(ATTEMPTS):
             try:
                 run = await self._attempt(cell, f"{place}, {cell}")
-            except GatewayError as error:  # before the first request
+            except GatewayError as error:
+                if self.store.progress.of(cell.name).open is not None:
+                    self.store.append("cut", cell=cell.name, reason=str(error), files={})
                 await self.apparatus.recover(str(error))
                 continue
             if run.ended == "interrupted":
@@ -104,6 +106,8 @@ class Sweep:
             seed=self.plan.seed,
             configuration=self._asked(),
             progress=self.status,
+            path=self.store.growing(cell.name, attempt),
+            processes=self.plan.processes,
             why_lost=apparatus.gateway.why_lost,
             stop_unstable=not (self.plan.allow_unstable and cell.load >= 1 and cell.purpose == "grid"),
         )
@@ -186,9 +190,9 @@ class Sweep:
             if (started := known.open) is None:
                 continue
             begun = Begun(started["epoch"], self.store.folder / started["record_file"], started["offset"])
-            files: dict[str, str] = {}
+            files = self.store.salvage_load_side(name, started["attempt"])
             try:
-                files = self.store.write_gateway_side(name, started["attempt"], *gateway_side(begun, self._asked(), self.plan.seed))
+                files |= self.store.write_gateway_side(name, started["attempt"], *gateway_side(begun, self._asked(), self.plan.seed))
             except (OSError, msgspec.MsgspecError):  # no such file, or another gateway writes it now
                 self.status.note(f"{name}: nothing is left of attempt {started['attempt']}")
             self.store.append("cut", cell=name, reason="the sweep was killed", files=files)

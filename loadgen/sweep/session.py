@@ -13,8 +13,10 @@ import msgspec
 from rich.console import Console
 
 from loadgen.gateway_process import GatewayError
+from loadgen.html_report import of_folder
 from loadgen.report import WIDTH
 from loadgen.sweep.apparatus import Apparatus
+from loadgen.sweep.conditions import broken, parse_conditions
 from loadgen.sweep.plan import Plan
 from loadgen.sweep.report import as_json, print_results, write_results
 from loadgen.sweep.results import Results, results_of
@@ -27,6 +29,7 @@ DONE, FAILED, CHECK_FAILED, INTERRUPTED = 0, 1, 3, 130
 
 async def run_session(plan: Plan, folder: Path, port: int, assertions: Sequence[str], *, json: bool) -> int:
     """Measure what is left of the plan, report what there is; the exit status."""
+    conditions = parse_conditions(assertions)
     store = Store.open(folder, plan)
     error: str | None = None
     interrupted = False
@@ -42,7 +45,8 @@ async def run_session(plan: Plan, folder: Path, port: int, assertions: Sequence[
                 error = str(lost)
         results = await _results(folder, status)
         status.phase("writing the report")
-        written = await asyncio.to_thread(write_results, store, results)
+        data = await asyncio.to_thread(of_folder, folder, results)
+        written = await asyncio.to_thread(write_results, store, results, data)
     store.journal.close()
     _print(results, written, error, json=json, interrupted=interrupted)
     if interrupted:
@@ -50,7 +54,10 @@ async def run_session(plan: Plan, folder: Path, port: int, assertions: Sequence[
     something = results.comparisons or results.searches or results.of("unstable")
     if error or not something or results.of("missing") or results.missing_searches:
         return FAILED
-    return DONE if _hold(assertions, results) else CHECK_FAILED
+    lines = broken(conditions, data)
+    for line in lines:
+        _say(line)
+    return CHECK_FAILED if lines else DONE
 
 
 class _cancelled_by_signals:  # noqa: N801 - used like a function
@@ -81,12 +88,12 @@ async def _results(folder: Path, status: Status) -> Results:
 
 def _print(results: Results, written: Sequence[Path], error: str | None, *, json: bool, interrupted: bool) -> None:
     if error:
-        print(f"kendall sweep: {error}", file=sys.stderr)  # noqa: T201 - the command's own output
+        _say(error)
     missing = results.of("missing") or results.missing_searches
     if interrupted or missing:
-        print(f"`kendall sweep --resume {results.folder}` goes on with what is missing", file=sys.stderr)  # noqa: T201
+        _say(f"`kendall sweep --resume {results.folder}` goes on with what is missing")
     if json:
-        print(msgspec.json.encode(as_json(results, written), enc_hook=float).decode())  # noqa: T201
+        sys.stdout.write(msgspec.json.encode(as_json(results, written), enc_hook=float).decode() + "\n")
         return
     console = Console()
     if not console.is_terminal:
@@ -95,8 +102,5 @@ def _print(results: Results, written: Sequence[Path], error: str | None, *, json
     console.print(f"written to {results.folder}/: {', '.join(path.name for path in written)}", highlight=False, soft_wrap=True)
 
 
-def _hold(assertions: Sequence[str], results: Results) -> bool:
-    """Whether every condition holds of every cell; those that do not are said."""
-    if assertions:
-        raise NotImplementedError(results)
-    return True
+def _say(line: str) -> None:
+    sys.stderr.write(f"kendall sweep: {line}\n")

@@ -59,15 +59,32 @@ class Store:
             self.progress.take(written)
         return written
 
+    def growing(self, name: str, attempt: int) -> Path:
+        """Where the sender's side of an attempt is written while it runs."""
+        return self.folder / f"cells/{name}.partial-{attempt}.load.jsonl"
+
     def write(self, run: CellRun, attempt: int) -> dict[str, str]:
         """Both sides' records of a cell; their names and digests. One that was cut keeps its attempt in its name."""
         whole = run.ended in ("complete", "unstable")
         stem = f"cells/{run.cell.name}" + ("" if whole else f".partial-{attempt}")
-        if run.load is not None:
-            _write(self.folder / f"{stem}.load.jsonl", run.load.header, run.load.records)
-        _write(self.folder / f"{stem}.gateway.jsonl", run.header, run.records)
-        names = [f"{stem}.{side}.jsonl" for side in ("load", "gateway") if side == "gateway" or run.load is not None]
-        return {name: digest(self.folder / name) for name in names}
+        files = {}
+        if (grown := self.growing(run.cell.name, attempt)).exists():
+            name = f"{stem}.load.jsonl"
+            _sync(grown)
+            grown.replace(self.folder / name)
+            files[name] = digest(self.folder / name)
+        name = f"{stem}.gateway.jsonl"
+        _write(self.folder / name, run.header, run.records)
+        return files | {name: digest(self.folder / name)}
+
+    def salvage_load_side(self, name: str, attempt: int) -> dict[str, str]:
+        """What a killed sender had written of an attempt, without a last line that the kill cut short."""
+        path = self.growing(name, attempt)
+        if not path.exists():
+            return {}
+        content = path.read_bytes()
+        path.write_bytes(content[: content.rfind(b"\n") + 1])
+        return {self.relative(path): digest(path)}
 
     def write_gateway_side(self, name: str, attempt: int, header: Header, records: Iterable[Record]) -> dict[str, str]:
         """What a gateway kept of an attempt whose sender was killed."""
@@ -97,9 +114,14 @@ def _replacing(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".new")
     yield beside
-    with beside.open("rb") as file:
-        os.fsync(file.fileno())
+    _sync(beside)
     beside.replace(path)
+
+
+def _sync(path: Path) -> None:
+    """Return when the file is on the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def _write(path: Path, header: Header, records: Iterable[Record]) -> None:

@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from loadgen.sweep.gateway import records_since
 from loadgen.sweep.journal import Journal, Progress, damage, digest, read_journal
+from loadgen.sweep.plan import Plan
+from loadgen.sweep.store import Store
+from policies.text import SpecError
+from queueing.record import Header, Record, to_line, write_run
 
 
 def journal_of(path: Path, *events: tuple[str, dict[str, object]]) -> Journal:
@@ -80,3 +85,29 @@ def test_damage_is_a_file_that_is_gone_or_changed(tmp_path: Path) -> None:
     assert "not as it was written" in (damage(tmp_path, done) or "")
     path.unlink()
     assert "missing" in (damage(tmp_path, done) or "")
+
+
+def test_a_folder_of_another_plan_or_of_something_else_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    Store.open(folder, Plan(loads=(0.3,), duration=2.0)).journal.close()
+    again = Store.open(folder, Plan(loads=(0.3,), duration=2.0))
+    again.journal.close()
+    with pytest.raises(SpecError, match=r"duration: 2\.0 there, 3\.0 here"):
+        Store.open(folder, Plan(loads=(0.3,), duration=3.0))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    with pytest.raises(SpecError, match="expected an empty folder"):
+        Store.open(tmp_path / "other", Plan(loads=(0.3,)))
+
+
+def test_records_of_a_file_that_another_gateway_writes_now_are_not_taken(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.jsonl"
+    records = [Record(request_id=str(i), outcome="completed", epoch=i % 2) for i in range(6)]
+    write_run(path, Header(writer="gateway"), records)
+    offset = len(to_line(Header(writer="gateway"))) + len(to_line(records[0]))
+    assert [record.request_id for record in records_since(path, offset, 1)] == ["1", "3", "5"]
+    with path.open("ab") as file:
+        file.write(to_line(Record(request_id="7", outcome="completed", epoch=1))[:-9])
+    assert len(records_since(path, offset, 1)) == 3, "the last line is not whole"
+    assert records_since(path, offset + 3, 1) == []
+    assert records_since(path, 10**6, 1) == []

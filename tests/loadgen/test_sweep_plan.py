@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from loadgen.run import VOCABULARY
+from loadgen.sweep.conditions import parse_conditions
 from loadgen.sweep.dry_run import plan_as_object
 from loadgen.sweep.grid import Basis, Bounds, cell_name
 from loadgen.sweep.plan import POLICIES, Plan, differences, load_plan, save_plan, searches_of
@@ -144,6 +145,15 @@ def test_an_slo_is_judged_by_its_quantile_and_what_was_lost_broke_it() -> None:
     assert slo.observed(records) == pytest.approx(0.89)
     assert slo.observed([Record(request_id="x", outcome="failed")] * 20 + records) == np.inf
     assert slo.observed([]) == np.inf
+
+
+def test_conditions_are_read_before_anything_runs() -> None:
+    assert [condition.name for condition in parse_conditions(["prediction_error < 0.15", "p99_queueing_delay < 2s"])] == [
+        "prediction_error",
+        "p99_queueing_delay",
+    ]
+    with pytest.raises(SpecError, match="did you mean p99_queueing_delay"):
+        parse_conditions(["p99_quing_delay < 2s"])
 
 
 def test_the_defaults_are_six_policies_at_four_loads() -> None:

@@ -57,8 +57,8 @@ def test_an_overload_of_a_half_is_stopped_within_two_thousand_requests(policy: s
     assert min(found) >= LEAST_ARRIVALS
 
 
-def test_a_tenth_too_much_is_found_within_ten_thousand_requests() -> None:
-    assert len(stops("single", 1.1, 10_000, runs=15)) == 15
+def test_a_tenth_too_much_is_found_within_twenty_thousand_requests() -> None:
+    assert len(stops("single", 1.1, 20_000, runs=15)) == 15
 
 
 def test_one_jump_is_no_growth() -> None:

@@ -1,0 +1,46 @@
+"""Conditions on every cell of a sweep (`--assert`): read before anything runs, checked at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from loadgen.assertions import Assertion, broken_lines, parse_assertion, require_known
+from loadgen.cell_values import values_of
+from loadgen.cells import ReportCell
+from loadgen.compare import compare
+from loadgen.html_report import ReportData
+from queueing.record import Record
+
+
+def parse_conditions(texts: Iterable[str]) -> list[Assertion]:
+    """Raises SpecError, for a name that no cell has too: a sweep takes too long to learn that at its end."""
+    conditions = [parse_assertion(text) for text in texts]
+    if conditions:
+        require_known(conditions, values_of(_any_cell()))
+    return conditions
+
+
+def broken(conditions: Sequence[Assertion], data: ReportData) -> list[str]:
+    """One line for every condition that a cell breaks; a cell without a result breaks them all."""
+    if not conditions:
+        return []
+    lines = [line for cell in data.cells for line in broken_lines(conditions, values_of(cell), cell.name)]
+    return lines + [f"{cell.name}: got no result ({cell.state}); expected one to check" for cell in data.missing]
+
+
+def _any_cell() -> ReportCell:
+    """Of two requests: its values have the names of every cell's."""
+    instants = {"arrived_at": 0.0, "dispatched_at": 0.0, "server_free_at": 1.0, "released_at": 1.0}
+    shared = {
+        "outcome": "completed",
+        "policy": "single",
+        "epoch": 0,
+        "server_id": 0,
+        "batch_size": 1,
+        "prompt_tokens": 1,
+        "output_tokens": 1,
+    }
+    records = [msgspec.convert(instants | shared | {"request_id": str(i), "batch_id": i}, Record) for i in range(2)]
+    return ReportCell(name="", comparison=compare(records)[0], load=None)
