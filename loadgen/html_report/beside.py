@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Any
 
 from loadgen.cells import ReportCell
@@ -35,8 +34,10 @@ ROW, HEAD = 46, 120  # pixels
 
 def panels_of(cells: Sequence[ReportCell]) -> list[tuple[str, list[ReportCell]]]:
     """Cells by load; nothing where there are more loads than panels."""
-    by_load = groupby(cells, key=lambda cell: None if cell.load is None else round(cell.load, 2))
-    panels = [(load_text(load), list(group)) for load, group in by_load]
+    by_load: dict[float | None, list[ReportCell]] = {}
+    for cell in cells:
+        by_load.setdefault(None if cell.load is None else round(cell.load, 2), []).append(cell)
+    panels = [(load_text(load), by_load[load]) for load in sorted(by_load, key=lambda load: load or 0.0)]
     return panels if len(panels) <= PANELS else []
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from loadgen.cells import ReportCell
 from loadgen.html_report.data import ReportData
 from loadgen.html_report.style import label, load_text
+from queueing.latency import LatencyModel
 
 GROUPS = {
     "agree": "agree",
@@ -95,12 +96,19 @@ def facts(data: ReportData) -> list[tuple[str, str]]:
         found.append(("gateway's machine", _joined(hardware.get("cpu"), f"{hardware['cores']} core(s)" if "cores" in hardware else None)))
         found.append(("versions", ", ".join(f"{name} {version}" for name, version in header.versions.items())))
     if data.law is not None:
-        found.append(("law (s)", str(data.law).replace(",", ", ")))
+        found.append(("law", law_text(data.law)))
     if data.profile is not None and data.profile.r2 is not None:
         found.append(("fit of the law", f"R² {data.profile.r2:.4f}; cells within {data.profile.mape or 0:.1%} on average"))
     if data.date:
         found.append(("calibrated", data.date.replace("T", " ")[:16]))
     return [(name, value) for name, value in dict(found).items() if value and value != "-"]
+
+
+def law_text(law: LatencyModel) -> str:
+    """The law's coefficients to four digits, with their units."""
+    times = {"k1": law.k1, "k2": law.k2, "k3": law.k3, "k4": law.k4, "kp": law.kp, "turnaround": law.turnaround}
+    said = [f"{name} {value * 1e3:.4g} ms" for name, value in times.items() if value]
+    return ", ".join([*said, f"cv {law.cv:.3g}", f"speed {law.speed:.4g}"])
 
 
 def causes(cells: Sequence[ReportCell]) -> list[tuple[str, str]]:

@@ -19,7 +19,7 @@
     for (const figure of figures) {
       const place = document.getElementById("figure-" + figure.name);
       const { data, layout } = coloured({ data: figure.data, layout: figure.layout }, style);
-      if (width) { layout.width = width; layout.height += 26; layout.margin.t += 26; place.style.minWidth = "0"; } else { layout.autosize = true; place.style.minWidth = figure.minWidth + "px"; }
+      if (width) { layout.width = width; layout.height = Math.round(0.74 * layout.height) + 26; layout.margin.t += 26; place.style.minWidth = "0"; } else { layout.autosize = true; place.style.minWidth = figure.minWidth + "px"; }
       Plotly.react(place, data, layout, { responsive: !width, displayModeBar: false });
     }
     document.documentElement.dataset.drawn = String(figures.length);

@@ -1,0 +1,263 @@
+"""The HTML report: right numbers in every figure, nothing from a network, drawn by a real browser without a complaint."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadgen.cells import Asked, MissingCell, ReportCell, RunFile
+from loadgen.html_report import ReportData, of_files, of_folder, write_report
+from loadgen.html_report.beside import beside_figure
+from loadgen.html_report.over_load import curve_of, over_load_figure
+from loadgen.html_report.page import ROOT, page
+from loadgen.html_report.parts import parts_figure
+from loadgen.html_report.tails import tails_figure
+from loadgen.html_report.words import headline
+from policies import parse_policy
+from policies.text import SpecError
+from queueing.model import Model
+from queueing.prediction import predict_model
+from queueing.profile import Profile
+from queueing.record import Header, Record, write_run
+from tests.loadgen.driver import LAW, LENGTHS, drive
+from tests.support import require_program
+
+SPEEDS = {"dynamic": 1.2, "capped:max_batch_size=4": 1.0, "continuous:max_batch_size=8": 1.0}
+RATES = {"dynamic": (20.0, 40.0), "capped:max_batch_size=4": (7.0, 14.0), "continuous:max_batch_size=8": (30.0, 60.0)}
+ERRANDS = (".gvt1.com", ".google.com", ".googleapis.com", ".gstatic.com")  # the browser's own, on any page
+MISSING = MissingCell(name="lost", policy="single", load=0.5, state="missing", reason="the gateway was killed <b>twice</b>")
+
+
+def run_file(folder: Path, policy: str, rate: float, load: float, **configuration: Any) -> Path:
+    asked = {"engine": "emulated", "model": "tiny", "max_num_seqs": 64, "output_tokens": "uniform:low=1,high=60", "request_rate": rate}
+    records = drive(parse_policy(policy), rate, n=700, law=LAW.at_speed(SPEEDS[policy]))
+    path = folder / f"{load}-{policy.partition(':')[0]}.jsonl"
+    header = Header(
+        writer="simulator", configuration=asked | {"load": load, **configuration}, seed=4, hardware={"cpu": "a CPU", "cores": 2}
+    )
+    write_run(path, header, records)
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> ReportData:
+    folder = tmp_path_factory.mktemp("runs")
+    files = [run_file(folder, policy, rate, load) for policy in SPEEDS for rate, load in zip(RATES[policy], (0.3, 0.6), strict=True)]
+    found = of_files([RunFile.read(path) for path in files], Asked(law=LAW))
+    return dataclasses.replace(found, missing=[MISSING])
+
+
+@pytest.fixture(scope="module")
+def report(data: ReportData, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(None, data, tmp_path_factory.mktemp("report") / "report.html")
+
+
+def traces(figure: dict[str, Any] | None, group: str) -> Iterator[dict[str, Any]]:
+    assert figure is not None
+    return (trace for trace in figure["data"] if trace.get("legendgroup", trace["name"]) == group)
+
+
+def test_the_page_says_what_was_measured_and_why_cells_differ(report: Path) -> None:
+    shown = report.read_text(encoding="utf-8").partition('<script type="application/json"')[0]
+    for words in ("4 policies at 2 loads on emulated (tiny)", "machine slower than calibrated by 20 %", "Where they part, and why"):
+        assert words in shown
+    for words in ("continuous 8*", "capped 4", "a CPU, 2 core(s)", "k1 2 ms", "1 of 7 planned cells have no result", " ms", "seed"):
+        assert words in shown
+    assert "killed &lt;b&gt;twice&lt;/b&gt;" in shown
+
+
+def test_the_page_needs_nothing_from_outside(report: Path) -> None:
+    text = report.read_text(encoding="utf-8")
+    own = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
+    assert not re.findall(r"""(?:src|href|action|data)\s*=\s*["']?(?!data:)[a-z]+:""", own)
+    assert "@import" not in own
+    assert "url(" not in own
+    assert "default-src 'none'" in own
+    assert "connect-src" not in own
+    assert not re.search(r"@[A-Z]{2,}@", own)
+    assert len(text) < 1_700_000
+
+
+def test_the_vendored_library_is_the_one_that_its_readme_names() -> None:
+    vendor = Path(str(ROOT)) / "vendor"
+    library = (vendor / "plotly-basic.min.js").read_bytes()
+    readme = (vendor / "README.md").read_text(encoding="utf-8")
+    assert hashlib.sha256(library).hexdigest() in readme
+    assert f"{len(library):,} bytes" in readme
+    version = re.search(rb"v(\d+\.\d+\.\d+)", library[:200])
+    assert version is not None
+    assert version[1].decode() in readme
+    assert b"</script" not in library.lower()  # it stands inside one
+    assert "MIT" in (vendor / "LICENSE-plotly.txt").read_text(encoding="utf-8")
+
+
+def test_hostile_names_stay_text(data: ReportData) -> None:
+    hostile = "</script><script>alert(1)</script>"
+    text = page(dataclasses.replace(data, cells=data.cells[:1], configuration={"engine": hostile, "model": hostile}))
+    assert "<script>alert" not in text
+
+
+def test_observed_means_stand_where_they_were_measured(data: ReportData) -> None:
+    figure = beside_figure(data.cells)
+    drawn = sorted(x for group in ("observed", "short") for trace in traces(figure, group) for x in trace["x"])
+    assert drawn == pytest.approx(sorted(cell.comparison.quantity.observed.mean * 1e3 for cell in data.cells))
+    assert figure is not None
+    assert [key for key in figure["layout"] if key.startswith("xaxis")] == ["xaxis", "xaxis2"]
+
+
+def test_the_bars_of_a_cell_add_up_to_its_deviation(data: ReportData) -> None:
+    figure = parts_figure(data.cells)
+    assert figure is not None
+    bars = [trace for trace in figure["data"] if trace["type"] == "bar"]
+    (sums,) = (trace for trace in figure["data"] if trace["type"] == "scatter")
+    for index, total in enumerate(sums["x"]):
+        assert sum(bar["x"][index] for bar in bars) == pytest.approx(total, abs=1e-9)
+    (slow,) = (trace for trace in bars if trace["name"] == "service law: speed")
+    assert max(slow["x"]) > 20
+
+
+def test_the_curve_is_the_prediction(data: ReportData) -> None:
+    figure = over_load_figure(data.cells)
+    lines = list(traces(figure, "line"))
+    assert len(lines) == 3
+    for line, policy in zip(lines, SPEEDS, strict=True):
+        cells = [cell for cell in data.cells if cell.comparison.policy == policy]
+        for cell in cells:
+            a_priori, load = cell.comparison.quantity.a_priori, cell.comparison.load
+            assert a_priori is not None
+            assert load is not None
+            nearest = min(zip(line["x"], line["y"], strict=True), key=lambda point: abs(point[0] - load))
+            assert nearest[1] == pytest.approx(a_priori.mean * 1e3, rel=0.05)
+
+
+@pytest.mark.parametrize("policy", ["capped:max_batch_size=4", "single", "elastic:max_batch_size=4"])
+def test_a_slower_machine_is_the_same_curve_scaled_in_both_directions(policy: str) -> None:
+    """W(s, x) = s W(1, s x): what the band rests on."""
+    model = Model.clipped(parse_policy(policy), LENGTHS, LAW)
+    curve = curve_of(model, "queueing_delay")
+    assert curve is not None
+    slow = dataclasses.replace(model, law=LAW.at_speed(1.25))
+    expected = predict_model(slow, 0.5 * model.largest_stable_rate).queueing_delay.mean
+    assert 1.25 * curve(1.25 * 0.5) == pytest.approx(expected, rel=0.01)
+
+
+def test_the_distribution_falls_from_everyone_to_the_slowest(data: ReportData) -> None:
+    figure = tails_figure(data.cells)
+    curves = list(traces(figure, "observed"))
+    assert len(curves) == len(data.cells)
+    for curve in curves:
+        assert curve["x"] == sorted(curve["x"])
+        assert curve["y"] == sorted(curve["y"], reverse=True)
+    assert any(trace["x"] for trace in traces(figure, "predicted"))
+
+
+def test_a_report_of_nothing_says_so() -> None:
+    text = page(ReportData(cells=[], missing=[MISSING]))
+    assert "No cell has a result yet" in text
+    assert "Nothing was measured." in text
+    assert '<div class="plot"' not in text
+
+
+def test_runs_without_a_law_are_shown_without_predictions(data: ReportData, tmp_path: Path) -> None:
+    path = run_file(tmp_path, "dynamic", 20.0, 0.3)
+    bare = of_files([RunFile.read(path)], Asked())
+    text = page(bare)
+    assert "no prediction" in text
+    assert 'id="figure-parts"' not in text
+    assert 'id="figure-beside"' in text
+
+
+def test_the_headline_counts(data: ReportData) -> None:
+    def with_kind(kind: str, cells: list[ReportCell]) -> int:
+        return sum(cell.verdict.kind == kind for cell in cells)
+
+    cells = list(data.cells)
+    judged = len(cells) - with_kind("too short", cells)
+    assert f"agrees with {with_kind('agree', cells)} of {judged} cells" in headline(cells)
+    assert headline([]) == "Nothing was measured."
+
+
+def test_a_folder_of_runs_with_a_profile_is_a_report(tmp_path: Path) -> None:
+    run_file(tmp_path, "capped:max_batch_size=4", 14.0, 0.6)
+    Profile(name="x", law=LAW, date="2026-01-02T03:04:05+00:00").save(tmp_path / "profile.json")
+    found = of_folder(tmp_path)
+    assert found.cells[0].comparison.quantity.a_priori is not None
+    target = write_report(tmp_path)
+    assert target == tmp_path / "report.html"
+    assert "2026-01-02" in target.read_text(encoding="utf-8")
+    assert (tmp_path / "report.csv").read_text(encoding="utf-8").startswith("policy,load,")
+    with pytest.raises(SpecError, match="run files"):
+        of_folder(tmp_path / "nothing")
+
+
+def test_a_sender_outside_its_budget_is_called_invalid(tmp_path: Path) -> None:
+    path = run_file(tmp_path, "dynamic", 20.0, 0.3)
+    file = RunFile.read(path)
+    seen = [Record(**{**{f: getattr(r, f) for f in r.__struct_fields__}, "client_request_id": f"c{i}"}) for i, r in enumerate(file.records)]
+    sent = [
+        Record(request_id=f"c{i}", outcome="completed", intended_at=(r.arrived_at or 0.0) - 0.2, sent_at=r.arrived_at)
+        for i, r in enumerate(seen)
+    ]
+    both = [RunFile(path, file.header, seen), RunFile(path, Header(writer="load"), sent)]
+    text = page(of_files(both, Asked(law=LAW)))
+    assert "INVALID, the sender left its lateness budget: dynamic" in text
+    assert "200.00 ms" in text
+
+
+def browser(page_url: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    chromium = require_program("chromium")
+    command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder / 'profile'}"]
+    command += ["--disable-background-networking", "--disable-component-update", "--enable-logging=stderr", "--window-size=1200,4000"]
+    command += ["--virtual-time-budget=5000", *arguments, page_url]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_browser_draws_every_figure_without_a_complaint_or_a_request(report: Path, tmp_path: Path, theme: str) -> None:
+    log = tmp_path / "net.json"
+    done = browser(f"{report.as_uri()}?theme={theme}", tmp_path, "--dump-dom", f"--log-net-log={log}")
+    assert 'data-drawn="4"' in done.stdout
+    for name in ("beside", "over-load", "parts", "tails"):
+        place = done.stdout.partition(f'id="figure-{name}"')[2][:3000]
+        assert 'class="main-svg"' in place
+    assert done.stdout.count('class="point"') > 40
+    assert "CONSOLE" not in done.stderr
+    assert "plotly-graph-div" in done.stdout or "js-plotly-plot" in done.stdout
+    asked = re.findall(r'"url":"([a-z]+)://([^/"]*)', log.read_text(encoding="utf-8", errors="replace"))
+    assert not [host for scheme, host in asked if scheme not in ("file", "chrome", "data", "blob") and not host.endswith(ERRANDS)]
+
+
+@pytest.mark.slow
+def test_a_browser_complains_where_a_page_is_broken(report: Path, tmp_path: Path) -> None:
+    """The check above can fail: a library that is not there shows on the console, and so does a request."""
+    text = report.read_text(encoding="utf-8")
+    broken = tmp_path / "broken.html"
+    broken.write_text(text.replace("Plotly.react", "Plotly.absent"), encoding="utf-8")
+    assert "CONSOLE" in browser(broken.as_uri(), tmp_path, "--dump-dom").stderr
+    broken.write_text(text.replace("</main>", '<img src="https://example.invalid/x.png"></main>'), encoding="utf-8")
+    assert "CONSOLE" in browser(broken.as_uri(), tmp_path, "--dump-dom").stderr
+
+
+@pytest.mark.slow
+def test_it_prints_on_a4(report: Path, tmp_path: Path) -> None:
+    target = tmp_path / "report.pdf"
+    browser(f"{report.as_uri()}?theme=dark", tmp_path, f"--print-to-pdf={target}", "--no-pdf-header-footer")
+    content = target.read_bytes()
+    assert content.startswith(b"%PDF")
+    sizes = re.findall(rb"/MediaBox\s*\[\s*0 0 ([\d.]+) ([\d.]+)", content)
+    assert 3 <= len(sizes) <= 10
+    assert all((round(float(w)), round(float(h))) == (595, 842) for w, h in sizes)
+
+
+def test_figures_are_plain_json(data: ReportData) -> None:
+    for figure in (beside_figure(data.cells), over_load_figure(data.cells), parts_figure(data.cells), tails_figure(data.cells)):
+        assert json.loads(json.dumps(figure, allow_nan=False)) == figure
