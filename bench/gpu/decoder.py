@@ -50,10 +50,10 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], cache: Cache, index: int, start: int) -> Tensor:
         """One layer over the new tokens, `start` being the position of the first."""
         sequences, tokens, hidden = x.shape
-        joint = self.qkv(norm(x, self.attention_norm)).view(sequences, tokens, 3, self.heads, hidden // self.heads)
-        query, keys, values = joint.transpose(1, 3).unbind(2)
-        keys, values = cache.extend(index, start, rotated(keys, rotation), values)
-        seen = functional.scaled_dot_product_attention(rotated(query, rotation), keys, values, is_causal=tokens > 1)
+        joint = self.qkv(norm(x, self.attention_norm)).view(sequences, tokens, 3, self.heads, hidden // self.heads).transpose(1, 3)
+        query, keys = rotated(joint[:, :, :2], rotation).unbind(2)
+        keys, values = cache.extend(index, start, keys, joint[:, :, 2])
+        seen = functional.scaled_dot_product_attention(query, keys, values, is_causal=tokens > 1)
         x = x + self.out(seen.transpose(1, 2).reshape(sequences, tokens, hidden))
         gate, up = self.gate_up(norm(x, self.ffn_norm)).chunk(2, dim=-1)
         return x + self.down(functional.silu(gate) * up)

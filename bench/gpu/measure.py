@@ -50,11 +50,13 @@ class Bench:
             position, ids = position + ids.shape[1], tokens[:, None]
         return ends
 
-    def warm_up(self, cells: Sequence[Cell]) -> dict[tuple[int, int], tuple[float, float]]:
-        """Every batch size and prompt twice; seconds of the prefill and of a step, from the second time."""
+    def warm_up(self, cells: Sequence[Cell], until: float) -> dict[tuple[int, int], tuple[float, float]]:
+        """Every batch size and prompt twice; seconds of the prefill and of a step, from the second time. None after `until`."""
         found = {}
         for size, prompt in sorted({(cell.batch_size, cell.prompt_tokens) for cell in cells}):
             for _ in range(2):
+                if perf_counter() > until:
+                    return found
                 ends = self.serve(Cell(size, prompt, min(WARM_UP_STEPS, longest(cells) - prompt)))
             found[size, prompt] = ends[0], (ends[-1] - ends[0]) / max(1, len(ends) - 1)
         return found
@@ -64,10 +66,16 @@ def measure(
     bench: Bench, cells: Sequence[Cell], *, repeats: int, seed: int, until: float, joules: Joules, write: Callable[[dict[str, Any]], None]
 ) -> int:
     """Serve every cell `repeats` times unless the clock would pass `until`; how many batches were served."""
-    warm, began, served = bench.warm_up(cells), perf_counter(), 0
+    warm, began, served = bench.warm_up(cells, until), perf_counter(), 0
+    if began > until:
+        print("the warm-up took the whole budget")
+        return 0
     expected = {cell: _guess(cell, *warm[cell.batch_size, cell.prompt_tokens]) for cell in cells}
     rng = np.random.default_rng(seed)
-    print(f"{len(cells)} cells, {repeats} rounds: at most about {repeats * sum(expected.values()):.0f} s, {until - began:.0f} s left")
+    print(
+        f"{len(cells)} cells, {repeats} rounds: at most about {repeats * sum(expected.values()):.0f} s, {until - began:.0f} s left",
+        flush=True,
+    )
     for turn in range(repeats):
         for index in rng.permutation(len(cells)):
             cell = cells[index]

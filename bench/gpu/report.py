@@ -53,11 +53,21 @@ def cell_table(run: Run, fit: Fit) -> str:
         mean, times = mean_time(batches), [batch.service_time for batch in batches]
         cv = float(np.std(times, ddof=1)) / mean if len(times) > 1 else math.nan
         lawful = fit.law.padded(cell.batch_size, cell.output_tokens, cell.batch_size * cell.prompt_tokens)
-        errors.append(grown.get(cell, math.nan) / mean - 1)
+        errors += [grown[cell] / mean - 1] if grown else []
         numbers = [cell.batch_size, cell.prompt_tokens, cell.output_tokens, len(times)]
-        rows.append([*map(str, numbers), f"{mean:.4f}", f"{cv:.2%}", f"{lawful:.4f}", f"{lawful / mean - 1:+.1%}", f"{errors[-1]:+.1%}"])
+        rows.append(
+            [
+                *map(str, numbers),
+                f"{mean:.4f}",
+                f"{cv:.2%}",
+                f"{lawful:.4f}",
+                f"{lawful / mean - 1:+.1%}",
+                f"{errors[-1]:+.1%}" if grown else "-",
+            ]
+        )
     head = ["b", "prompt", "output", "repeats", "mean H (s)", "cv", "law (s)", "law's error", "error with growth"]
-    return f"{table(head, rows)}\n\nMean absolute error with growth {np.mean(np.abs(errors)):.2%}, without {fit.mape:.2%}."
+    growth = f"{np.mean(np.abs(errors)):.2%}" if grown else "not fitted (too few output lengths)"
+    return f"{table(head, rows)}\n\nMean absolute error with growth {growth}, without {fit.mape:.2%}."
 
 
 def _grown(run: Run) -> dict[Cell, float]:

@@ -244,7 +244,7 @@ class Stopwatch:
     def __init__(self) -> None:
         self.served: list[Cell] = []
 
-    def warm_up(self, cells: list[Cell]) -> dict[tuple[int, int], tuple[float, float]]:
+    def warm_up(self, cells: list[Cell], until: float) -> dict[tuple[int, int], tuple[float, float]]:
         return {(cell.batch_size, cell.prompt_tokens): (0.0, 0.0) for cell in cells}
 
     def serve(self, cell: Cell) -> list[float]:
@@ -271,7 +271,7 @@ def test_no_batch_is_begun_that_the_budget_has_no_time_for() -> None:
     from bench.gpu.measure import measure
 
     class Slow(Stopwatch):
-        def warm_up(self, cells: list[Cell]) -> dict[tuple[int, int], tuple[float, float]]:
+        def warm_up(self, cells: list[Cell], until: float) -> dict[tuple[int, int], tuple[float, float]]:
             return {(cell.batch_size, cell.prompt_tokens): (0.0, 1.0) for cell in cells}
 
     bench = Slow()
