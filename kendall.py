@@ -11,7 +11,7 @@ import sys
 COMMANDS = {
     "demo": ("loadgen.demo_cli", "observed beside predicted, on the real engine, in a few minutes"),
     "serve": ("server.cli", "serve an OpenAI-style endpoint with a queue under a policy you choose"),
-    "load": ("loadgen.cli", "send open-loop Poisson load and report what was seen"),
+    "load": ("loadgen.load_cli", "send open-loop load and report what was seen"),
     "sweep": ("loadgen.sweep_cli", "measure policies x loads x token limits, resumable, with a report"),
     "compare": ("loadgen.compare_cli", "put a run's observed queueing delay beside theory"),
     "calibrate": ("server.cli", "measure the latency law of an engine"),

@@ -125,6 +125,7 @@ class Streams(NamedTuple):
     prompts: np.random.Generator
     predictions: np.random.Generator
     dataset: np.random.Generator
+    think_times: np.random.Generator
 
 
 def streams(seed: int) -> Streams:

@@ -1,0 +1,119 @@
+"""What `kendall load` says of a run: the summary, whether it was the run that was asked for, which conditions broke.
+
+Exit status: 3 where a condition or a lateness budget that was asked for is broken; 1 where the run was interrupted,
+nothing was completed or a sender died; else 0. A run beyond the default budget is INVALID, and says so, with status 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from loadgen.assertions import Assertion, Broken, check, parse_assertion, percentiles_of, require_known
+from loadgen.bench_json import BENCH_METRICS
+from loadgen.goodput import Limit, parse_goodput
+from loadgen.load_verdict import BUDGET, LoadVerdict, judge, parse_budget
+from loadgen.metrics import ORDER, parse_percentiles
+from loadgen.plan import LoadPlan
+from loadgen.run import LoadResult
+from loadgen.summary import PERCENTILES, LoadSummary, summarise_load
+from loadgen.summary_text import load_lines, load_notes, load_table
+from loadgen.summary_values import flat, names
+from policies.text import SpecError
+from queueing.arrival_audit import Budget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What is to be said of a run, and what must hold."""
+
+    metrics: tuple[str, ...] = ORDER
+    percentiles: tuple[float, ...] = PERCENTILES
+    limits: tuple[Limit, ...] = ()
+    assertions: tuple[Assertion, ...] = ()
+    budget: Budget = BUDGET
+    budget_asked: bool = False
+
+    @property
+    def computed(self) -> tuple[float, ...]:
+        """Percentiles that are shown or that conditions ask for."""
+        return tuple(sorted({*self.percentiles, *percentiles_of(self.assertions)}))
+
+
+def parse_wishes(
+    *, metrics: str | None, percentiles: str | None, goodput: Sequence[str], assertions: Sequence[str], budget: str | None
+) -> Wishes:
+    """From the flags' texts; a condition on an unknown name is refused before the run. Raises SpecError."""
+    wishes = Wishes(
+        metrics=ORDER if metrics is None else _metrics(metrics),
+        percentiles=PERCENTILES if percentiles is None else parse_percentiles(percentiles),
+        limits=parse_goodput(goodput) if goodput else (),
+        assertions=tuple(parse_assertion(text) for text in assertions),
+        budget=BUDGET if budget is None else parse_budget(budget),
+        budget_asked=budget is not None,
+    )
+    require_known(wishes.assertions, names(wishes.computed))
+    return wishes
+
+
+def _metrics(text: str) -> tuple[str, ...]:
+    """Our names and those that only vLLM's file has."""
+    asked = tuple(name.strip() for name in text.split(",") if name.strip())
+    known = tuple(dict.fromkeys((*ORDER, *BENCH_METRICS)))
+    if not asked or not set(asked) <= set(known):
+        raise SpecError(f"got metrics {text!r}; expected some of {', '.join(known)}")
+    return asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """All of it."""
+
+    wishes: Wishes
+    summary: LoadSummary
+    verdict: LoadVerdict
+    broken: tuple[Broken, ...]
+    files: tuple[Path, ...] = ()
+
+    @property
+    def status(self) -> int:
+        """Of the command."""
+        if self.broken or (self.wishes.budget_asked and not self.verdict.valid):
+            return 3
+        return 1 if self.summary.interrupted or not self.summary.completed or self.verdict.missing else 0
+
+    def as_object(self) -> dict[str, Any]:
+        """For JSON."""
+        broken = [str(one) for one in self.broken]
+        return {**self.summary.as_object(), **self.verdict.as_object(), "broken": broken, "files": [str(path) for path in self.files]}
+
+    def print(self, console: Console) -> None:
+        """For a terminal."""
+        for line in (*load_lines(self.summary), *self.verdict.lines()):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(load_table(self.summary, [name for name in self.wishes.metrics if name in ORDER]))
+        for line in (*load_notes(self.summary), *(f"written: {path}" for path in self.files)):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        for line in self._alarms():
+            console.print(line, style="bold red", markup=False, highlight=False, soft_wrap=True)
+
+    def _alarms(self) -> Iterator[str]:
+        if not self.verdict.valid:
+            yield self.verdict.why_invalid()
+        yield from (f"broken: {one}" for one in self.broken)
+
+
+def report_on(plan: LoadPlan, result: LoadResult, wishes: Wishes, files: Sequence[Path] = ()) -> Report:
+    """Summarise and judge a run."""
+    summary = summarise_load(result, plan.asked_rate, percentiles=wishes.computed, limits=wishes.limits)
+    return Report(
+        wishes=wishes,
+        summary=summary,
+        verdict=judge(result, process=plan.process, asked_rate=plan.asked_rate, budget=wishes.budget),
+        broken=tuple(check(wishes.assertions, flat(summary))),
+        files=tuple(files),
+    )

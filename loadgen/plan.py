@@ -1,0 +1,150 @@
+"""A load run drawn and ready: the options of `kendall load` as timetable, prompts and the way they are sent."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loadgen.arrival_text import Process, format_arrivals
+from loadgen.client import served_model
+from loadgen.datasets import Prompts, draw_dataset, load_token_counter, random_prompts, read_dataset
+from loadgen.drawn_arrivals import draw_arrivals
+from loadgen.job import ClosedLoop
+from loadgen.length_prediction import parse_length_prediction
+from loadgen.options import LoadOptions
+from loadgen.run import VOCABULARY, LoadResult, Progress, run_load
+from loadgen.target import Target
+from loadgen.timetable import Timetable, streams, with_predictions
+from policies.text import SpecError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadPlan:
+    """Everything that a run sends, and how."""
+
+    target: Target
+    timetable: Timetable
+    prompts: Prompts
+    seed: int
+    process: str  # what the arrivals are asked to be: a process's name, trace, timetable, closed loop
+    asked_rate: float | None  # per second in the long run; None where nothing was asked, or all at once
+    header: Mapping[str, Any]  # how the timetable was drawn; saved with it
+    closed_loop: ClosedLoop | None
+    max_concurrency: int | None
+    processes: int
+    token_times: bool
+    drain_limit: float
+
+    @property
+    def poisson(self) -> bool:
+        """Whether the arrivals are to be a Poisson process of constant rate."""
+        return self.process == "poisson" and self.asked_rate is not None
+
+    async def run(self, progress: Progress | None = None, path: Path | None = None, saved: Path | None = None) -> LoadResult:
+        """Send it; `path` is the run file, `saved` where the timetable is. Raises LoadError."""
+        target = self.target
+        if not target.model:
+            target = dataclasses.replace(target, model=await served_model(target.base_url, target.api_key))
+        return await run_load(
+            target,
+            self.timetable,
+            seed=self.seed,
+            configuration={**self.header, "timetable": None if saved is None else str(saved)},
+            prompts=self.prompts,
+            processes=self.processes,
+            max_concurrency=self.max_concurrency,
+            closed_loop=self.closed_loop,
+            token_times=self.token_times,
+            drain_limit=self.drain_limit,
+            progress=progress,
+            path=path,
+        )
+
+
+def plan_load(options: LoadOptions) -> LoadPlan:
+    """Check the options and draw what they ask for. Raises SpecError."""
+    options.check()
+    source = options.source()
+    seed, arrivals, drawn = draw_arrivals(options, source)
+    timetable, prompts = _prompts(options, drawn, seed)
+    header = {name: value for name, value in _asked(options, arrivals).items() if value is not None}
+    process, rate = _named(arrivals, source)
+    plan = LoadPlan(
+        target=_target(options),
+        timetable=timetable,
+        prompts=prompts,
+        seed=seed,
+        process=process,
+        asked_rate=rate,
+        header=header,
+        closed_loop=_closed_loop(options, len(timetable), seed) if options.closed else None,
+        max_concurrency=None if options.closed else options.max_concurrency,
+        processes=options.processes,
+        token_times=options.token_times,
+        drain_limit=options.drain_limit,
+    )
+    plan.target.body(prompts[0], 1, 1, seed)  # raises for prompts that the endpoint cannot take
+    return plan
+
+
+def _prompts(options: LoadOptions, timetable: Timetable, seed: int) -> tuple[Timetable, Prompts]:
+    """The timetable with the lengths that are known at last, and a prompt for each row."""
+    if options.dataset_path is None:
+        if not timetable.prompt_tokens.all():
+            raise SpecError("got a timetable whose prompts the server counts; expected the --dataset-path that they come from")
+        prompts = random_prompts(timetable, seed, VOCABULARY)
+    else:
+        counter = None if options.tokenizer is None else load_token_counter(options.tokenizer)
+        timetable, prompts = draw_dataset(timetable, read_dataset(options.dataset_path, counter), seed)
+    if options.length_prediction is not None:
+        timetable = with_predictions(timetable, parse_length_prediction(options.length_prediction), seed)
+    return timetable, prompts
+
+
+def _closed_loop(options: LoadOptions, rows: int, seed: int) -> ClosedLoop:
+    assert options.max_concurrency is not None
+    thinking = streams(seed).think_times.exponential(options.think_time, rows) if options.think_time else None
+    return ClosedLoop(users=options.max_concurrency, think_times=thinking, duration=options.duration)
+
+
+def _named(process: Process | None, source: str) -> tuple[str, float | None]:
+    if source == "--max-concurrency":
+        return "closed loop", None
+    if process is None:
+        return source.removeprefix("--"), None
+    rate = process.mean_rate
+    return type(process).__name__.lower(), rate if math.isfinite(rate) else None
+
+
+def _target(options: LoadOptions) -> Target:
+    return Target(
+        base_url=options.base_url,
+        model=options.model or "",
+        max_tokens=options.max_tokens,
+        chat=options.chat,
+        ignore_eos=options.ignore_eos,
+        natural_lengths=options.natural_lengths,
+        api_key=options.api_key,
+    )
+
+
+def _asked(options: LoadOptions, process: Process | None) -> dict[str, Any]:
+    """What the header of run and timetable says; nothing of it is needed to send the timetable again."""
+    recorded = process is None
+    return {
+        "arrivals": "closed loop" if options.closed else None if process is None else format_arrivals(process),
+        "request_rate": None if options.closed or process is None else process.mean_rate,
+        "trace": None if options.trace is None else str(options.trace),
+        "time_scale": options.time_scale if options.trace else None,
+        "prompt_tokens": None if recorded or options.dataset_path else options.prompt_tokens,
+        "output_tokens": None if recorded else options.output_tokens,
+        "dataset": None if options.dataset_path is None else str(options.dataset_path),
+        "length_prediction": options.length_prediction,
+        "duration": options.duration,
+        "think_time": options.think_time or None,
+        "drain_limit": options.drain_limit,
+    }

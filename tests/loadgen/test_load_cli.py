@@ -1,0 +1,309 @@
+"""`kendall load` as a user meets it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import math
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import Result
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from loadgen.flags import spelled_out
+from loadgen.load_cli import app
+from loadgen.options import LoadOptions
+from loadgen.plan import plan_load
+from loadgen.timetable import save_timetable
+from policies.text import SpecError
+from queueing.record import read_run
+from tests.loadgen.fake_server import Handler, answer, serving
+
+
+@pytest.fixture
+def server_url() -> Iterator[str]:
+    yield from _serve(answer)
+
+
+def _serve(handler: Handler) -> Iterator[str]:
+    """A server on a loop of its own, in a thread."""
+    loop, started, urls = asyncio.new_event_loop(), threading.Event(), []
+    stop = asyncio.Event()
+
+    async def main() -> None:
+        async with serving(handler) as server:
+            urls.append(server.url)
+            started.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(main(),))
+    thread.start()
+    assert started.wait(10)
+    yield urls[0]
+    loop.call_soon_threadsafe(stop.set)
+    thread.join(10)
+    loop.close()
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def load(url: str, *more: str) -> Result:
+    return invoke("--base-url", url, "--request-rate", "200", "--num-prompts", "30", "--output-tokens", "uniform:low=1,high=9", *more)
+
+
+def test_load_prints_one_json_object_and_writes_the_run(server_url: str, tmp_path: Path) -> None:
+    result = load(server_url, "--json", "--result-dir", str(tmp_path), "--save-result", "run.jsonl", "--seed", "7")
+    assert result.exit_code == 0, result.output
+    summary = json.loads(result.stdout)
+    assert summary["outcomes"] == {"completed": 30}
+    assert summary["queueing_delay"]["mean"] == pytest.approx(0.0015)
+    assert summary["send_lateness"]["n"] == 30
+    assert summary["asked_rate"] == 200
+    header, records = read_run(tmp_path / "run.jsonl")
+    assert (header.writer, header.seed, header.configuration["request_rate"], len(records)) == ("load", 7, 200.0, 30)
+    assert header.configuration["output_tokens"] == "uniform:low=1,high=9"
+    assert sum(record.output_tokens or 0 for record in records) == summary["output_tokens"]["mean"] * 30
+
+
+def test_load_prints_a_table(server_url: str) -> None:
+    result = load(server_url)
+    assert result.exit_code == 0
+    for word in ("30 completed", "asked 200", "delivered", "lateness", "time to first token", "queueing delay"):
+        assert word in result.stdout
+
+
+def test_nobody_there_is_one_line_and_exit_1() -> None:
+    result = load("http://127.0.0.1:9")
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
+    assert "is the server up" in result.stderr
+
+
+def test_no_success_is_exit_1() -> None:
+    result = load("http://127.0.0.1:9", "--model", "m", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["outcomes"] == {"failed": 30}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("--request-rate", "0"),
+        ("--num-prompts", "0"),
+        ("--output-tokens", "gaussian:mean=3"),
+        ("--max-tokens", "0"),
+        ("--drain-limit", "-1"),
+        ("--duration", "0"),
+        ("--processes", "0"),
+        ("--max-concurrency", "0"),
+        ("--arrivals", "poisson:rate=3"),
+        ("--trace", "none.jsonl"),
+        ("--think-time", "1"),
+        ("--natural-lengths", "--ignore-eos"),
+        ("--dataset-name", "sharegpt"),
+        ("--dataset-name", "imagenet"),
+        ("--length-prediction", "magic"),
+        ("--lateness-budget", "p50=1ms"),
+        ("--lateness-budget", "mean=1"),
+        ("--goodput", "fps:3"),
+        ("--assert", "p99_ttft < 200"),
+        ("--assert", "p99_tftt < 200ms"),
+        ("--percentile-metrics", "fps"),
+        ("--metric-percentiles", "101"),
+        ("--metadata", "host"),
+    ],
+)
+def test_wrong_arguments_raise_a_spec_error(more: tuple[str, str]) -> None:
+    result = load("http://127.0.0.1:9", "--model", "m", *more)
+    assert isinstance(result.exception, SpecError)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ((), "expected one of --request-rate"),
+        (("--ramp-up-strategy", "linear"), "--ramp-up-start-rps"),
+        (("--ramp-up-strategy", "cubic", "--ramp-up-start-rps", "1", "--ramp-up-end-rps", "2"), "linear or exponential"),
+        (("--arrivals", "gamma:rate=3,burstiness=2", "--burstiness", "2"), "expected it with --request-rate"),
+        (("--timetable", "nowhere.timetable"), "--save-timetable"),
+    ],
+)
+def test_arrivals_come_from_one_source(flags: tuple[str, ...], words: str) -> None:
+    result = invoke("--base-url", "http://127.0.0.1:9", "--model", "m", *flags)
+    assert isinstance(result.exception, SpecError)
+    assert words in str(result.exception)
+
+
+def test_every_option_is_a_flag_with_a_help_text_and_an_environment_twin() -> None:
+    command = get_command(app)
+    options = {parameter.name: parameter for parameter in command.params if parameter.name != "help"}
+    assert {field.name for field in dataclasses.fields(LoadOptions)} <= set(options)
+    for parameter in options.values():
+        assert parameter.help  # type: ignore[attr-defined]
+        assert str(parameter.envvar).startswith("KENDALL_")
+    assert "KENDALL_REQUEST_RATE" in CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200", "TERM": "dumb"}).stdout
+
+
+def test_the_kinds_of_arrivals_draw_what_they_say() -> None:
+    """Mean rate and index of dispersion of gaps, from 4000 drawn instants each."""
+    for flags, rate, variation in (
+        ({"request_rate": 50.0}, 50, 1.0),
+        ({"request_rate": 50.0, "burstiness": 4.0}, 50, 0.5),
+        ({"request_rate": 50.0, "burstiness": math.inf}, 50, 0.0),
+        ({"arrivals": "gamma:rate=20,burstiness=0.25"}, 20, 2.0),
+    ):
+        plan = plan_load(LoadOptions(base_url="http://x", num_prompts=4000, **flags))  # type: ignore[arg-type]
+        gaps = np.diff(plan.timetable.intended_at)
+        assert 1 / gaps.mean() == pytest.approx(rate, rel=0.08)
+        assert gaps.std() / gaps.mean() == pytest.approx(variation, abs=0.1)
+    ramp = LoadOptions(base_url="http://x", num_prompts=3000, ramp_up_strategy="linear", ramp_up_start_rps=10, ramp_up_end_rps=90)
+    instants = plan_load(ramp).timetable.intended_at
+    assert len(instants) == pytest.approx(3000, abs=250)
+    assert instants[-1] == pytest.approx(60, abs=1)
+    assert np.sum(instants < 30) / len(instants) == pytest.approx(0.3, abs=0.04)  # (10 + 50) / 2 * 30 of 3000
+
+
+def test_a_duration_ends_any_kind_of_arrivals(tmp_path: Path) -> None:
+    plan = plan_load(LoadOptions(base_url="http://x", request_rate=100.0, duration=3.0))
+    assert plan.timetable.intended_at[-1] < 3.0
+    assert len(plan.timetable) == pytest.approx(300, abs=70)
+    save_timetable(tmp_path / "t", plan.timetable, {"seed": 4})
+    again = plan_load(LoadOptions(base_url="http://x", timetable=tmp_path / "t", duration=1.0))
+    assert again.timetable.intended_at.tolist() == [at for at in plan.timetable.intended_at.tolist() if at <= 1.0]
+    assert again.seed == 4
+    with pytest.raises(SpecError, match="no request within"):
+        plan_load(LoadOptions(base_url="http://x", timetable=tmp_path / "t", duration=1e-9))
+
+
+def test_a_saved_timetable_sends_the_same_requests_again(server_url: str, tmp_path: Path) -> None:
+    """Byte for byte the same file, and the same instants, lengths and predictions in the records."""
+    first = load(server_url, "--seed", "9", "--length-prediction", "lognormal:sigma=0.5", "--save-result", str(tmp_path / "a.jsonl"))
+    assert first.exit_code == 0, first.output
+    again = (
+        "--timetable",
+        str(tmp_path / "a.timetable"),
+        "--save-timetable",
+        str(tmp_path / "c"),
+        "--save-result",
+        str(tmp_path / "b.jsonl"),
+    )
+    second = invoke("--base-url", server_url, *again)
+    assert second.exit_code == 0, second.output
+    (header, one), (_, two) = read_run(tmp_path / "a.jsonl"), read_run(tmp_path / "b.jsonl")
+    assert header.configuration["timetable"] == str(tmp_path / "a.timetable")
+    lines = [(tmp_path / name).read_bytes().splitlines()[1:] for name in ("a.timetable", "c")]
+    assert lines[0] == lines[1]
+    for name in ("output_tokens", "prompt_tokens", "predicted_output_tokens", "max_output_tokens"):
+        assert [getattr(r, name) for r in one] == [getattr(r, name) for r in two]
+    gaps = [np.diff([r.intended_at for r in records]) for records in (one, two)]  # type: ignore[arg-type]
+    assert gaps[0] == pytest.approx(gaps[1], abs=1e-9)
+
+
+def test_vllms_flags_write_vllms_file(server_url: str, tmp_path: Path) -> None:
+    """Flags as a script of `vllm bench serve` has them: bare --save-result, values in a row."""
+    flags = ["--save-result", "--save-detailed", "--result-dir", str(tmp_path), "--result-filename", "r.json", "--label", "mine"]
+    result = load(
+        server_url, *flags, "--metadata", "tp=2", "host=a", "--goodput", "ttft:5000", "e2el:5000", "--percentile-metrics", "ttft,e2el"
+    )
+    assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.json", "r.jsonl", "r.timetable"]
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert (found["label"], found["tp"], found["host"], found["completed"]) == ("mine", "2", "a", 30)
+    assert found["p99_ttft_ms"] > 0
+    assert found["request_goodput"] > 0
+    assert len(found["ttfts"]) == 30
+    assert "valid" in found["kendall"]
+
+
+def test_a_broken_condition_is_exit_3_and_zero_successes_never_0(server_url: str) -> None:
+    assert load(server_url, "--assert", "p99_ttft < 20s", "--assert", "completed == 30").exit_code == 0
+    broken = load(server_url, "--assert", "p99_ttft < 0.001ms", "--json")
+    assert broken.exit_code == 3
+    assert "p99_ttft" in json.loads(broken.stdout)["broken"][0]
+    assert load("http://127.0.0.1:9", "--model", "m", "--assert", "completed == 0").exit_code == 1
+
+
+def test_a_run_beyond_the_budget_is_invalid_and_says_so(server_url: str) -> None:
+    """Exit 3 where the budget was asked for; a wide one is kept."""
+    late = load(server_url, "--lateness-budget", "mean=0.0001ms")
+    assert late.exit_code == 3
+    assert "INVALID: lateness mean" in late.stdout
+    kept = load(server_url, "--lateness-budget", "mean=5s,p99=9s", "--json")
+    assert kept.exit_code == 0
+    assert json.loads(kept.stdout)["valid"] is True
+    found = json.loads(load(server_url, "--lateness-budget", "p99=0.0001ms", "--json").stdout)
+    assert found["valid"] is False
+    assert found["arrival_audit"]["lateness"]["budget"]["p99"] == pytest.approx(1e-7)
+
+
+def test_a_bound_alone_is_a_closed_loop_and_beside_a_rate_a_partly_closed_one(server_url: str) -> None:
+    closed = invoke(
+        "--base-url", server_url, "--max-concurrency", "2", "--num-prompts", "12", "--output-tokens", "deterministic:value=3", "--json"
+    )
+    assert closed.exit_code == 0, closed.output
+    found = json.loads(closed.stdout)
+    assert (found["loop"], found["outcomes"], found["asked_rate"]) == ("closed", {"completed": 12}, None)
+    half = load(server_url, "--request-rate", "inf", "--max-concurrency", "1")
+    assert "partly closed: 29 requests waited" in half.stdout
+
+
+def test_several_processes_show_one_result(server_url: str) -> None:
+    result = load(server_url, "--processes", "2", "--json", "--token-times")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["outcomes"] == {"completed": 30}
+    assert found["itl"]["n"] > 0
+
+
+def test_conversations_need_the_chat_endpoint(server_url: str, tmp_path: Path) -> None:
+    path = tmp_path / "chats.jsonl"
+    path.write_text('{"messages":[{"role":"user","content":"hello"}],"output_tokens":3}\n')
+    flags = ("--dataset-name", "custom", "--dataset-path", str(path))
+    assert "expected --chat" in str(load(server_url, *flags).exception)
+    result = load(server_url, *flags, "--chat", "--natural-lengths", "--json")
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (["--save-result"], ["--save-result", "."]),
+        (["--save-result", "--json"], ["--save-result", ".", "--json"]),
+        (["--save-result", "a.jsonl", "--json"], ["--save-result", "a.jsonl", "--json"]),
+        (["--goodput", "a:1", "b:2", "--json"], ["--goodput", "a:1", "--goodput", "b:2", "--json"]),
+        (["--goodput", "a:1", "--goodput", "b:2"], ["--goodput", "a:1", "--goodput", "b:2"]),
+        (["--seed", "3", "--metadata", "a=1", "b=2"], ["--seed", "3", "--metadata", "a=1", "--metadata", "b=2"]),
+        (["--save-result=x", "--port", "1"], ["--save-result=x", "--port", "1"]),
+    ],
+)
+def test_flags_in_vllms_form_are_spelled_out(given: list[str], meant: list[str]) -> None:
+    assert spelled_out(given) == meant
+
+
+def test_ctrl_c_keeps_what_was_recorded(server_url: str, tmp_path: Path) -> None:
+    # a shell's background job inherits SIGINT ignored; this process must not
+    start = (
+        "import signal, runpy; signal.signal(signal.SIGINT, signal.default_int_handler);"
+        "runpy.run_module('loadgen.load_cli', run_name='__main__')"
+    )
+    command = [sys.executable, "-c", start, "--base-url", server_url, "--request-rate", "20", "--num-prompts", "5000"]
+    process = subprocess.Popen([*command, "--save-result", str(tmp_path / "run.jsonl")], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    process.stderr.readline()  # the first line of progress: the run is under way
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert b"interrupted" in out, err
+    _, records = read_run(tmp_path / "run.jsonl")
+    assert 5 < len(records) < 500
