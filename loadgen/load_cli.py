@@ -121,10 +121,11 @@ def load(
         assertions=assertions or [],
         budget=lateness_budget,
     )
-    shown = {"append": append_result, "detailed": save_detailed, "metadata": parse_metadata(metadata or [])}
+    shown: dict[str, Any] = {"append": append_result, "detailed": save_detailed, "metadata": parse_metadata(metadata or [])}
     plan = plan_load(options)
-    names = {"save": save_result, "folder": result_dir, "name": result_filename, "save_table": save_timetable}
-    files = result_files(**names, seed=plan.seed, label=label, **shown)
+    files = result_files(
+        save=save_result, folder=result_dir, name=result_filename, save_table=save_timetable, seed=plan.seed, label=label, **shown
+    )
     report = _run(options, plan, wishes, files)
     if json:
         typer.echo(msgspec.json.encode(report.as_object()))
