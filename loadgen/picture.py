@@ -52,17 +52,32 @@ def _panels(comparisons: Sequence[Comparison]) -> list[tuple[str, list[Compariso
 
 
 def _panel(axis: Axes, group: Sequence[Comparison]) -> None:
+    all_pale = all(comparison.too_short for comparison in group)
     for index, comparison in enumerate(group):
+        named = all_pale or not comparison.too_short  # the legend shows full colours
         quantity, alpha = comparison.quantity, FADED if comparison.too_short else 1.0
         mean, half = quantity.observed.mean * 1e3, quantity.observed.half_width * 1e3
         label = "observed, 95 % interval (pale: too short)"
-        axis.errorbar(index - 0.15, mean, min(half, mean * 0.95), fmt="o", color=OBSERVED, alpha=alpha, capsize=4, label=label)
+        axis.errorbar(
+            index - 0.15, mean, min(half, mean * 0.95), fmt="o", color=OBSERVED, alpha=alpha, capsize=4, label=label if named else None
+        )
         if quantity.predicted is not None:
             label = "predicted at the run's speed"
-            axis.plot(index + 0.05, quantity.predicted.mean * 1e3, "D", color=PREDICTED, alpha=alpha, markersize=5, label=label)
+            axis.plot(
+                index + 0.05, quantity.predicted.mean * 1e3, "D", color=PREDICTED, alpha=alpha, markersize=5, label=label if named else None
+            )
         if quantity.a_priori is not None:
             label = "predicted before the run"
-            axis.plot(index + 0.22, quantity.a_priori.mean * 1e3, "D", color=A_PRIORI, alpha=alpha, mfc="none", markersize=6, label=label)
+            axis.plot(
+                index + 0.22,
+                quantity.a_priori.mean * 1e3,
+                "D",
+                color=A_PRIORI,
+                alpha=alpha,
+                mfc="none",
+                markersize=6,
+                label=label if named else None,
+            )
     stars = ["\n(sojourn)" if comparison.compared == "sojourn_time" else "" for comparison in group]
     names = [comparison.policy.partition(":")[0] + star for comparison, star in zip(group, stars, strict=True)]
     axis.set_xticks(range(len(group)), names, fontsize=9)

@@ -6,27 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from loadgen.cells import ReportCell
-from loadgen.html_report.style import (
-    MARKS,
-    MS,
-    Figure,
-    Mark,
-    Panel,
-    Trace,
-    axis_title,
-    columns,
-    figure,
-    label,
-    legend_at_top,
-    load_text,
-    log_axis,
-    ms,
-    observed_marks,
-    one_legend,
-    percent,
-    scatter,
-    title_over,
-)
+from loadgen.html_report.marks import MARKS, Mark, Panel, observed_marks, one_legend, scatter
+from loadgen.html_report.numbers import MS, label, load_text, ms, percent
+from loadgen.html_report.style import Figure, Trace, axis_title, columns, figure, legend_at_top, log_axis, title_over
 
 PANELS = 6  # most that one row shows
 ROW, HEAD = 46, 120  # pixels

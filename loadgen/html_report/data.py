@@ -48,7 +48,8 @@ def of_folder(folder: Path, results: Results | None = None) -> ReportData:
         raise SpecError(f"got {folder}; expected a sweep's folder (plan.json) or one with run files (*.jsonl)")
     profile = load_profile(str(folder / "profile.json")) if (folder / "profile.json").is_file() else None
     asked = Asked(law=profile.law if profile else None)
-    return of_files([RunFile.read(path) for path in paths], asked, profile)
+    found = of_files([RunFile.read(path) for path in paths], asked, profile)
+    return dataclasses.replace(found, cells=in_order(found.cells))
 
 
 def of_files(files: Sequence[RunFile], asked: Asked, profile: Profile | None = None) -> ReportData:

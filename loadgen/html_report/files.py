@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from loadgen.cells import ReportCell
+from loadgen.html_report.columns import COLUMNS
 from loadgen.html_report.data import ReportData, in_order, of_folder
 from loadgen.html_report.page import page
-from loadgen.html_report.tables import COLUMNS
 from loadgen.report import as_object
 from loadgen.residual import PARTS
 

@@ -18,23 +18,9 @@ import numpy as np
 from scipy.interpolate import PchipInterpolator
 
 from loadgen.cells import ReportCell
-from loadgen.html_report.style import (
-    MS,
-    Figure,
-    Panel,
-    Trace,
-    axis,
-    axis_title,
-    columns,
-    figure,
-    label,
-    legend_at_top,
-    log_axis,
-    observed_marks,
-    one_legend,
-    rows,
-    title_over,
-)
+from loadgen.html_report.marks import Panel, observed_marks, one_legend
+from loadgen.html_report.numbers import MS, label
+from loadgen.html_report.style import Figure, Trace, axis, axis_title, columns, figure, legend_at_top, log_axis, rows, title_over
 from policies import Fixed
 from queueing.errors import PredictionError
 from queueing.experiment import simulate_model

@@ -11,9 +11,10 @@ import msgspec
 
 from loadgen.html_report.beside import beside_figure
 from loadgen.html_report.data import ReportData, today
+from loadgen.html_report.numbers import label
 from loadgen.html_report.over_load import over_load_figure
 from loadgen.html_report.parts import parts_figure
-from loadgen.html_report.style import Figure, label
+from loadgen.html_report.style import Figure
 from loadgen.html_report.tables import full_table, matrix, missing_table, senders
 from loadgen.html_report.tails import tails_figure
 from loadgen.html_report.text import LIMITS, READING, captions

@@ -5,20 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from loadgen.cells import ReportCell
-from loadgen.html_report.style import (
-    PART_COLOURS,
-    PART_NAMES,
-    Figure,
-    Trace,
-    axis,
-    axis_title,
-    figure,
-    label,
-    legend_at_top,
-    load_text,
-    ms,
-    percent,
-)
+from loadgen.html_report.numbers import label, load_text, ms, percent
+from loadgen.html_report.style import PART_COLOURS, PART_NAMES, Figure, Trace, axis, axis_title, figure, legend_at_top
 from loadgen.residual import PARTS
 
 ROW, HEAD = 26, 120  # pixels

@@ -8,28 +8,9 @@ from typing import Any
 
 from loadgen.cells import ReportCell
 from loadgen.comparison import DISTRIBUTION_LEVELS
-from loadgen.html_report.style import (
-    A_PRIORI,
-    MS,
-    PREDICTED,
-    SAME_ARRIVALS,
-    Figure,
-    Mark,
-    Panel,
-    Trace,
-    axis,
-    axis_title,
-    columns,
-    figure,
-    label,
-    legend_at_top,
-    load_text,
-    ms,
-    one_legend,
-    rows,
-    scatter,
-    title_over,
-)
+from loadgen.html_report.marks import A_PRIORI, PREDICTED, SAME_ARRIVALS, Mark, Panel, one_legend, scatter
+from loadgen.html_report.numbers import MS, label, load_text, ms
+from loadgen.html_report.style import Figure, Trace, axis, axis_title, columns, figure, legend_at_top, rows, title_over
 from queueing.result import LEVELS
 
 ACROSS = 4

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from loadgen.cells import ReportCell
 from loadgen.html_report.data import ReportData
-from loadgen.html_report.style import label, load_text
+from loadgen.html_report.numbers import label, load_text
 from queueing.latency import LatencyModel
 
 GROUPS = {
