@@ -143,8 +143,8 @@ def audit_arrivals(
 def resolution(instants: FloatArray) -> float:
     """Seconds between the instants that the clock could tell apart: its decimal step, or the floats' own."""
     since = instants - instants[0]
-    noise = max(LEAST_RESOLUTION, 4 * float(np.spacing(np.abs(instants).max())))
-    for step in (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5, 1e-6):
+    noise = max(LEAST_RESOLUTION, 8 * float(np.spacing(np.abs(instants).max())))
+    for step in (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8):
         if step > noise and np.all(np.abs(since / step - np.round(since / step)) * step < noise):
             return step
     return noise
@@ -176,7 +176,7 @@ def _of_gaps(gaps: FloatArray, step: float | None) -> Iterator[tuple[str, Findin
     if step is not None:  # the clock tells the gaps apart
         yield "gap law", tests.gap_law(gaps)
         yield "gap spacings", tests.gap_spacings(gaps)
-        yield "repeated gaps", tests.repeated_gaps(gaps, step)
+        yield "repeated gaps", tests.repeated_gaps(gaps, step / 2)
         yield "nearly repeated gaps", tests.repeated_gaps(gaps, NEAR * float(gaps.mean()))
 
 

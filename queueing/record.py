@@ -30,6 +30,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     intended_at: float | None = None  # the timetable's instant
     sent_at: float | None = None
     first_byte_at: float | None = None  # of the answer: its headers are in
+    received_at: float | None = None  # at the gateway: the kernel had its last byte, however busy the gateway was
     arrived_at: float | None = None  # at the gateway: body read and validated
     dispatched_at: float | None = None
     first_token_at: float | None = None

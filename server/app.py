@@ -109,8 +109,8 @@ def _add_openai(app: FastAPI, gateway: Gateway) -> None:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        name = gateway.settings.served_model_name
-        entry: dict[str, Any] = {"id": name, "object": "model", "created": 0, "owned_by": "kendall"}
+        names = {"id": gateway.settings.served_model_name, "root": gateway.settings.model}  # a benchmark without --model reads both
+        entry: dict[str, Any] = {**names, "object": "model", "created": 0, "owned_by": "kendall"}
         if gateway.ready:
             entry |= gateway.describe_engine(gateway.batcher.capabilities)
         return {"object": "list", "data": [entry]}
@@ -163,6 +163,7 @@ def _add_admin(app: FastAPI, gateway: Gateway) -> None:
             "unanswered": batcher.unanswered,
             "running": running,
             "draining": gateway.draining,
+            "arrivals": gateway.arrivals.state(batcher.epoch),
         }
 
     @app.get("/admin/prediction")

@@ -17,6 +17,7 @@ from server.answer import Answer, AnswerOptions
 from server.errors import ApiError
 from server.formats import ChatFormat, CompletionFormat
 from server.gateway import Gateway
+from server.receiving import RECEIVED_AT
 from server.schema import FORCED_FIELD, ChatRequest, CompletionRequest
 
 log = logging.getLogger("kendall")
@@ -72,7 +73,9 @@ async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[C
     chat = isinstance(call, ChatRequest)
     call_id = gateway.next_call_id("chatcmpl" if chat else "cmpl")
     asked_id = _asked_id(scope)
-    works = await gateway.works(call, call_id, arrived_at, asked_id)
+    received_at = scope.get(RECEIVED_AT, arrived_at)
+    works = await gateway.works(call, call_id, arrived_at, asked_id, received_at)
+    gateway.arrivals.saw(received_at, batcher.epoch, scope["headers"])
     options = AnswerOptions(
         request_id=asked_id or call_id,
         stream=call.stream,

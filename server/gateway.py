@@ -13,6 +13,7 @@ from policies import Request, SpecError, format_policy, parse_policy, policy_bat
 from queueing.latency import LatencyModel
 from queueing.profile import Profile
 from queueing.record import Header
+from server.arrivals_seen import ArrivalsSeen
 from server.batch import Observer
 from server.batcher import Batcher
 from server.clock import clock_of
@@ -41,6 +42,7 @@ class Gateway:
         self.dead: str | None = None  # why the engine is lost
         self.calibrating = False
         self.live: LiveModel | None = None
+        self.arrivals = ArrivalsSeen()
         self.profile: Profile | None = None  # where the law came from, if it was calibrated here
         self._policy = parse_policy(settings.policy)
         self._batcher: Batcher | None = None
@@ -185,7 +187,12 @@ class Gateway:
     # requests
 
     async def works(
-        self, call: CompletionRequest | ChatRequest, call_id: str, arrived_at: float, client_request_id: str | None = None
+        self,
+        call: CompletionRequest | ChatRequest,
+        call_id: str,
+        arrived_at: float,
+        client_request_id: str | None = None,
+        received_at: float | None = None,
     ) -> list[Work]:
         """The sequences of a call: prompts tokenised, limits applied, one per choice."""
         prompts = await self._encode(call)
@@ -206,7 +213,7 @@ class Gateway:
                 )
                 sampling = _sampling(call, limit, logprobs, seed)
                 forced = call.kendall_forced_output_tokens
-                works.append(Work(request, prompt, sampling, forced, client_request_id=client_request_id))
+                works.append(Work(request, prompt, sampling, forced, client_request_id=client_request_id, received_at=received_at))
         return works
 
     async def _encode(self, call: CompletionRequest | ChatRequest) -> Sequence[Sequence[int]]:

@@ -20,6 +20,7 @@ from queueing.profile import load_law
 from server.app import create_app
 from server.engines.base import Engine, EngineStartError
 from server.gateway import Gateway
+from server.receiving import StampedProtocol, stamps_arrivals
 from server.settings import Settings
 
 log = logging.getLogger("kendall")
@@ -71,12 +72,14 @@ def split_cpus() -> tuple[set[int], str | None]:
 def bind(host: str, port: int) -> socket.socket:
     """The listening socket. Raises SpecError where the address cannot be had."""
     try:
-        return socket.create_server((host, port), backlog=2048, reuse_port=False)
+        sock = socket.create_server((host, port), backlog=2048, reuse_port=False)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise SpecError(
             f"got --host {host} --port {port}; expected a free address ({reason}): stop what listens there or take another port"
         ) from None
+    stamps_arrivals(sock)
+    return sock
 
 
 class _Server(uvicorn.Server):
@@ -126,7 +129,8 @@ async def _serve(make: Callable[[], Gateway], sock: socket.socket, on_ready: Cal
         log_level="warning",
         access_log=False,
         proxy_headers=False,  # nothing here asks for the client's address
-        http="httptools",
+        http=StampedProtocol,
+        ws="none",
         timeout_graceful_shutdown=max(1, round(gateway.settings.shutdown_timeout)),
         timeout_keep_alive=75,
     )

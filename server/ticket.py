@@ -153,6 +153,7 @@ class Ticket:
             server_id=batch.server_id if batch else None,
             batch_id=batch.id if batch else None,
             batch_size=self.batch_size,
+            received_at=self.work.received_at,
             arrived_at=request.arrived_at,
             dispatched_at=at.dispatched,
             first_token_at=at.first_token,

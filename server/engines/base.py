@@ -57,6 +57,7 @@ class Work:
     forced_output_tokens: int | None = None
     output_token_ids: Sequence[int] = ()  # already made, after a preemption: continue behind them
     client_request_id: str | None = None  # the caller's own name for its call
+    received_at: float | None = None  # its call's last byte was with the kernel
 
     @property
     def ends_by_itself(self) -> bool:

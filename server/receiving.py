@@ -1,0 +1,162 @@
+"""When a request arrived: the instant at which the kernel had its last byte, however busy the event loop was then.
+
+A stamp taken by the event loop is the instant at which the loop came to it. At 1,000 requests/s a loop that spends
+0.4 ms on each is busy when every third one comes: those are stamped one after the other when it is free again, no two
+of them closer than its own work, and a perfect Poisson stream looks regular and bunched at once. The kernel stamps a
+packet as it comes in (SO_TIMESTAMPNS, Linux), but hands the stamp out through `recvmsg` only, which no event loop calls.
+So the transport's own reading is paused and the socket is read here; writing stays the transport's. Elsewhere the
+stamp is the loop's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+import sys
+import time
+from typing import Any, cast
+
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+RECEIVED_AT = "kendall.received_at"  # key of a request's scope; seconds of the monotonic clock
+SO_TIMESTAMPNS = 35  # Linux on every architecture but a few; Python's socket module does not name it
+_TIMESPEC = struct.Struct("@ll")
+_ANCILLARY_BYTES = socket.CMSG_SPACE(_TIMESPEC.size) if hasattr(socket, "CMSG_SPACE") else 0
+_READ_BYTES = 1 << 16
+READING = 5000  # nanoseconds that a reading of both clocks takes at most, if nothing comes in between
+
+
+def stamps_arrivals(sock: socket.socket) -> bool:
+    """Ask the kernel to stamp what comes in; a listening socket hands this on to its connections. False where it cannot."""
+    if sys.platform != "linux":
+        return False
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+    except OSError:
+        return False
+    return True
+
+
+class StampedReader:
+    """Reads one connection in place of its transport, which goes on writing."""
+
+    def __init__(self, protocol: StampedProtocol, transport: asyncio.Transport, sock: socket.socket) -> None:
+        self._protocol = protocol
+        self._transport = transport
+        self._loop = asyncio.get_running_loop()
+        # a second descriptor of the same connection: event loops refuse one that a transport holds
+        self._socket = socket.socket(sock.family, sock.type, sock.proto, fileno=os.dup(sock.fileno()))
+        self._clock = WallClock()
+        self._reading = False
+
+    def start(self) -> None:
+        """Read what is there and take over. The transport begins to read when connection_made returns: what comes in
+        before the loop's next turn is its own, and stamped at once, because the loop polls next."""
+        self._loop.call_soon(self._take_over)
+        self._read()
+
+    def _take_over(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+            self.resume_reading()
+
+    def pause_reading(self) -> None:
+        """What comes in stays with the kernel."""
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._socket.fileno())
+
+    def resume_reading(self) -> None:
+        """Go on."""
+        if not self._reading and self._socket.fileno() >= 0:
+            self._reading = True
+            self._loop.add_reader(self._socket.fileno(), self._read)
+
+    def close(self) -> None:
+        """The connection is lost: let its second descriptor go, or the peer never sees the end."""
+        self.pause_reading()
+        self._socket.close()
+
+    def _read(self) -> None:
+        if self._transport.is_closing():
+            self.pause_reading()
+            return
+        try:
+            data, ancillary, _, _ = self._socket.recvmsg(_READ_BYTES, _ANCILLARY_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self.pause_reading()
+            self._transport.abort()
+            return
+        if data:
+            self._protocol.data_received(data, _stamp(ancillary, self._clock))
+        else:
+            self.pause_reading()
+            self._transport.close()
+
+
+class WallClock:
+    """The wall clock's stamps on the clock of event loops; steps of the wall clock are followed at the next reading."""
+
+    def __init__(self) -> None:
+        self._offset = min(self._reading() for _ in range(10))[1]
+
+    @staticmethod
+    def _reading() -> tuple[int, int]:
+        """How long it took, and monotonic - wall; wrong by at most half as long. Nanoseconds: floats of this century are coarser."""
+        before = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        wall = time.clock_gettime_ns(time.CLOCK_REALTIME)
+        after = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        return after - before, (before + after) // 2 - wall
+
+    def monotonic(self, wall: int) -> float:
+        """The monotonic instant, seconds, of one of the wall clock, nanoseconds."""
+        took, offset = self._reading()
+        if took < READING or abs(offset - self._offset) > took:
+            self._offset = offset  # else this process stood still between the readings: the last one is better
+        return (wall + self._offset) * 1e-9
+
+
+def _stamp(ancillary: list[tuple[int, int, bytes]], clock: WallClock) -> float | None:
+    """The kernel's stamp, monotonic; None where it gave none."""
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS:
+            seconds, nanoseconds = _TIMESPEC.unpack(data)
+            return clock.monotonic(int(seconds) * 1_000_000_000 + int(nanoseconds))
+    return None
+
+
+class StampedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, which tells the application when a request's last byte came in."""
+
+    _received_at: float
+    _reader: StampedReader | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Read it here, where the kernel stamps."""
+        super().connection_made(transport)
+        sock: Any = transport.get_extra_info("socket")
+        if sock is not None and transport.get_extra_info("sslcontext") is None and stamps_arrivals(sock):
+            self._reader = StampedReader(self, transport, sock)
+            self.flow = FlowControl(self._reader)  # type: ignore[arg-type]
+            self._reader.start()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let go of it."""
+        if self._reader is not None:
+            self._reader.close()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes, at: float | None = None) -> None:
+        """From the reader with its stamp, or from the transport."""
+        self._received_at = time.clock_gettime(time.CLOCK_MONOTONIC) if at is None else at
+        super().data_received(data)
+
+    def on_message_complete(self) -> None:
+        """The last byte is there."""
+        cast("dict[str, Any]", self.cycle.scope)[RECEIVED_AT] = self._received_at
+        super().on_message_complete()

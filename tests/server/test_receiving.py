@@ -1,0 +1,177 @@
+"""The kernel's stamps: a request arrived when its last byte came in, whatever the event loop was doing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import uvicorn
+import uvloop
+
+from server.receiving import RECEIVED_AT, StampedProtocol, WallClock, stamps_arrivals
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's stamps are Linux's")
+
+
+async def echo(scope: Any, receive: Any, send: Any) -> None:
+    """Answers with the stamp and the number of bytes; `/block` keeps the loop busy for 0.2 s, `/wait` waits for the client to go."""
+    if scope["type"] != "http":
+        return
+    size, more = 0, True
+    while more:
+        message = await receive()
+        size, more = size + len(message.get("body", b"")), message.get("more_body", False)
+    if scope["path"] == "/block":
+        time.sleep(0.2)  # noqa: ASYNC251 - on purpose
+    if scope["path"] == "/wait":
+        gone.clear()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone.set()
+    body = json.dumps({"received_at": scope.get(RECEIVED_AT), "size": size}).encode()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", str(len(body)).encode())]})
+    await send({"type": "http.response.body", "body": body})
+
+
+gone = threading.Event()
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"], scope="module")
+def port(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Where a server with stamps listens."""
+    make: Callable[[], asyncio.AbstractEventLoop] = request.param
+    sock = socket.create_server(("127.0.0.1", 0))
+    assert stamps_arrivals(sock)
+    config = uvicorn.Config(echo, http=StampedProtocol, ws="none", lifespan="off", log_level="error", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+
+    def serve() -> None:
+        with asyncio.Runner(loop_factory=make) as runner:
+            runner.run(server.serve(sockets=[sock]))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield sock.getsockname()[1]
+    server.should_exit = True
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+class Client:
+    """A raw connection."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=10)
+        self.file = self.socket.makefile("rb")
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+        self.socket.close()
+
+    def send(self, path: str, body: bytes = b"") -> None:
+        self.socket.sendall(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+
+    def answer(self) -> dict[str, Any]:
+        assert self.file.readline() == b"HTTP/1.1 200 OK\r\n"
+        length = 0
+        while (line := self.file.readline()) != b"\r\n":
+            name, _, value = line.partition(b":")
+            if name.lower() == b"content-length":
+                length = int(value)
+        return dict(json.loads(self.file.read(length)))
+
+
+def now() -> float:
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
+def test_a_request_to_a_busy_loop_arrives_when_it_comes_in(port: int) -> None:
+    with Client(port) as first, Client(port) as second:
+        first.send("/")
+        second.send("/")
+        first.answer()
+        second.answer()
+        first.send("/block")
+        time.sleep(0.05)
+        sent = now()
+        second.send("/")
+        received = second.answer()["received_at"]
+        assert now() - sent > 0.1  # the loop was busy
+        assert -0.001 < received - sent < 0.02
+        first.answer()
+
+
+def test_the_last_byte_counts(port: int) -> None:
+    with Client(port) as client:
+        client.socket.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nab")
+        time.sleep(0.1)
+        sent = now()
+        client.socket.sendall(b"cd")
+        answer = client.answer()
+        assert answer["size"] == 4
+        assert -0.001 < answer["received_at"] - sent < 0.02
+
+
+def test_a_fresh_connection_is_stamped_too(port: int) -> None:
+    for _ in range(20):
+        sent = now()
+        with Client(port) as client:
+            client.send("/")
+            assert -0.001 < client.answer()["received_at"] - sent < 0.05
+
+
+def test_bodies_larger_than_the_buffers_arrive_whole(port: int) -> None:
+    """uvicorn pauses the reading beyond 64 KiB and goes on when the application has taken it."""
+    with Client(port) as client:
+        for size in (1, 70_000, 3_000_000, 5):
+            client.send("/", b"x" * size)
+            assert client.answer()["size"] == size
+
+
+def test_requests_sent_without_waiting_for_answers_are_all_answered(port: int) -> None:
+    with Client(port) as client:
+        for size in (1, 2, 3):
+            client.send("/", b"x" * size)
+        assert [client.answer()["size"] for _ in range(3)] == [1, 2, 3]
+
+
+def test_a_client_that_goes_is_noticed_and_leaves_no_descriptor_behind(port: int) -> None:
+    with Client(port) as client:
+        client.send("/")
+        client.answer()
+    time.sleep(0.1)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        with Client(port) as client:
+            gone.clear()
+            client.send("/wait")
+            time.sleep(0.05)
+        assert gone.wait(5)
+    time.sleep(0.2)
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_client_that_half_closes_gets_the_end_of_the_connection(port: int) -> None:
+    with Client(port) as client:
+        client.send("/")
+        client.answer()
+        client.socket.shutdown(socket.SHUT_WR)
+        assert client.socket.recv(10) == b""
+
+
+def test_the_wall_clock_is_read_on_the_monotonic_one() -> None:
+    clock = WallClock()
+    before = now()
+    read = clock.monotonic(time.clock_gettime_ns(time.CLOCK_REALTIME))
+    assert before - 1e-3 < read < now() + 1e-3
