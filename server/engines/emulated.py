@@ -24,6 +24,7 @@ from server.engines.base import Capabilities, InvalidPromptError, Step, Token, T
 
 EOS = 0
 BOUNDS = {"max_model_len": 2048, "max_num_seqs": 64, "max_num_batched_tokens": 131072, "kv_cache_tokens": 131072}
+PROMPT_TOKEN_IDS = 1 << 31  # prompts are counted, not read: they may be of any client's tokenizer
 VOCABULARY = ("", *(f" word{index}" for index in range(1, 256)))
 
 
@@ -50,7 +51,7 @@ class EmulatedEngine:
             engine="emulated",
             model="emulated",
             eos_token_ids=frozenset({EOS}),
-            vocab_size=len(VOCABULARY),
+            vocab_size=PROMPT_TOKEN_IDS,
             servers=len(self._servers),
             versions={"python": platform.python_version()},
             hardware={"emulated_law": str(self.law)},
