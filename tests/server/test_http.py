@@ -111,7 +111,7 @@ BAD = [
     (completion(max_tokens=5000), 400, "context_length_exceeded", "max_tokens"),
     (completion(prompt=[1] * 3000), 400, "context_length_exceeded", "prompt"),
     (completion(prompt=[]), 400, "invalid_prompt", "prompt"),
-    (completion(prompt=[99999]), 400, "invalid_prompt", "prompt"),
+    (completion(prompt=[1 << 31]), 400, "invalid_prompt", "prompt"),
     (completion(temperature=-1), 400, "invalid_request", "temperature"),
     (completion(tools=[{"type": "function"}]), 501, "unsupported", "tools"),
     (completion(stream_options={"include_usage": True}), 400, "invalid_request", None),
@@ -328,7 +328,7 @@ def test_state_endpoints_answer() -> None:
             assert (await call(app, "GET", "/ready")).status == 200
             assert (await call(app, "GET", "/version")).json()["version"]
             entry = (await call(app, "GET", "/v1/models")).json()["data"][0]
-            assert (entry["id"], entry["emulated"]) == ("tiny", True)
+            assert (entry["id"], entry["root"], entry["emulated"]) == ("tiny", "tiny", True)
             assert b"kendall_queue_length 0.0" in (await call(app, "GET", "/metrics")).body
             assert (await call(app, "GET", "/nowhere")).json()["error"]["code"] == "not_found"
             assert (await call(app, "GET", "/v1/completions")).status == 405
