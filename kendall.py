@@ -14,6 +14,7 @@ COMMANDS = {
     "load": ("loadgen.load_cli", "send open-loop load and report what was seen"),
     "sweep": ("loadgen.sweep_cli", "measure policies x loads x token limits, resumable, with a report"),
     "compare": ("loadgen.compare_cli", "put a run's observed queueing delay beside theory"),
+    "audit": ("loadgen.audit_cli", "are the arrivals of a run what they are said to be?"),
     "calibrate": ("server.cli", "measure the latency law of an engine"),
     "predict": ("queueing.cli", "predict the queueing delay of a policy"),
     "simulate": ("queueing.cli", "simulate a policy on Poisson arrivals"),

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
 CLOSE = 0.01  # of a period: how near to one phase counts as pinned to it; by chance a share of 0.02 is
-SOME, MUCH = 0.05, 0.15  # shares of arrivals at one phase: said where gaps do not repeat, said where they do
+SOME, MUCH = 0.05, 0.15  # shares of arrivals at one phase that are said, and where repeated gaps or bursts may be the cause
 
 
 def in_words(name: str, statistic: float, gaps: FloatArray) -> str:
@@ -55,7 +55,8 @@ def _of_equal_gaps(ordered: FloatArray, gaps: FloatArray, failed: Mapping[str, f
         return
     share, words = _phase(ordered, failed)
     repeated = "repeated gaps" in failed and simultaneous <= 0.01
-    if share > (MUCH if repeated else SOME):
+    bursts = any(value > 1.5 for name, value in failed.items() if name.startswith("dispersion"))
+    if share > (MUCH if repeated or bursts else SOME):
         yield words
     elif repeated:
         distinct = 1 + int(np.sum(np.diff(np.sort(gaps)) > 1e-9 * max(1.0, float(gaps.max()))))

@@ -1,0 +1,160 @@
+"""`kendall audit`: are the arrivals of a run what they are said to be?"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from policies.text import SpecError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from loadgen.audit import Stream
+    from queueing.arrival_audit import Audit, Budget
+    from queueing.record import Header, Record
+
+app = typer.Typer()
+REQUIREMENTS = ("poisson", "timetable")
+
+
+def _option(flag: str, about: str, **settings: Any) -> Any:
+    return typer.Option(flag, help=about, envvar="KENDALL_" + flag.removeprefix("--").replace("-", "_").upper(), **settings)
+
+
+@app.command("audit")
+def audit_command(
+    run_files: Annotated[
+        list[Path], typer.Argument(help="Run files of a load generator, a gateway or a simulation, or result JSON of `vllm bench serve`.")
+    ],
+    *,
+    asked_rate: Annotated[float | None, _option("--asked-rate", "Requests per second that were asked for; else the header's.")] = None,
+    process: Annotated[
+        str | None, _option("--process", "What the arrivals were asked to be, such as poisson, gamma; else the header's.")
+    ] = None,
+    significance: Annotated[float, _option("--significance", "Share of true Poisson streams that fail.")] = 0.01,
+    lateness_budget: Annotated[
+        str | None, _option("--lateness-budget", "Beyond it a run did not keep its timetable [mean=1ms,p99=5ms].")
+    ] = None,
+    require: Annotated[list[str] | None, _option("--require", "poisson | timetable: exit 3 where it does not hold. Repeatable.")] = None,
+    json: Annotated[bool, _option("--json", "Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Test whether arrivals are a Poisson process, sent when they were meant to be, and say in words what is wrong.
+
+    Each test has its statistic and p-value; all together they fail a true Poisson stream in at most --significance of audits.
+    """
+    _check(asked_rate, significance, require or [])
+    streams = _streams(run_files, asked_rate, process)
+    audits = [(stream, stream.audit(significance, _budget(lateness_budget))) for stream in streams]
+    exact = _spans(audits)
+    if json:
+        objects = [{"name": s.name, "instants": s.what, **_object(audit)} for s, audit in audits]
+        typer.echo(msgspec.json.encode({"audits": objects, "spans_too_exact_p_value": exact}))
+    else:
+        _print(audits, exact)
+    if not all(_meets(audit, wanted) for _, audit in audits for wanted in require or []):
+        raise typer.Exit(3)
+
+
+def _check(asked_rate: float | None, significance: float, require: list[str]) -> None:
+    if asked_rate is not None and not 0 < asked_rate < float("inf"):
+        raise SpecError(f"got --asked-rate {asked_rate}; expected requests per second > 0")
+    if not 0 < significance < 1:
+        raise SpecError(f"got --significance {significance}; expected a share between 0 and 1")
+    for wanted in require:
+        if wanted not in REQUIREMENTS:
+            raise SpecError(f"got --require {wanted}; expected {' or '.join(REQUIREMENTS)}")
+
+
+def _budget(text: str | None) -> Budget | None:
+    from loadgen.load_verdict import parse_budget  # noqa: PLC0415 - numerics
+
+    return None if text is None else parse_budget(text)
+
+
+def _streams(paths: list[Path], asked_rate: float | None, process: str | None) -> list[Stream]:
+    from loadgen.audit import streams_of  # noqa: PLC0415 - numerics
+
+    try:
+        found = streams_of([(path, *_read(path)) for path in paths])
+    except ValueError as error:
+        raise SpecError(str(error)) from None
+    return [
+        dataclasses.replace(
+            stream,
+            asked_rate=stream.asked_rate if asked_rate is None else asked_rate,
+            process=stream.process if process is None else process,
+        )
+        for stream in found
+    ]
+
+
+def _read(path: Path) -> tuple[Header, list[Record]]:
+    from loadgen.bench_read import from_bench_json, is_bench_json  # noqa: PLC0415
+    from queueing.record import read_run  # noqa: PLC0415
+
+    try:
+        return from_bench_json(path) if is_bench_json(path) else read_run(path)
+    except OSError as error:
+        raise SpecError(f"got {path}: {error.strerror}; expected a run file") from None
+
+
+def _spans(audits: list[tuple[Stream, Audit]]) -> float | None:
+    """Of several Poisson runs with a rate asked: the p-value of spans as near to n / rate as theirs; None for fewer."""
+    from queueing.arrival_tests import too_exact  # noqa: PLC0415
+
+    runs = [a for _, a in audits if a.process == "poisson" and a.asked_rate is not None and a.tests]
+    if len(runs) < 2:
+        return None
+    return too_exact([(a.n - 1, a.span * (a.asked_rate or 1.0)) for a in runs], 1.0).p_value
+
+
+def _object(audit: Audit) -> dict[str, Any]:
+    return dataclasses.asdict(audit) | {"good": audit.good}
+
+
+def _meets(audit: Audit, wanted: str) -> bool:
+    return audit.poisson is True if wanted == "poisson" else audit.valid is True
+
+
+def _print(audits: list[tuple[Stream, Audit]], exact: float | None) -> None:
+    from rich.console import Console  # noqa: PLC0415
+
+    for stream, audit in audits:
+        for line in _lines(stream, audit):
+            typer.echo(line)
+        if audit.tests:
+            console = Console()
+            (console if console.is_terminal else Console(width=140)).print(_table(audit))
+        typer.echo("")
+    if exact is not None:
+        said = "closer than chance: rescaled schedules" if exact < 0.01 else "as far as chance has it"
+        typer.echo(f"lengths of the runs against n / rate: {said} (p = {exact:.2g})")
+
+
+def _lines(stream: Stream, audit: Audit) -> list[str]:
+    lines = [f"{stream.name}: {audit.verdict}"]
+    if audit.tests:
+        asked = "" if audit.asked_rate is None else f", asked {audit.asked_rate:g}"
+        found = f"{audit.rate:.4g} per second (95 %: {audit.rate_low:.4g} to {audit.rate_high:.4g}{asked})"
+        lines.append(f"{audit.n} {stream.what} in {audit.span:.4g} s, {found}")
+    if (late := audit.lateness) is not None:
+        kept = "within its budget" if late.within else "INVALID: beyond its budget"
+        budget = f"mean {late.budget.mean * 1e3:g} ms, p99 {late.budget.p99 * 1e3:g} ms"
+        lines.append(f"late by {late.mean * 1e3:.3g} ms on average, p99 {late.p99 * 1e3:.3g} ms: {kept} ({budget})")
+    return lines
+
+
+def _table(audit: Audit) -> Table:
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(box=None, pad_edge=False, padding=(0, 1))
+    for heading, justify in (("test", "left"), ("p-value", "right"), ("", "left"), ("", "left")):
+        table.add_column(heading, justify=justify, no_wrap=heading != "")  # type: ignore[arg-type]
+    for test in audit.tests:
+        table.add_row(test.name, f"{test.p_value:.3g}", "" if test.holds else "FAILS", test.says)
+    return table

@@ -1,0 +1,174 @@
+"""`kendall audit RUN`: which instants it judges, what it prints, when it exits with 3."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kendall
+from loadgen.audit import asked, streams_of
+from queueing.record import Header, Record, write_run
+
+RATE = 20.0
+
+
+def poisson(seed: int = 0, n: int = 600) -> list[float]:
+    return (100.0 + np.cumsum(np.random.default_rng(seed).exponential(1 / RATE, n))).tolist()
+
+
+def load_run(path: Path, instants: list[float], late: float = 0.0005, **configuration: Any) -> Path:
+    configured = {"arrivals": f"poisson:rate={RATE:g}", "request_rate": RATE} | configuration
+    records = [Record(request_id=f"load-1-{i}", outcome="completed", intended_at=at, sent_at=at + late) for i, at in enumerate(instants)]
+    write_run(path, Header(writer="load", configuration=configured), records)
+    return path
+
+
+def gateway_run(path: Path, instants: list[float], late: float = 0.001, epochs: int = 1, sequences: int = 1) -> Path:
+    records = [
+        Record(
+            request_id=f"cmpl-{i:x}-{sequence}",
+            client_request_id=f"load-1-{i}",
+            outcome="completed",
+            epoch=i * epochs // len(instants),
+            received_at=at + late,
+            arrived_at=at + late + 0.01 * (i % 3),  # a gateway too busy to look
+        )
+        for i, at in enumerate(instants)
+        for sequence in range(sequences)
+    ]
+    write_run(path, Header(writer="gateway"), records)
+    return path
+
+
+def run(*arguments: str | Path) -> int:
+    with pytest.raises(SystemExit) as stop:
+        kendall.main(["audit", *map(str, arguments)])
+    return int(stop.value.code or 0)
+
+
+def audits(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> list[dict[str, Any]]:
+    run(*arguments, "--json")
+    return list(json.loads(capsys.readouterr().out)["audits"])
+
+
+def test_a_load_run_is_judged_by_the_instants_of_sending(tmp_path, capsys):
+    assert run(load_run(tmp_path / "load.jsonl", poisson()), "--require", "poisson", "--require", "timetable") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("load.jsonl: poisson\n600 sent in ")
+    assert "asked 20)" in out
+    assert "late by 0.5 ms on average, p99 0.5 ms: within its budget (mean 1 ms, p99 5 ms)" in out
+    assert "FAILS" not in out
+
+
+def test_a_bad_verdict_exits_with_3_only_where_it_was_asked_for(tmp_path, capsys):
+    path = load_run(tmp_path / "load.jsonl", [100 + i / RATE for i in range(300)])
+    assert run(path) == 0
+    assert "not poisson: gaps are nearly constant" in capsys.readouterr().out
+    assert run(path, "--require", "poisson") == 3
+    assert run(path, "--require", "timetable") == 0
+
+
+def test_lateness_beyond_the_budget_is_invalid(tmp_path, capsys):
+    path = load_run(tmp_path / "load.jsonl", poisson(), late=0.003)
+    assert run(path, "--require", "poisson") == 0
+    assert "INVALID: beyond its budget" in capsys.readouterr().out
+    assert run(path, "--require", "timetable") == 3
+    assert run(path, "--require", "timetable", "--lateness-budget", "mean=4ms,p99=4ms") == 0
+
+
+def test_a_gateways_run_is_judged_by_the_kernels_instants_and_one_call_is_one_arrival(tmp_path, capsys):
+    (audit,) = audits(capsys, gateway_run(tmp_path / "gateway.jsonl", poisson(), sequences=3), "--asked-rate", "20")
+    assert (audit["instants"], audit["n"], audit["verdict"]) == ("received", 600, "poisson")
+    assert audit["lateness"] is None
+
+
+def test_beside_the_load_run_a_gateways_run_has_its_timetable_and_rate(tmp_path, capsys):
+    files = load_run(tmp_path / "load.jsonl", poisson()), gateway_run(tmp_path / "gateway.jsonl", poisson(), late=0.0009)
+    sent, received = audits(capsys, *files)
+    assert (sent["name"], received["name"]) == ("load.jsonl", "gateway.jsonl")
+    assert received["asked_rate"] == RATE
+    assert received["lateness"]["mean"] == pytest.approx(0.0009)
+    assert received["valid"] is True
+
+
+def test_the_epochs_of_a_gateway_are_judged_one_by_one(tmp_path, capsys):
+    found = audits(capsys, gateway_run(tmp_path / "gateway.jsonl", poisson(), epochs=2))
+    assert [audit["name"] for audit in found] == ["gateway.jsonl, epoch 0", "gateway.jsonl, epoch 1"]
+    assert [audit["n"] for audit in found] == [300, 300]
+
+
+def test_a_simulation_has_arrivals(tmp_path, capsys):
+    write_run(
+        tmp_path / "s.jsonl",
+        Header(writer="simulator"),
+        [Record(request_id=f"a-{t}", outcome="completed", arrived_at=t) for t in poisson()],
+    )
+    (audit,) = audits(capsys, tmp_path / "s.jsonl")
+    assert (audit["instants"], audit["verdict"]) == ("arrived", "poisson")
+
+
+def test_what_was_asked_to_be_gamma_is_compared_with_its_timetable(tmp_path, capsys):
+    instants = (100 + np.cumsum(np.random.default_rng(0).gamma(0.3, 1 / RATE / 0.3, 400))).tolist()
+    path = load_run(tmp_path / "load.jsonl", instants, arrivals="gamma:rate=20,burstiness=0.3")
+    run(path)
+    assert capsys.readouterr().out.startswith("load.jsonl: as asked (gamma): its timetable, mean 0.5 ms")
+    run(path, "--process", "poisson")
+    assert "not poisson: arrivals come in bursts" in capsys.readouterr().out
+    assert run(path, "--require", "poisson") == 3
+
+
+def test_rescaled_schedules_are_told_by_several_runs(tmp_path, capsys):
+    def spans(scale: bool) -> float:
+        files = []
+        for seed in range(5):
+            instants = np.array(poisson(seed)) - 100
+            files.append(load_run(tmp_path / f"{seed}.jsonl", (instants * (600 / RATE / instants[-1] if scale else 1)).tolist()))
+        run(*files, "--json")
+        return float(json.loads(capsys.readouterr().out)["spans_too_exact_p_value"])
+
+    assert spans(scale=True) < 1e-3
+    assert spans(scale=False) > 0.01
+
+
+@pytest.mark.parametrize(
+    ("configuration", "found"),
+    [
+        ({"arrivals": "poisson:rate=10", "request_rate": 10.0}, ("poisson", 10.0)),
+        ({"request_rate": 10, "burstiness": 1.0}, ("poisson", 10.0)),
+        ({"request_rate": 10, "burstiness": 0.5}, ("gamma", 10.0)),
+        ({"request_rate": "inf", "burstiness": 1.0}, ("all at once", None)),
+        ({"arrivals": "mmpp:rates=1/9,durations=1/1", "request_rate": 5.0}, ("mmpp", 5.0)),
+        ({"trace": "azure.csv", "request_rate": 3.0}, ("trace", None)),
+        ({"arrivals": "closed loop", "loop": "closed"}, ("closed loop", None)),
+        ({}, ("poisson", None)),
+    ],
+)
+def test_a_header_says_what_was_asked(configuration, found):
+    assert asked(configuration) == found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--asked-rate", "0"], "got --asked-rate 0.0; expected requests per second > 0"),
+        (["--significance", "1"], "got --significance 1.0"),
+        (["--require", "gamma"], "got --require gamma; expected poisson or timetable"),
+        (["--lateness-budget", "soon"], "got lateness budget 'soon'"),
+    ],
+)
+def test_wrong_arguments_exit_with_2(tmp_path, capsys, arguments, says):
+    assert run(load_run(tmp_path / "load.jsonl", poisson()), *arguments) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_files_without_arrivals_exit_with_2(tmp_path, capsys):
+    assert run(tmp_path / "none.jsonl") == 2
+    write_run(tmp_path / "empty.jsonl", Header(writer="load"), [])
+    assert run(tmp_path / "empty.jsonl") == 2
+    assert "got no instant of sending or of arrival" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="no instant"):
+        streams_of([(tmp_path, Header(writer="gateway"), [])])
