@@ -121,7 +121,11 @@ def _measure(plan: Plan, folder: Path, port: int, assertions: list[str], *, json
 def _print_plan(plan: Plan, json: bool) -> None:
     from loadgen.sweep.dry_run import plan_as_object, plan_lines  # noqa: PLC0415
 
-    typer.echo(msgspec.json.encode(plan_as_object(plan)) if json else "\n".join(plan_lines(plan)))
+    if json:
+        typer.echo(msgspec.json.encode(plan_as_object(plan)))
+        return
+    for line in plan_lines(plan):
+        typer.echo(line)
 
 
 def _numbers(flag: str, text: str | None) -> tuple[float, ...] | None:

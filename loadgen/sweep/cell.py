@@ -61,57 +61,71 @@ def _size(path: Path) -> int:
     return path.stat().st_size
 
 
-async def run_cell(
-    client: GatewayClient,
-    begun: Begun,
-    cell: Cell,
-    timetable: Timetable,
-    target: Target,
-    *,
-    seed: int,
-    configuration: Mapping[str, Any],
-    progress: Progress,
-    path: Path | None = None,
-    processes: int = 1,
-    why_lost: Callable[[], Awaitable[str | None]] | None = None,
-    stop_unstable: bool = True,
-) -> CellRun:
-    """Send the timetable and collect. Ends early where the point is unstable, the gateway is lost or the task is cancelled.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sending:
+    """One cell as it is sent: what, where, and when to end it early."""
 
-    A cancellation is an ending here, not an exception: what was measured is handed back. `path` is a run file of the
-    sender's side that grows with the run.
-    """
-    seen = _Seen(progress)
-    asked = {
-        "policy": cell.policy,
-        "load": cell.load,
-        "request_rate": cell.rate,
-        "max_output_tokens": cell.max_output_tokens,
-        **configuration,
-    }
-    load = run_load(target, timetable, seed=seed, configuration=asked, progress=seen, path=path, processes=processes)
-    sending = asyncio.create_task(load)
-    guard = _Guard(client, why_lost, Watch(cell.rate), seen, stop_unstable=stop_unstable)
-    watching = asyncio.create_task(guard.run())
-    ended: Ended = "complete"
-    why: str | None = None
-    try:
-        await asyncio.wait({sending, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if watching.done() and not sending.done():
-            ended, why = watching.result()
-    except asyncio.CancelledError:
-        ended, why = "interrupted", "interrupted"
-    result = await _result(sending, watching)
-    if result is not None and result.interrupted and ended == "complete":
-        ended, why = "interrupted", "interrupted"
-    try:
-        async with asyncio.timeout(None if ended in ("complete", "unstable") else ANSWER_LIMIT):
-            await until_idle(client)  # its run file is flushed by the question
-    except (GatewayError, TimeoutError) as error:
-        if ended in ("complete", "unstable"):
-            ended, why = "lost", (await why_lost() if why_lost else None) or str(error)
-    header, records = gateway_side(begun, asked, seed)
-    return CellRun(cell=cell, ended=ended, why=why, load=result, header=header, records=records, growth=guard.watch.so_far())
+    client: GatewayClient
+    begun: Begun
+    cell: Cell
+    timetable: Timetable
+    target: Target
+    seed: int
+    configuration: Mapping[str, Any]  # for the headers
+    progress: Progress
+    path: Path | None = None  # a run file of the sender's side that grows with the run
+    processes: int = 1
+    why_lost: Callable[[], Awaitable[str | None]] | None = None
+    stop_unstable: bool = True
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What the headers of both sides say of it."""
+        cell = self.cell
+        asked = {"policy": cell.policy, "load": cell.load, "request_rate": cell.rate, "max_output_tokens": cell.max_output_tokens}
+        return asked | dict(self.configuration)
+
+    async def run(self) -> CellRun:
+        """Send and collect. Ends early where the point is unstable, the gateway is lost or the task is cancelled.
+
+        A cancellation is an ending here, not an exception: what was measured is handed back. Raises GatewayError where
+        nothing could be sent.
+        """
+        seen = _Seen(self.progress)
+        guard = _Guard(self.client, self.why_lost, Watch(self.cell.rate), seen, stop_unstable=self.stop_unstable)
+        load, ended, why = await self._until_end(seen, guard)
+        try:
+            async with asyncio.timeout(None if ended in ("complete", "unstable") else ANSWER_LIMIT):
+                await until_idle(self.client)  # its run file is flushed by the question
+        except (GatewayError, TimeoutError) as error:
+            if ended in ("complete", "unstable"):
+                ended, why = "lost", (await self.why_lost() if self.why_lost else None) or str(error)
+        header, records = gateway_side(self.begun, self.asked, self.seed)
+        return CellRun(cell=self.cell, ended=ended, why=why, load=load, header=header, records=records, growth=guard.watch.so_far())
+
+    async def _until_end(self, seen: _Seen, guard: _Guard) -> tuple[LoadResult | None, Ended, str | None]:
+        load = run_load(
+            self.target,
+            self.timetable,
+            seed=self.seed,
+            configuration=self.asked,
+            progress=seen,
+            path=self.path,
+            processes=self.processes,
+        )
+        sending, watching = asyncio.create_task(load), asyncio.create_task(guard.run())
+        ended: Ended = "complete"
+        why: str | None = None
+        try:
+            await asyncio.wait({sending, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if watching.done() and not sending.done():
+                ended, why = watching.result()
+        except asyncio.CancelledError:
+            ended, why = "interrupted", "interrupted"
+        result = await _result(sending, watching)
+        if result is not None and result.interrupted and ended == "complete":
+            ended, why = "interrupted", "interrupted"
+        return result, ended, why
 
 
 def gateway_side(begun: Begun, asked: Mapping[str, Any], seed: int) -> tuple[Header, list[Record]]:

@@ -8,17 +8,18 @@ limit only cuts the answers, and a longer cell begins as a shorter one does.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
 from loadgen.arrivals import Deterministic, Poisson
 from loadgen.sweep.plan import Plan
-from loadgen.sweep.run_length import requests_needed
 from loadgen.timetable import Timetable, draw_timetable
 from policies import parse_policy
 from policies.fixed import Fixed
@@ -26,7 +27,10 @@ from policies.text import SpecError
 from queueing.distributions import TokenDistribution, parse_distribution
 from queueing.latency import LatencyModel
 from queueing.model import Model
+from queueing.run_length import advise_model
 
+LEAST_SECONDS = 15.0  # of an advised length: the speed of a machine wanders over seconds, which the advice does not know
+ENDLESS = 10**9  # requests of a point without a steady state: only its limit of time ends it
 ORDER_STREAM = 2**31  # spawn key of the order's generator, far from those of the requests
 
 
@@ -107,19 +111,23 @@ class Basis:
         """The same on an engine that is `speed` times slower."""
         return dataclasses.replace(self, law=self.law.at_speed(speed))
 
-    def cells(self) -> list[Cell]:
-        """The grid, in the order of measuring: all policies at one load, then the next; or at random, from the seed."""
-        plan, cells = self.plan, []
+    def cells(self) -> Iterator[Cell]:
+        """The grid, in the order of measuring: all policies at one load, then the next; or at random, from the seed.
+
+        An advised length may take a second of simulation.
+        """
+        plan, points = self.plan, []
         for limit in plan.max_output_tokens:
             models = [self.model(policy, limit) for policy in plan.policies]
             for load in plan.loads:
-                cells += [self._cell(model, load * model.largest_stable_rate, limit, f"load{load:g}") for model in models]
+                points += [(model, load * model.largest_stable_rate, limit, f"load{load:g}") for model in models]
             for rate in plan.request_rates:
-                cells += [self._cell(model, rate, limit, f"rate{rate:g}") for model in models]
+                points += [(model, rate, limit, f"rate{rate:g}") for model in models]
+        order = np.arange(len(points))
         if plan.order == "random":
-            rng = np.random.default_rng(np.random.SeedSequence(plan.seed, spawn_key=(ORDER_STREAM,)))
-            return [cells[index] for index in rng.permutation(len(cells))]
-        return cells
+            order = np.random.default_rng(np.random.SeedSequence(plan.seed, spawn_key=(ORDER_STREAM,))).permutation(len(points))
+        for index in order.tolist():
+            yield self._cell(*points[index])
 
     def _cell(self, model: Model, rate: float, limit: int | None, point: str) -> Cell:
         count, cut = self.count(model, rate, self.needed(model, rate))
@@ -134,9 +142,19 @@ class Basis:
         )
 
     def needed(self, model: Model, rate: float) -> int:
-        """Requests that the plan asks of a cell."""
+        """Requests that the plan asks of a cell: a number, `duration` seconds' worth, or what `precision` takes."""
         plan = self.plan
-        return requests_needed(model, rate, num_prompts=plan.num_prompts, duration=plan.duration, precision=plan.precision)
+        if plan.num_prompts is not None:
+            return plan.num_prompts
+        if plan.duration is not None:
+            return max(1, math.ceil(rate * plan.duration))
+        if model.load(rate) >= 1:
+            return ENDLESS
+        try:
+            advised = advise_model(model, rate, relative=plan.precision)
+        except SpecError:  # hardly anybody waits
+            advised = advise_model(model, rate, relative=plan.precision, quantity="sojourn_time")
+        return max(advised.requests, math.ceil(rate * LEAST_SECONDS))
 
     def count(self, model: Model, rate: float, needed: int) -> tuple[int, bool]:
         """What of it the cell's limit of time allows, and whether that is less.
@@ -162,3 +180,9 @@ def cell_name(policy: str, limit: int | None, point: str) -> str:
     """A name that can be a file's."""
     parts = [policy, *([] if limit is None else [f"limit{limit}"]), point]
     return "_".join(re.sub(r"[^A-Za-z0-9.]+", "-", part) for part in parts)
+
+
+def planned_cells(events: Iterable[dict[str, Any]]) -> list[Cell]:
+    """The cells that a journal says were planned; none where it was stopped before."""
+    planned = next((event for event in events if event["event"] == "planned"), None)
+    return msgspec.convert(planned["cells"], list[Cell]) if planned else []

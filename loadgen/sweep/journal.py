@@ -5,7 +5,7 @@ kill cut short is not an event: it is dropped, and overwritten by the next. What
 `Progress`, folded from the whole file at a start.
 
     sweep       a session begins                    calibrated  the law and the engine's bounds
-    planned     a cell and its length               refused     the law says load >= 1: not run
+    planned     all cells with their lengths        refused     the law says load >= 1: not run
     started     attempt, epoch, where the gateway writes
     done        files with their digests, summary; `ended` = complete or unstable
     cut         an attempt was interrupted: why, and the partial files

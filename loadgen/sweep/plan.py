@@ -16,6 +16,7 @@ import msgspec
 from loadgen.sweep.slo import parse_slo
 from policies import format_policy, parse_policy
 from policies.text import SpecError
+from queueing.batch_means import TOO_WIDE
 from queueing.distributions import parse_distribution
 
 POLICIES = ("single", "dynamic", "fixed:batch_size=4", "capped:max_batch_size=8", "elastic:max_batch_size=8", "continuous:max_batch_size=4")
@@ -104,6 +105,8 @@ def _check_numbers(plan: Plan) -> None:
         value = getattr(plan, name)
         if value is not None and not value > 0:
             raise SpecError(f"got --{name.replace('_', '-')} {value}; expected a number > 0")
+    if plan.precision > TOO_WIDE:
+        raise SpecError(f"got --precision {plan.precision}; expected at most {TOO_WIDE}, beyond which a run counts as too short")
     if plan.bracket < 0:
         raise SpecError(f"got --bracket {plan.bracket}; expected seconds >= 0")
     for text in plan.slo:

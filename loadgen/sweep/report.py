@@ -42,7 +42,7 @@ def lines(results: Results) -> list[str]:
     if drift := _drift(results):
         said.append(drift)
     if results.restarts:
-        said.append(f"the gateway was started again {len(results.restarts)} times: {'; '.join(e['reason'] for e in results.restarts)}")
+        said.append(f"times the gateway was started again: {len(results.restarts)} ({'; '.join(e['reason'] for e in results.restarts)})")
     said += [f"kept as partial: {name}" for event in results.cuts for name in event["files"]]
     return said
 

@@ -15,7 +15,7 @@ import msgspec
 
 from loadgen.compare import Comparison, compare
 from loadgen.report import as_object
-from loadgen.sweep.grid import Basis, Bounds, Cell
+from loadgen.sweep.grid import Basis, Bounds, Cell, planned_cells
 from loadgen.sweep.journal import CellProgress, Event, Progress, read_journal
 from loadgen.sweep.plan import Plan, load_plan, searches_of
 from loadgen.theory import theory_of
@@ -110,7 +110,7 @@ def results_of(folder: Path, on_cell: Callable[[int, int], None] | None = None) 
     basis = Basis(plan, load_law(calibrated["law"]), msgspec.convert(calibrated["bounds"], Bounds)) if calibrated else None
     cells: list[CellResult] = []
     if basis is not None:
-        planned = basis.cells()
+        planned = planned_cells(events)
         for number, cell in enumerate(planned, start=1):
             if on_cell is not None:
                 on_cell(number, len(planned))

@@ -19,9 +19,9 @@ import msgspec
 from loadgen.gateway_process import GatewayError
 from loadgen.run import versions
 from loadgen.sweep.apparatus import Apparatus
-from loadgen.sweep.cell import Begun, CellRun, begin, gateway_side, run_cell
+from loadgen.sweep.cell import Begun, CellRun, Sending, begin, gateway_side
 from loadgen.sweep.gateway import stop_left_behind
-from loadgen.sweep.grid import Cell
+from loadgen.sweep.grid import Cell, planned_cells
 from loadgen.sweep.journal import damage
 from loadgen.sweep.plan import Plan
 from loadgen.sweep.status import Status
@@ -52,7 +52,7 @@ class Sweep:
             return
         try:
             await self.apparatus.open()
-            cells = self._planned()
+            cells = await self._planned()
             for number, cell in enumerate(cells, start=1):
                 self.status.left_after = sum(self.seconds(later) for later in cells[number:] if self._is_left(later))
                 await self.measure(cell, f"cell {number}/{len(cells)}")
@@ -97,12 +97,12 @@ class Sweep:
         self.store.append("started", cell=cell.name, attempt=attempt, **where)
         self.status.phase(shown, self.seconds(cell))
         apparatus.speed = None
-        run = await run_cell(
-            apparatus.gateway.client,
-            begun,
-            cell,
-            apparatus.basis.timetable(cell),
-            apparatus.target,
+        run = await Sending(
+            client=apparatus.gateway.client,
+            begun=begun,
+            cell=cell,
+            timetable=apparatus.basis.timetable(cell),
+            target=apparatus.target,
             seed=self.plan.seed,
             configuration=self._asked(),
             progress=self.status,
@@ -110,7 +110,7 @@ class Sweep:
             processes=self.plan.processes,
             why_lost=apparatus.gateway.why_lost,
             stop_unstable=not (self.plan.allow_unstable and cell.load >= 1 and cell.purpose == "grid"),
-        )
+        ).run()
         files = self.store.write(run, attempt)
         if run.ended in ("interrupted", "lost"):
             self.store.append("cut", cell=cell.name, reason=run.why or run.ended, files=files)
@@ -169,8 +169,7 @@ class Sweep:
         """Whether a session came to its end, and all of it is still there."""
         if self.store.journal.last("finished") is None:
             return False
-        planned = [msgspec.convert(event["asked"], Cell) for event in self.store.journal.events if event["event"] == "planned"]
-        return all(self._is_refused(cell) or self._is_done(cell) for cell in planned)
+        return all(self._is_refused(cell) or self._is_done(cell) for cell in planned_cells(self.store.journal.events))
 
     def _is_refused(self, cell: Cell) -> bool:
         return cell.load >= 1 and not self.plan.allow_unstable and cell.purpose == "grid"
@@ -200,10 +199,10 @@ class Sweep:
     def _asked(self) -> dict[str, Any]:
         return {"output_tokens": self.plan.output_tokens, "prompt_tokens": self.plan.prompt_tokens}
 
-    def _planned(self) -> list[Cell]:
-        known = {event["cell"] for event in self.store.journal.events if event["event"] == "planned"}
-        cells = self.apparatus.basis.cells()
-        for cell in cells:
-            if cell.name not in known:
-                self.store.append("planned", cell=cell.name, asked=msgspec.to_builtins(cell))
-        return cells
+    async def _planned(self) -> list[Cell]:
+        """As planned at the first start: lengths are advised once."""
+        if self.store.journal.last("planned") is None:
+            self.status.phase("planning the cells")
+            cells = await asyncio.to_thread(lambda: list(self.apparatus.basis.cells()))
+            self.store.append("planned", cells=msgspec.to_builtins(cells))
+        return planned_cells(self.store.journal.events)

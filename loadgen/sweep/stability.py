@@ -27,6 +27,7 @@ BLOCKS = 16
 LEAST_T = 4.0
 LEAST_GROWTH = 0.03  # share of the arrivals that stays behind
 LEAST_ARRIVALS = 200
+LEAST_SECONDS = 5.0  # a shared machine that stalls for a second or two is not overloaded
 LEAST_NUMBER = 20  # in the system, above what there was at the first look
 WARM_UP = 0.2  # of the time watched, left out: the way from empty to a stationary level
 LOOKS = 1.15  # the time watched grows by this factor from one look to the next
@@ -78,11 +79,11 @@ def growth(at: FloatArray, number: FloatArray, rate: float) -> Growth:
 class Watch:
     """Collects samples and looks at them at growing intervals."""
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, rate: float, least_seconds: float = LEAST_SECONDS) -> None:
         self._rate = rate
         self._at: list[float] = []
         self._number: list[float] = []
-        self._next_look = LEAST_ARRIVALS / (1 - WARM_UP) / rate
+        self._next_look = max(least_seconds, LEAST_ARRIVALS / (1 - WARM_UP) / rate)
 
     def observe(self, at: float, number: int) -> Growth | None:
         """Take one sample, `at` seconds after the start; answers where it is a time to look, else None."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from typer.testing import CliRunner
 from loadgen.run import VOCABULARY
 from loadgen.sweep.conditions import parse_conditions
 from loadgen.sweep.dry_run import plan_as_object
-from loadgen.sweep.grid import Basis, Bounds, cell_name
+from loadgen.sweep.grid import Basis, Bounds, Cell, cell_name
 from loadgen.sweep.plan import POLICIES, Plan, differences, load_plan, save_plan, searches_of
 from loadgen.sweep.slo import parse_slo
 from loadgen.sweep_cli import app
@@ -20,6 +22,7 @@ from loadgen.timetable import draw_prompts
 from policies.text import SpecError
 from queueing.latency import LatencyModel
 from queueing.record import Record
+from queueing.run_length import advise_model
 
 LAW = LatencyModel(k1=0.0003, k2=0.0014, k3=0.000025, k4=0.00092)
 BOUNDS = Bounds(max_num_seqs=16, max_model_len=512)
@@ -29,10 +32,14 @@ def basis(**changes: Any) -> Basis:
     return Basis(Plan(**{"loads": (0.3, 0.7), "num_prompts": 200} | changes), LAW, BOUNDS)
 
 
+def cells_of(**changes: Any) -> list[Cell]:
+    return list(basis(**changes).cells())
+
+
 def test_every_policy_rate_and_limit_meets_the_same_requests() -> None:
     """The unit gaps are equal after scaling with the rate, lengths and prompts are equal at once."""
     grid = basis(max_output_tokens=(16, None), request_rates=(7.0,), prompt_tokens="uniform:low=4,high=40")
-    cells = grid.cells()
+    cells = list(grid.cells())
     assert len(cells) == 6 * 3 * 2
     first = grid.timetable(cells[0])
     prompts = draw_prompts(first, grid.plan.seed, VOCABULARY)
@@ -50,17 +57,16 @@ def test_every_policy_rate_and_limit_meets_the_same_requests() -> None:
 
 def test_a_longer_cell_begins_as_a_shorter_one() -> None:
     grid = basis(num_prompts=None, duration=10.0)
-    short, long = (grid.timetable(cell) for cell in sorted(grid.cells(), key=lambda cell: cell.count)[:: len(grid.cells()) - 1])
+    short, long = (grid.timetable(cell) for cell in sorted(grid.cells(), key=lambda cell: cell.count)[::11])
     assert len(short) < len(long)
     np.testing.assert_array_equal(short.output_tokens, long.output_tokens[: len(short)])
 
 
 def test_loads_are_fractions_of_each_policys_own_largest_stable_rate() -> None:
-    for cell in basis().cells():
+    for cell in cells_of():
         model = basis().model(cell.policy, None)
         assert cell.rate == pytest.approx(cell.load * model.largest_stable_rate)
-    limited = basis(max_output_tokens=(12,)).cells()[0]
-    assert limited.rate > basis().cells()[0].rate, "a token limit lets more requests through at the same load"
+    assert cells_of(max_output_tokens=(12,))[0].rate > cells_of()[0].rate, "a token limit lets more requests through at the same load"
 
 
 def test_fixed_batches_are_whole() -> None:
@@ -69,17 +75,17 @@ def test_fixed_batches_are_whole() -> None:
 
 
 def test_the_time_limit_cuts_a_cell_and_says_so() -> None:
-    free, limited = basis(cell_limit=1e6).cells()[0], basis(cell_limit=2.0).cells()[0]
+    free, limited = cells_of(cell_limit=1e6)[0], cells_of(cell_limit=2.0)[0]
     assert (free.count, free.cut) == (200, False)
     assert (limited.count, limited.cut) == (int(2 * limited.rate), True)
 
 
 def test_a_random_order_is_the_seeds_and_holds_the_same_cells() -> None:
-    listed, shuffled = basis().cells(), basis(order="random").cells()
+    listed, shuffled = cells_of(), cells_of(order="random")
     assert shuffled != listed
     assert sorted(shuffled, key=lambda cell: cell.name) == sorted(listed, key=lambda cell: cell.name)
-    assert shuffled == basis(order="random").cells()
-    assert shuffled != basis(order="random", seed=2).cells()
+    assert shuffled == cells_of(order="random")
+    assert shuffled != cells_of(order="random", seed=2)
 
 
 def test_names_are_good_for_files_and_differ() -> None:
@@ -115,6 +121,7 @@ def test_a_plan_reads_back_as_it_was_and_differences_are_named(tmp_path: Path) -
         ({"output_tokens": "gaussian:mean=3"}, "gaussian"),
         ({"duration": 0.0}, "duration"),
         ({"bracket": -1.0}, "bracket"),
+        ({"precision": 0.5}, "too short"),
         ({"slo": ("p98_queueing_delay=2s",)}, "p99_queueing_delay=2s"),
         ({"slo": ("p99_delay=2s",)}, "queueing_delay"),
         ({"slo": ("p99_queueing_delay=0s",)}, "time > 0"),
@@ -127,15 +134,22 @@ def test_what_cannot_be_measured_is_refused(changes: dict[str, Any], said: str) 
 
 def test_prompts_without_room_for_an_answer_are_refused() -> None:
     with pytest.raises(SpecError, match="context of 512"):
-        basis(prompt_tokens="deterministic:value=512").cells()
+        cells_of(prompt_tokens="deterministic:value=512")
 
 
-def test_precision_asks_for_more_requests_at_higher_load() -> None:
-    counts = [
-        cell.count for cell in basis(num_prompts=None, precision=0.1, cell_limit=1e9, policies=("single",), loads=(0.3, 0.5, 0.8)).cells()
-    ]
-    assert counts == sorted(counts)
-    assert counts[2] > 3 * counts[1]
+def test_precision_asks_for_the_advised_length() -> None:
+    grid = basis(num_prompts=None, precision=0.1, cell_limit=1e9, policies=("single", "dynamic"), loads=(0.5, 0.8))
+    cells = list(grid.cells())
+    for cell in cells:
+        advised = advise_model(grid.model(cell.policy, None), cell.rate, relative=0.1).requests
+        assert cell.count == max(advised, math.ceil(15 * cell.rate)), "and no less than the wander of a machine's speed"
+    assert cells[2].count > 3 * cells[0].count, "a higher load takes longer"
+
+
+def test_a_point_without_a_steady_state_ends_with_its_limit_of_time() -> None:
+    (cell,) = cells_of(num_prompts=None, policies=("single",), loads=(1.5,), allow_unstable=True, cell_limit=10.0)
+    assert cell.seconds == pytest.approx(10.0, abs=0.1)
+    assert cell.cut
 
 
 def test_an_slo_is_judged_by_its_quantile_and_what_was_lost_broke_it() -> None:
@@ -158,16 +172,14 @@ def test_conditions_are_read_before_anything_runs() -> None:
 
 def test_the_defaults_are_six_policies_at_four_loads() -> None:
     """What `kendall sweep` does without options."""
-    shown = CliRunner().invoke(app, ["--dry-run", "--json"])
+    shown = CliRunner().invoke(app, ["--dry-run", "--json", "--num-prompts", "1000"])
     assert shown.exit_code == 0, shown.output
-    import json
-
     planned = json.loads(shown.stdout)
     assert {(cell["policy"], round(cell["load"], 6)) for cell in planned["cells"]} == {
         (p, load) for p in POLICIES for load in (0.3, 0.5, 0.7, 0.8)
     }
     assert planned["law_is_a_guess"]
-    assert 600 < planned["seconds"] < 3600
+    assert Plan(loads=(0.3,)).precision == 0.1
     assert planned["plan"]["output_tokens"] == "uniform:low=8,high=24"
 
 

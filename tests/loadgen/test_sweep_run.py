@@ -108,7 +108,7 @@ async def _slow_gateway(folder: Path) -> None:
     async with GatewayProcess([*arguments, "--record-file", str(folder / "run.jsonl")], free_port(0), folder / "log") as gateway:
         await gateway.ready()
         given = ("--base-url", gateway.url, "--latency", LAW, "--bracket", "0", "--json", "--output-tokens", "uniform:low=2,high=10")
-        process = start(folder / "sweep", "single", "--loads", "0.2,0.95", "--num-prompts", "2000", "--cell-limit", "4", *given, own=False)
+        process = start(folder / "sweep", "single", "--loads", "0.2,0.95", "--num-prompts", "2000", "--cell-limit", "7", *given, own=False)
         await asyncio.to_thread(_check_unstable, process, folder / "sweep")
         assert await gateway.is_healthy(), "a gateway that was there before is left alone"
 

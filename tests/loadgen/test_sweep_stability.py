@@ -23,7 +23,7 @@ def stopped_after(
     model = Model.clipped(parse_policy(policy), parse_distribution(lengths), LAW, max_num_seqs=16)
     rate = load * model.largest_stable_rate
     run = simulate_run(model, rate, requests, seed)
-    released, watch = np.sort(run.released_at), Watch(rate)
+    released, watch = np.sort(run.released_at), Watch(rate, least_seconds=0.0)
     instants = np.arange(0.0, run.arrived_at[-1], max(0.1, run.arrived_at[-1] / 3000))
     number = np.searchsorted(run.arrived_at, instants) - np.searchsorted(released, instants)
     for at, waiting in zip(instants.tolist(), number.tolist(), strict=True):
@@ -80,8 +80,8 @@ def test_growth_is_measured_in_arrivals() -> None:
 
 def test_nothing_is_said_before_there_is_enough() -> None:
     watch = Watch(100.0)
-    assert all(watch.observe(i / 10, 10 * i) is None for i in range(25))
-    assert watch.observe(2.6, 260) is not None
+    assert all(watch.observe(i / 10, 10 * i) is None for i in range(50))
+    assert watch.observe(5.1, 510) is not None
     assert Watch(1.0).so_far() is None
     short = Watch(1.0)
     for i in range(BLOCKS + 1):
