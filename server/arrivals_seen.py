@@ -21,7 +21,7 @@ _SHOWN = ("n", "span", "rate", "rate_low", "rate_high", "gap_variation", "disper
 
 
 class ArrivalsSeen:
-    """The arrivals of one epoch: the last KEPT instants, how many there were, how many were retries."""
+    """The arrivals of one epoch: the last KEPT `instants`, how many there were, how many were retries."""
 
     def __init__(self) -> None:
         import numpy as np  # noqa: PLC0415 - with the gateway, not with `--help`, and not while requests come in
@@ -30,7 +30,7 @@ class ArrivalsSeen:
 
         self._audit: Callable[[deque[float]], Audit] = lambda instants: audit_arrivals(np.array(instants, dtype=np.float64))
         self._epoch = 0
-        self._instants: deque[float] = deque(maxlen=KEPT)
+        self.instants: deque[float] = deque(maxlen=KEPT)
         self._known: tuple[tuple[int, int], dict[str, Any]] | None = None
         self.count = 0
         self.retries = 0
@@ -38,7 +38,7 @@ class ArrivalsSeen:
     def saw(self, instant: float, epoch: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """One call has arrived and will be queued."""
         self._begin(epoch)
-        self._instants.append(instant)
+        self.instants.append(instant)
         self.count += 1
         for name, value in headers:
             if name == RETRY_HEADER and value != b"0":
@@ -49,13 +49,13 @@ class ArrivalsSeen:
         self._begin(epoch)
         key = self._epoch, self.count
         if self._known is None or self._known[0] != key:
-            self._known = key, _described(self._audit(self._instants))
+            self._known = key, _described(self._audit(self.instants))
         return {"count": self.count, "retries": self.retries} | self._known[1]
 
     def _begin(self, epoch: int) -> None:
         if epoch != self._epoch:
             self._epoch, self.count, self.retries = epoch, 0, 0
-            self._instants.clear()
+            self.instants.clear()
 
 
 def _described(audit: Audit) -> dict[str, Any]:
