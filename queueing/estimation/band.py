@@ -35,7 +35,7 @@ NODES = 9
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """Elasticities of the mean delay, and the relative standard errors that lengths and cv leave. Changes slowly: may be kept for minutes."""
+    """Elasticities of the mean delay, and the relative standard errors that lengths and cv leave. May be kept for minutes."""
 
     rate: float
     speed: float
@@ -77,7 +77,7 @@ def _elasticity(ask: Callable[[float], float]) -> float:
 
 
 def _log_ratio(above: float, below: float) -> float:
-    if not (0 < below < math.inf and 0 < above):
+    if not (0 < below < math.inf and above > 0):
         return math.inf if math.isinf(above) else 0.0
     return math.log(above / below)
 

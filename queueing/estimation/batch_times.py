@@ -13,6 +13,7 @@ that were served whole count: no member cancelled or failed.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,8 +48,8 @@ class BatchTimes:
         """How many."""
         return int(self.at.size)
 
-    def part(self, kept: npt.NDArray[np.bool_]) -> BatchTimes:
-        """Some of them."""
+    def part(self, kept: npt.NDArray[Any]) -> BatchTimes:
+        """Some of them: a mask, or indices."""
         return BatchTimes(*(getattr(self, name)[kept] for name in self.__dataclass_fields__))
 
 

@@ -78,12 +78,14 @@ class Estimates:
         if plain.get("schema_version") != SCHEMA_VERSION:
             raise ValueError(f"got a state of schema version {plain.get('schema_version')}; this Kendall reads {SCHEMA_VERSION}")
         slow = plain["wander"]
-        fields = {name: plain[name] for name in ("policy", "epoch", "start", "now", "count", "rate_changed_at", "speed_changed_at")}
-        numbers = {name: Estimate.from_dict(plain[name]) for name in ("arrival_rate", "dispersion", "speed", "cv")}
-        lengths = {name: Lengths.from_dict(plain[name]) for name in ("output_tokens", "prompt_tokens")}
+        fields: dict[str, Any] = {
+            name: plain[name] for name in ("policy", "epoch", "start", "now", "count", "rate_changed_at", "speed_changed_at")
+        }
+        fields |= {name: Estimate.from_dict(plain[name]) for name in ("arrival_rate", "dispersion", "speed", "cv")}
+        fields |= {name: Lengths.from_dict(plain[name]) for name in ("output_tokens", "prompt_tokens")}
         tau, fast = (math.nan if slow[name] is None else float(slow[name]) for name in ("tau", "fast_cv"))
         wandering = Wander(Estimate.from_dict(slow["sigma"]), tau, fast, significant=bool(slow["significant"]))
-        return cls(**fields, **numbers, **lengths, wander=wandering, stalls=Stalls(**plain["stalls"]), notes=tuple(plain["notes"]))
+        return cls(**fields, wander=wandering, stalls=Stalls(**plain["stalls"]), notes=tuple(plain["notes"]))
 
 
 def estimate(seen: Snapshot, policy: Policy, shape: LatencyModel, *, half_life: float = math.inf) -> Estimates:

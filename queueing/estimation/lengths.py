@@ -10,7 +10,8 @@ to sum to (sum w)^2 / sum w^2, the number of equally weighted requests that woul
 Which requests may enter: those DISPATCHED since the window began, ended or not. Counting only those that ended favours short
 answers in a young window; adding all that are in service, whenever they were dispatched, favours long ones (a snapshot meets a
 request in proportion to its length). Conditions: limits and the instant of looking independent of the lengths, given the dispatch.
-Above the largest censored count nothing is known: see queueing.estimation.extrapolation.
+Above the largest censored count nothing is known: see queueing.estimation.extrapolation. Only where no more than one request's
+worth of probability is left there is it taken to end at that count (Efron 1967): the longest is often still in service.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from queueing.distributions import TokenDistribution
 from queueing.estimation.change import Vector
 from queueing.estimation.interval import NORMAL, Estimate, symmetric
 
-LEVELS = (0.5, 0.9, 0.99)
+NEGLIGIBLE = 0.002  # probability beyond the longest count that may be taken to end there
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +64,9 @@ class Lengths:
 
     @property
     def unknown_mass(self) -> float:
-        """Estimated P(N >= known_to) of which no ending was seen: 0 where the longest request ended by itself."""
-        return float(self.survival[-1]) if self.counts.size else 1.0
+        """Estimated P(N >= known_to) of which no ending was seen: 0 where the longest ended by itself, or all but."""
+        left = float(self.survival[-1]) if self.counts.size else 1.0
+        return 0.0 if left <= max(NEGLIGIBLE, 1.5 / max(1.0, self.effective_n)) else left
 
     @cached_property
     def survival(self) -> Vector:

@@ -63,7 +63,8 @@ class Snapshot:
 
     def column(self, name: str) -> Vector:
         """One field of every row."""
-        return self.rows[:, COLUMN[name]]
+        values: Vector = self.rows[:, COLUMN[name]]
+        return values
 
     @property
     def mine(self) -> Snapshot:
@@ -84,14 +85,16 @@ class Snapshot:
     def queueing_delay(self) -> Vector:
         """Of the rows, in order of arrival."""
         order = np.argsort(self.column("arrived_at"), kind="stable")
-        return (self.column("dispatched_at") - self.column("arrived_at"))[order]
+        delays: Vector = (self.column("dispatched_at") - self.column("arrived_at"))[order]
+        return delays
 
     @property
     def sojourn_time(self) -> Vector:
         """Of the rows that were released, in order of arrival."""
         order = np.argsort(self.column("arrived_at"), kind="stable")
         sojourns = (self.column("released_at") - self.column("arrived_at"))[order]
-        return sojourns[np.isfinite(sojourns)]
+        kept: Vector = sojourns[np.isfinite(sojourns)]
+        return kept
 
 
 @dataclass(slots=True)

@@ -1,0 +1,169 @@
+"""One look at a window: estimates, prediction with its interval, every assumption, and the verdict. For the predicting process.
+
+The mean, p50, p90 and p99 that theory gives at the window's rate, lengths, speed and residual; never a delay enters them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from policies import Policy, parse_policy
+from queueing.distributions import TokenDistribution
+from queueing.errors import PredictionError
+from queueing.estimation.band import Ask, Sensitivity, WanderBand, relaxation_time, sensitivity, wander_band
+from queueing.estimation.batch_times import batch_times
+from queueing.estimation.client_assumptions import client_assumptions
+from queueing.estimation.engine_assumptions import engine_assumptions, settled, stable_queue
+from queueing.estimation.estimates import Estimates, estimate
+from queueing.estimation.interval import UNKNOWN, Estimate
+from queueing.estimation.verdict import Compared, compare, judged
+from queueing.estimation.window import Snapshot
+from queueing.experiment import simulate_run
+from queueing.latency import LatencyModel
+from queueing.model import Model
+from queueing.prediction import predict_model
+from queueing.result import Prediction, Quantiles
+
+SIMULATED = 30_000  # requests per simulation of the sensitivity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the operator and the engine bound."""
+
+    max_output_tokens: int | None = None
+    max_num_seqs: int | None = None
+    patience: float | None = None
+    servers: int = 1
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Assessment:
+    """`prediction` is None where there is no steady state or no answer; `compared.predicted` is its mean with the interval."""
+
+    estimates: Estimates
+    load: Estimate
+    prediction: Prediction | None
+    sensitivity: Sensitivity | None  # to be handed to the next assessment for a minute or so: it costs a dozen predictions
+    wander: WanderBand | None
+    compared: Compared
+
+
+def assess(seen: Snapshot, shape: LatencyModel, limits: Limits, *, known: Sensitivity | None = None, waiting_before: int = 0) -> Assessment:
+    """`shape` is the calibrated law; `known` an earlier sensitivity of this epoch; `waiting_before` waited when the epoch began.
+
+    Raises SpecError where a limit lies beyond what the lengths are known for.
+    """
+    policy = parse_policy(seen.policy)
+    estimates = estimate(seen, policy, shape)
+    law = estimates.law(shape)
+    if not estimates.count or not estimates.arrival_rate.value > 0:
+        return _nothing(seen, estimates, policy)
+    model = _model(policy, estimates.output_tokens.law(limits.max_output_tokens), law, limits, estimates)
+    load = _load(model, estimates)
+    prediction = _predict(model, estimates.arrival_rate.value)
+    asked = _asking(policy, limits, estimates)
+    slope = known or (sensitivity(asked, estimates, law, limits.max_output_tokens) if prediction is not None else None)
+    compared_mean = _mean(prediction, policy)
+    relaxation = _relaxation(model, load.value, prediction)
+    wandering = estimates.wander.significant and compared_mean is not None
+    band = _band(asked, model, estimates, relaxation, compared_mean) if wandering and compared_mean else None
+    predicted = UNKNOWN if slope is None or compared_mean is None else slope.interval(compared_mean, estimates)
+    free = model.largest_stable_rate - estimates.arrival_rate.value
+    assumptions = (
+        *client_assumptions(seen),
+        *engine_assumptions(
+            batch_times(policy, seen.mine, shape), continuous=policy.joins_running, wander_effect=_effect(band, compared_mean)
+        ),
+        stable_queue(load, judged(seen), patience=limits.patience is not None),
+        settled(seen.now - seen.start, seen.start - seen.epoch_at, relaxation, waiting_before=waiting_before, free_rate=max(free, 1e-9)),
+    )
+    return Assessment(
+        estimates=estimates,
+        load=load,
+        prediction=prediction,
+        sensitivity=slope,
+        wander=band,
+        compared=compare(seen, predicted, assumptions, sojourn=policy.joins_running),
+    )
+
+
+def _nothing(seen: Snapshot, estimates: Estimates, policy: Policy) -> Assessment:
+    compared = compare(seen, UNKNOWN, client_assumptions(seen), sojourn=policy.joins_running)
+    return Assessment(estimates=estimates, load=UNKNOWN, prediction=None, sensitivity=None, wander=None, compared=compared)
+
+
+def _model(policy: Policy, lengths: TokenDistribution, law: LatencyModel, limits: Limits, estimates: Estimates) -> Model:
+    prompts = estimates.prompt_tokens.law() if law.kp and estimates.prompt_tokens.counts.size else None
+    given: dict[str, Any] = {"max_num_seqs": limits.max_num_seqs, "servers": limits.servers, "patience": limits.patience}
+    return Model(policy=policy, output_tokens=lengths, law=law, prompt_tokens=prompts, **given)
+
+
+def _load(model: Model, estimates: Estimates) -> Estimate:
+    """Arrival rate over the largest stable one, with what rate and speed leave open."""
+    value = model.load(estimates.arrival_rate.value)
+    relative = math.hypot(*(each.relative for each in (estimates.arrival_rate, estimates.speed) if each.known))
+    return Estimate(value, value * max(0.0, 1 - relative), value * (1 + relative), estimates.arrival_rate.effective_n)
+
+
+def _predict(model: Model, rate: float) -> Prediction | None:
+    try:
+        return predict_model(model, rate)
+    except PredictionError:
+        return None
+
+
+def _asking(policy: Policy, limits: Limits, estimates: Estimates) -> Ask:
+    """The mean by simulation on common random numbers: its noise cancels in ratios, and a run takes 10 ms under every policy."""
+
+    def ask(rate: float, lengths: TokenDistribution, law: LatencyModel) -> float:
+        model = _model(policy, lengths, law, limits, estimates)
+        if model.load(rate) >= 1 and limits.patience is None:
+            return math.inf
+        run = simulate_run(model, rate, SIMULATED, np.random.SeedSequence(0)).after(SIMULATED // 10)
+        values = run.sojourn_time if policy.joins_running else run.queueing_delay
+        return float(np.mean(values[~run.lost]))
+
+    return ask
+
+
+def _mean(prediction: Prediction | None, policy: Policy) -> float | None:
+    """Of the quantity that is compared: dispatched requests' delay, as lost ones have none."""
+    if prediction is None:
+        return None
+    found: Quantiles = prediction.sojourn_time if policy.joins_running else prediction.served_queueing_delay
+    return found.mean
+
+
+def _relaxation(model: Model, load: float, prediction: Prediction | None) -> float:
+    if prediction is None:
+        return math.inf
+    size = prediction.batch_size.mean or 1.0
+    if model.policy.joins_running:
+        return relaxation_time(load, (prediction.sojourn_time.mean or 0.0) / max(1.0, size), one_by_one=True)
+    service = model.batch_time.mean(max(1, round(size)))
+    return relaxation_time(load, service / model.servers, one_by_one=model.bound == 1)
+
+
+def _band(asked: Ask, model: Model, estimates: Estimates, relaxation: float, mean: float) -> WanderBand:
+    """The simulated band, scaled to the predicted mean."""
+    slow, law, rate = estimates.wander, model.law, estimates.arrival_rate.value
+    scale = mean / asked(rate, model.output_tokens, law)
+    return wander_band(
+        lambda speed: scale * asked(rate, model.output_tokens, law.at_speed(speed)),
+        law.speed,
+        slow.sigma.value,
+        slow.tau,
+        relaxation=relaxation,
+        window=estimates.now - estimates.start,
+    )
+
+
+def _effect(band: WanderBand | None, mean: float | None) -> float | None:
+    if band is None or not mean:
+        return None
+    return max(band.mean / mean - 1, (band.high - band.low) / 2 / mean)

@@ -1,0 +1,28 @@
+"""One assumption of the model, as a window shows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Name = Literal[
+    "no_retries",
+    "open_loop",
+    "settled",
+    "stable_queue",
+    "constant_rate",
+    "poisson_arrivals",
+    "no_stalls",
+    "constant_speed",
+    "law_shape",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """`holds` is None where the window cannot tell; `measure` is the number that decided, `says` the sentence for the operator."""
+
+    name: Name
+    holds: bool | None
+    measure: float
+    says: str

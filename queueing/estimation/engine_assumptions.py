@@ -1,0 +1,144 @@
+"""What the engine must be: a constant speed, no stalls, service times of the law's shape, a queue that is stable and settled.
+
+no_stalls        fails where batches beyond three times the median ratio hold at least `STALL_SHARE` of the busy time.
+constant_speed   fails where the speed made a step (queueing.estimation.speed_change), or wanders significantly
+                 (queueing.estimation.wander) and so much that the mean delay moves by `MATERIAL`: by the band that the caller computed,
+                 else by 3 sigma.
+law_shape        log r_i regressed on what the law says of batch i: its share of decoding and the logarithm of its size, minus the
+                 average of `BEFORE` batches before it, the last excepted. Slow moments make batches larger (they let the queue
+                 grow), so sizes go with slow batches under a perfect law; the batches before share the slow moment, but not the
+                 size. (The last is left out: how long it took is how many this one takes.)
+                 What is left of a wander enters the errors by blocks of consecutive batches. Fails where the
+                 coefficient is beyond `SIGNIFICANT` errors and moves the time by `MISFIT` between the 10th and 90th percentile.
+stable_queue     fails where the load's interval lies above 1, or the load is above `NEAR_ONE` and the delay grows over the
+                 window: its later half exceeds its earlier by more than chance and by a factor of two.
+settled          fails where the time that the queue needs to forget how the epoch began, `RELAXATIONS` relaxation times and the
+                 clearing of what waited then, is more than `UNSETTLED` of the window.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from queueing.estimation.assumption import Assumption
+from queueing.estimation.batch_times import BatchTimes
+from queueing.estimation.change import Vector
+from queueing.estimation.interval import Estimate
+from queueing.estimation.speed_change import speed_change
+from queueing.estimation.speed_process import stalls, without_stalls
+from queueing.estimation.wander import wander
+from queueing.statistics import mean_interval
+
+STALL_SHARE = 0.02
+MATERIAL = 0.10
+SIGNIFICANT, MISFIT = 4.5, 0.08
+BEFORE = 5
+FEWEST = 100  # batches
+NEAR_ONE = 0.95
+RELAXATIONS, UNSETTLED = 3.0, 0.2
+
+
+def engine_assumptions(times: BatchTimes, *, continuous: bool, wander_effect: float | None = None) -> tuple[Assumption, ...]:
+    """no_stalls, constant_speed, law_shape; `wander_effect`: relative half width or shift that the wander gives to the mean delay."""
+    steady = without_stalls(times)
+    constant = constant_speed(steady, wander_effect)
+    return (no_stalls(times), constant, law_shape(steady, judged=constant.holds is not False and not continuous))
+
+
+def no_stalls(times: BatchTimes) -> Assumption:
+    """Rare long batches."""
+    if not times.count:
+        return Assumption("no_stalls", None, math.nan, "no batch was served whole")
+    found = stalls(times)
+    says = (
+        f"{found.count} stalls hold {found.time_share:.1%} of the busy time, the longest {found.longest:.3g} s"
+        if found.count
+        else "no stalls"
+    )
+    return Assumption("no_stalls", found.time_share < STALL_SHARE, found.time_share, says)
+
+
+def constant_speed(times: BatchTimes, wander_effect: float | None = None) -> Assumption:
+    """A step in the speed, or wander."""
+    stepped, slow = speed_change(times), wander(times)
+    if stepped is not None:
+        word = "slower" if stepped.ratio > 1 else "faster"
+        says = f"the engine became {word} by a factor of {max(stepped.ratio, 1 / stepped.ratio):.2f} at {stepped.at:.6g} s"
+        return Assumption("constant_speed", False, stepped.ratio, says)
+    if not slow.sigma.known:
+        return Assumption("constant_speed", None, math.nan, "too few batches")
+    effect = 3 * slow.sigma.value if wander_effect is None else wander_effect
+    if slow.significant and effect >= MATERIAL:
+        says = f"the speed wanders by {slow.sigma.value:.1%} over {slow.tau:.2g} s (a noisy neighbour?): the delay moves by {effect:.0%}"
+        return Assumption("constant_speed", False, slow.sigma.value, says)
+    return Assumption("constant_speed", True, slow.sigma.value, "the speed does not change")
+
+
+def law_shape(times: BatchTimes, *, judged: bool = True) -> Assumption:
+    """Whether the ratio depends on size or lengths in a way that a factor cannot mend."""
+    if times.count < FEWEST or not judged:
+        return Assumption("law_shape", None, math.nan, "too few batches" if judged else "not judged")
+    return max((_misfit(times, column, name) for name, column in _regressors(times).items()), key=lambda found: found.measure)
+
+
+def _regressors(times: BatchTimes) -> dict[str, Vector]:
+    return {"batch size": np.log(times.size), "length": times.decoding}
+
+
+def _misfit(times: BatchTimes, column: Vector, name: str) -> Assumption:
+    logs = np.log(times.ratio)
+    logs, column = _against_before(logs), column[BEFORE + 1 :]
+    spread = float(np.quantile(column, 0.9) - np.quantile(column, 0.1))
+    centred = column - column.mean()
+    total = float(centred @ centred)
+    if not total > 1e-9 * column.size or not spread:
+        return Assumption("law_shape", True, 0.0, f"the {name} does not vary")
+    slope = float(centred @ logs) / total
+    errors = mean_interval(centred * (logs - logs.mean() - slope * centred))
+    error = errors.half_width / 2.093 * column.size / total  # Student's t of 20 blocks
+    moved = abs(slope) * spread
+    fails = moved >= MISFIT and abs(slope) > SIGNIFICANT * error
+    says = f"the law misses how the time depends on the {name}: {moved:.0%} between small and large" if fails else "the law's shape fits"
+    return Assumption("law_shape", not fails, moved if fails else 0.0, says)
+
+
+def _against_before(values: Vector) -> Vector:
+    sums = np.cumsum(np.concatenate([[0.0], values]))
+    before = (sums[BEFORE:-2] - sums[: -BEFORE - 2]) / BEFORE
+    return np.asarray(values[BEFORE + 1 :] - before)
+
+
+def stable_queue(load: Estimate, delays: Vector, *, patience: bool = False) -> Assumption:
+    """Whether there is a steady state; `delays` in order of arrival."""
+    if patience:
+        return Assumption("stable_queue", True, load.value, "patience keeps the queue finite")
+    if not math.isfinite(load.value):
+        return Assumption("stable_queue", None, load.value, "no law, or no arrivals")
+    growing = load.value > NEAR_ONE and _grows(delays)
+    fails = load.low > 1 or growing
+    says = f"the load is {load.value:.2f} ({load.low:.2f} to {load.high:.2f})"
+    return Assumption("stable_queue", not fails, load.value, f"{says}: the queue grows without bound" if fails else says)
+
+
+def _grows(delays: Vector) -> bool:
+    if delays.size < FEWEST:
+        return False
+    halves = [mean_interval(half, batches=10) for half in np.array_split(delays, 2)]
+    return halves[1].low > halves[0].high and halves[1].mean > 2 * halves[0].mean
+
+
+def settled(window: float, since_epoch: float, relaxation: float, *, waiting_before: int = 0, free_rate: float = math.inf) -> Assumption:
+    """Whether the window is long against what the epoch began with.
+
+    `window` seconds of data, `since_epoch` seconds from the epoch's start to the window's start, `waiting_before` requests that waited
+    when the epoch began, `free_rate` requests/s that can be served beyond those that arrive.
+    """
+    transient = RELAXATIONS * relaxation + (waiting_before / free_rate if waiting_before else 0.0)
+    if math.isnan(transient) or math.isinf(relaxation):
+        return Assumption("settled", None, math.nan, "the queue's relaxation time is not known")
+    share = max(0.0, transient - since_epoch) / window if window > 0 else math.inf
+    fails = share > UNSETTLED
+    says = f"the queue needs {transient:.3g} s to forget how this epoch began" if fails else "settled"
+    return Assumption("settled", not fails, share, says)

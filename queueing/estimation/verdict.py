@@ -1,0 +1,121 @@
+"""Observed beside predicted over one window of one epoch, and what is wrong where they part.
+
+    d = observed - predicted mean,   h = sqrt(observed half width^2 + predicted half width^2), both at 95 %
+
+not enough data   fewer than `ENOUGH` judged requests; or neither of the below
+disagree          the queue is unstable (there is nothing to agree with); or |d| > `BEYOND` h and |d| > tolerance
+agree             |d| <= max(tolerance, h) and h <= `TOO_WIDE` of the predicted mean
+tolerance = max(10 % of the predicted mean, 1 ms).
+
+The observation and the estimates come from the same window, so they share most of the luck of its arrivals and lengths: h
+overstates the error of d, and clean runs disagree seldom. `reasons` of a disagreement are the assumptions that fail, causes before
+what they cause; "unexplained" where none does. The first `WARM_UP` of the window is left out where it begins with the epoch. Sojourns are
+compared for continuous, delays else. Quantiles carry intervals by the share of requests below them, whose
+error is that of block means; beyond a share of 1 the end is infinite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from queueing.estimation.assumption import Assumption, Name
+from queueing.estimation.change import Vector
+from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
+from queueing.estimation.window import Snapshot
+from queueing.result import LEVELS
+from queueing.statistics import WARM_UP, mean_interval
+
+Verdict = Literal["agree", "disagree", "not enough data"]
+ENOUGH = 200  # requests
+AGREE = 0.10
+FLOOR = 1e-3  # seconds
+TOO_WIDE = 0.25
+BEYOND = 1.5
+ORDER: tuple[Name, ...] = get_args(Name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """Seconds. `error` = observed / predicted - 1, not a number without a prediction."""
+
+    verdict: Verdict
+    reasons: tuple[str, ...]  # names of assumptions, or "unexplained"; empty unless they disagree
+    n: int
+    observed: Estimate
+    predicted: Estimate
+    error: float
+    observed_quantiles: Mapping[str, Estimate] = field(default_factory=dict)
+    assumptions: tuple[Assumption, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "verdict": self.verdict,
+            "reasons": list(self.reasons),
+            "n": self.n,
+            "observed": self.observed.to_dict() | {name: each.to_dict() for name, each in self.observed_quantiles.items()},
+            "predicted": self.predicted.to_dict(),
+            "error": self.error if math.isfinite(self.error) else None,
+            "assumptions": {each.name: {"holds": each.holds, "says": each.says} for each in self.assumptions},
+        }
+
+
+def compare(seen: Snapshot, predicted: Estimate, assumptions: Sequence[Assumption], *, sojourn: bool = False) -> Compared:
+    """The snapshot's own rows against the predicted mean (`UNKNOWN` without a steady state)."""
+    values = judged(seen, sojourn=sojourn)
+    interval = mean_interval(values)
+    observed = symmetric(interval.mean, interval.half_width, interval.effective_n) if values.size else UNKNOWN
+    verdict = _verdict(observed, predicted, values.size, {each.name: each.holds for each in assumptions})
+    return Compared(
+        verdict=verdict,
+        reasons=_reasons(assumptions) if verdict == "disagree" else (),
+        n=values.size,
+        observed=observed,
+        predicted=predicted,
+        error=observed.value / predicted.value - 1 if predicted.value else math.nan,
+        observed_quantiles={name: quantile(values, level) for name, level in LEVELS.items()},
+        assumptions=tuple(sorted(assumptions, key=lambda each: ORDER.index(each.name))),
+    )
+
+
+def judged(seen: Snapshot, *, sojourn: bool = False) -> Vector:
+    """Delays or sojourns of the window's own requests in order of arrival, warm-up dropped where the queue began empty."""
+    mine = seen.mine
+    values = mine.sojourn_time if sojourn else mine.queueing_delay
+    return values[int(WARM_UP * values.size) :] if seen.start <= seen.epoch_at else values
+
+
+def quantile(values: Vector, level: float) -> Estimate:
+    """A quantile of an autocorrelated sequence."""
+    if not values.size:
+        return UNKNOWN
+    value = float(np.quantile(values, level))
+    share = mean_interval((values <= value).astype(float))
+    below, above = level - share.half_width, level + share.half_width
+    low = float(np.quantile(values, below)) if below > 0 else 0.0
+    return Estimate(value, low, float(np.quantile(values, above)) if above < 1 else math.inf, share.effective_n)
+
+
+def _verdict(observed: Estimate, predicted: Estimate, n: int, holds: Mapping[str, bool | None]) -> Verdict:
+    if n < ENOUGH:
+        return "not enough data"
+    if holds.get("stable_queue") is False:
+        return "disagree"
+    if not predicted.known or not observed.known:
+        return "not enough data"
+    apart = abs(observed.value - predicted.value)
+    tolerance = max(AGREE * predicted.value, FLOOR)
+    half = math.hypot((observed.high - observed.low) / 2, (predicted.high - predicted.low) / 2)
+    if apart > max(tolerance, BEYOND * half):
+        return "disagree"
+    return "agree" if apart <= max(tolerance, half) and half <= max(TOO_WIDE * predicted.value, FLOOR) else "not enough data"
+
+
+def _reasons(assumptions: Sequence[Assumption]) -> tuple[str, ...]:
+    failing = sorted((each.name for each in assumptions if each.holds is False), key=ORDER.index)
+    return tuple(failing) or ("unexplained",)
