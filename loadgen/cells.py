@@ -49,6 +49,11 @@ class ReportCell:
         return self.comparison if self.load is None else dataclasses.replace(self.comparison, load=self.load)
 
     @property
+    def invalid(self) -> bool:
+        """Whether requests arrived outside the lateness budget: the run is not the one that was asked for."""
+        return self.audit is not None and self.audit.valid is False
+
+    @property
     def verdict(self) -> Verdict:
         """In words."""
         return verdict(self.comparison)
@@ -155,7 +160,7 @@ def lateness_of(sent: Iterable[Record]) -> Summary | None:
 def audit_of(file: RunFile, comparison: Comparison, sent: Iterable[Record] = ()) -> Audit | None:
     """The arrivals at the gateway beside the process that was asked, and beside the timetable where it is at hand."""
     epoch = [r for r in file.records if r.arrived_at is not None and (r.epoch or 0) == comparison.epoch]
-    arrived = np.array([r.arrived_at for r in epoch], dtype=np.float64)
+    arrived = np.array([r.arrived_at if r.received_at is None else r.received_at for r in epoch], dtype=np.float64)
     if arrived.size < 3:
         return None
     planned = timetable_of(epoch, sent) or {}

@@ -26,7 +26,8 @@ speed + scatter + shape is the service law's part. Without the load run's file V
 The verdict, first rule that holds:
 
     no prediction    there is no prediction a priori (no law, no steady state)
-    too short        the observed half width is more than 25 % of the mean
+    too short        the observed half width is more than 25 % of the mean, and the prediction lies in the interval
+                     (or nothing below can be named)
     agree            the prediction lies in the observed interval, or within 10 % of the observation
     a part's name    the largest part beyond its chance, of the difference's sign and at least a quarter of it
     sampling noise   otherwise: no part is beyond chance
@@ -94,9 +95,9 @@ def verdict(comparison: Comparison) -> Verdict:
     if a_priori is None:
         unstable = comparison.load is not None and comparison.load >= 1
         return Verdict("no prediction", f"no steady state: load {comparison.load:.2f}" if unstable else "no prediction")
-    if comparison.too_short:
+    if comparison.too_short and (observed.covers(a_priori.mean) or found is None or cause_of(found) is None):
         return Verdict("too short", f"too short: ± {_percent(observed.relative)}" if math.isfinite(observed.relative) else "too short")
-    if observed.covers(a_priori.mean) or abs(a_priori.deviation) <= AGREE:
+    if observed.covers(a_priori.mean) or (abs(a_priori.deviation) <= AGREE and not comparison.too_short):
         return Verdict("agree", "agree")
     if found is None:
         return Verdict("differ", f"differ by {_percent(a_priori.deviation)}")
@@ -127,7 +128,7 @@ def _in_words(cause: Part, comparison: Comparison) -> str:
         "theory": f"approximation off by {_percent(share)}",
         "arrivals": "arrivals are not the asked process",
         "sender": "sender late",
-        "shape": "law's shape: service times follow another form, or the speed wandered",
+        "shape": "law's shape, or a speed that wandered",
         "gateway": f"gateway loses time: {_percent(share)} of the delay",
     }
     return words[cause.name]

@@ -96,7 +96,7 @@ def _of_sweep(folder: Path, results: Results) -> ReportData:
         of_cells(cells, headers, results.law, profile),
         missing=[_missing(result) for result in results.cells if result.comparison is None],
         configuration=_common([header.configuration for header in headers])
-        | {key: plan[key] for key in ("output_tokens", "prompt_tokens")},
+        | {key: plan[key] for key in ("model", "output_tokens", "prompt_tokens")},
         searches=results.searches,
         events=[f"gateway started again: {event['reason']}" for event in results.restarts]
         + [f"interrupted in {event['cell']}: {event['reason']}" for event in results.cuts],

@@ -43,5 +43,8 @@ def mean_and_half(mean: float, half_width: float) -> tuple[str, str]:
 
 
 def percent(share: float | None) -> str:
-    """With its sign."""
-    return "–" if share is None or not math.isfinite(share) else f"{share * 100:+.1f} %".replace("-", "−")
+    """With its sign, as typeset."""
+    if share is None or not math.isfinite(share):
+        return "–"
+    text = f"{share * 100:+,.1f} %".replace("-", "−")
+    return "0.0 %" if text[1:] == "0.0 %" else text

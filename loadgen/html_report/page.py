@@ -11,7 +11,6 @@ import msgspec
 
 from loadgen.html_report.beside import beside_figure
 from loadgen.html_report.data import ReportData, today
-from loadgen.html_report.numbers import label
 from loadgen.html_report.over_load import over_load_figure
 from loadgen.html_report.parts import parts_figure
 from loadgen.html_report.style import Figure
@@ -79,9 +78,12 @@ def _warning(data: ReportData) -> str:
     said = []
     if data.missing:
         said.append(f"{len(data.missing)} of {len(data.missing) + len(data.cells)} planned cells have no result: see “What is missing”.")
-    invalid = [label(cell) for cell in data.cells if cell.audit is not None and cell.audit.valid is False]
+    invalid = sum(cell.invalid for cell in data.cells)
     if invalid:
-        said.append(f"INVALID, the sender left its lateness budget: {', '.join(invalid)}. What these cells say about delay is void.")
+        said.append(
+            f"INVALID: in {invalid} of {len(data.cells)} cells requests reached the gateway outside the lateness budget."
+            " They are not the run that was asked for, and are not counted; see “Arrivals and sender”."
+        )
     return "".join(f'<p class="warning">{escape(line)}</p>' for line in said)
 
 

@@ -14,8 +14,10 @@ from queueing.arrival_audit import Audit
 
 
 def chip(cell: ReportCell) -> str:
-    """A cell's verdict."""
+    """A cell's verdict, and whether it counts."""
     verdict = cell.verdict
+    if cell.invalid:
+        return f'<span class="chip off">INVALID</span> <span class="chip short">{escape(verdict.text)}</span>'
     return f'<span class="chip {chip_class(verdict.kind)}">{escape(verdict.text)}</span>'
 
 
@@ -29,7 +31,9 @@ def matrix(cells: Sequence[ReportCell]) -> str:
         f'<tr><th scope="row">{escape(name)}</th>' + "".join(f"<td>{_in_matrix(found.get((name, load)))}</td>" for load in loads) + "</tr>"
         for name in names
     )
-    return f'<div class="scroll"><table class="matrix"><thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    style = f"min-width:{8 + 11 * len(loads)}em"
+    table = f'<table class="matrix" style="{style}"><thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody></table>'
+    return f'<div class="scroll">{table}</div>'
 
 
 def _in_matrix(cell: ReportCell | None) -> str:
@@ -108,8 +112,11 @@ def _dispersion(audit: Audit | None) -> str:
 def _audit(audit: Audit | None) -> str:
     if audit is None:
         return "<small>not audited</small>"
-    if audit.valid is False:
-        return f'<span class="chip off">INVALID</span> {escape(audit.verdict)}'
+    late = audit.lateness
+    if audit.valid is False and late is not None:
+        budget = f"budget {late.budget.mean * MS:g} and {late.budget.p99 * MS:g} ms"
+        said = f"reached the gateway {ms(late.mean)} ms late on average, p99 {ms(late.p99)} ms ({budget}); {audit.verdict}"
+        return f'<span class="chip off">INVALID</span> {escape(said)}'
     kind = "noise" if audit.poisson is None else "agree" if audit.poisson else "off"
     word, _, rest = audit.verdict.partition(": ")
     return f'<span class="chip {kind}">{escape(word)}</span> {escape("; ".join(audit.reasons) or rest)}'

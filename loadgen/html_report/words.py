@@ -20,9 +20,9 @@ KINDS = {
     "agree": ("agree", "the prediction a priori lies in the observed interval, or within 10 %"),
     "sampling noise": ("sampling noise", "differ, but by no more than chance does in a run of this length"),
     "too short": ("too short", "the interval is wider than ± 25 % of the mean: nothing can be said"),
-    "speed": ("machine's speed", "the machine was faster or slower than when it was calibrated"),
+    "speed": ("machine’s speed", "the machine was faster or slower than when it was calibrated"),
     "scatter": ("scatter", "service times scatter more or less than calibrated"),
-    "shape": ("law's shape", "service times follow another form than the law, or the speed wandered"),
+    "shape": ("law’s shape", "service times follow another form than the law, or the speed wandered"),
     "arrivals": ("arrivals", "what arrived is not the process that was asked for"),
     "sender": ("sender", "requests were sent off their timetable"),
     "gateway": ("gateway", "time was lost before dispatches"),
@@ -51,10 +51,10 @@ def headline(cells: Sequence[ReportCell]) -> str:
     """The verdicts in one sentence."""
     if not cells:
         return "Nothing was measured."
-    kinds = Counter(cell.verdict.kind for cell in cells)
-    judged = len(cells) - kinds["no prediction"] - kinds["too short"]
+    kinds = Counter(cell.verdict.kind for cell in cells if not cell.invalid)
+    judged = kinds.total() - kinds["no prediction"] - kinds["too short"]
     if not judged:
-        return f"{_count(len(cells), 'cell', 'cells')}, and none can be judged: too short, or without a prediction."
+        return f"{_count(len(cells), 'cell', 'cells')}, and none can be judged: too short, invalid or without a prediction."
     within = kinds["agree"] + kinds["sampling noise"]
     others = judged - within
     text = f"Theory known before the run agrees with {kinds['agree']} of {_count(judged, 'cell', 'cells')} that can be judged"
@@ -75,7 +75,7 @@ def accuracy(cells: Sequence[ReportCell]) -> list[tuple[str, str]]:
         ("predicted", "theory at the run’s speed"),
         ("a_priori", "theory a priori"),
     ):
-        estimates = [getattr(cell.comparison.quantity, key) for cell in cells if not cell.comparison.too_short]
+        estimates = [getattr(cell.comparison.quantity, key) for cell in cells if not (cell.comparison.too_short or cell.invalid)]
         errors = sorted(abs(estimate.deviation) for estimate in estimates if estimate is not None)
         if errors:
             middle = (errors[(len(errors) - 1) // 2] + errors[len(errors) // 2]) / 2
