@@ -80,7 +80,9 @@ def load(
         str | None, option("--length-prediction", "Send a predicted length: exact, exponential, lognormal:sigma=.., one_bit:..", WHAT)
     ] = None,
     processes: Annotated[int, option("--processes", "Sender processes, which share one timetable.", HOW)] = 1,
-    token_times: Annotated[bool, option("--token-times", "Record the instant of every token.", HOW)] = False,
+    token_times: Annotated[
+        bool, option("--token-times", "Record the instant of every token; so do --save-detailed and asking for itl.", HOW)
+    ] = False,
     drain_limit: Annotated[float, option("--drain-limit", "Seconds to wait for answers after the last request was sent.", HOW)] = 600.0,
     lateness_budget: Annotated[
         str | None, option("--lateness-budget", "Beyond it the run is INVALID [mean=1ms,p99=5ms]; where given, exit 3.", HOW)
@@ -113,7 +115,6 @@ def load(
     """
     given = locals()
     fields = {field.name: given[field.name] for field in dataclasses.fields(LoadOptions) if field.name in given}
-    options = LoadOptions(**fields | {"base_url": base_url or f"http://{host}:{port}"})
     wishes = parse_wishes(
         metrics=percentile_metrics,
         percentiles=metric_percentiles,
@@ -121,6 +122,8 @@ def load(
         assertions=assertions or [],
         budget=lateness_budget,
     )
+    set_here = {"base_url": base_url or f"http://{host}:{port}", "token_times": token_times or save_detailed or wishes.token_times}
+    options = LoadOptions(**fields | set_here)
     shown: dict[str, Any] = {"append": append_result, "detailed": save_detailed, "metadata": parse_metadata(metadata or [])}
     plan = plan_load(options)
     files = result_files(

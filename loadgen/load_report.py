@@ -17,7 +17,7 @@ from loadgen.assertions import Assertion, Broken, check, parse_assertion, percen
 from loadgen.bench_json import BENCH_METRICS
 from loadgen.goodput import Limit, parse_goodput
 from loadgen.load_verdict import BUDGET, LoadVerdict, judge, parse_budget
-from loadgen.metrics import ORDER, parse_percentiles
+from loadgen.metrics import ITL, ORDER, parse_percentiles
 from loadgen.plan import LoadPlan
 from loadgen.run import LoadResult
 from loadgen.summary import PERCENTILES, LoadSummary, summarise_load
@@ -42,6 +42,11 @@ class Wishes:
     def computed(self) -> tuple[float, ...]:
         """Percentiles that are shown or that conditions ask for."""
         return tuple(sorted({*self.percentiles, *percentiles_of(self.assertions)}))
+
+    @property
+    def token_times(self) -> bool:
+        """Whether gaps between tokens were asked for by name: then every token's instant is recorded."""
+        return (ITL in self.metrics and self.metrics != ORDER) or any(one.name.endswith(f"_{ITL}") for one in self.assertions)
 
 
 def parse_wishes(

@@ -223,7 +223,14 @@ def test_vllms_flags_write_vllms_file(server_url: str, tmp_path: Path) -> None:
     assert found["p99_ttft_ms"] > 0
     assert found["request_goodput"] > 0
     assert len(found["ttfts"]) == 30
+    assert [len(gaps) for gaps in found["itls"]] == [max(n - 1, 0) for n in found["output_lens"]]
     assert "valid" in found["kendall"]
+
+
+def test_asking_for_gaps_between_tokens_records_their_instants(server_url: str) -> None:
+    assert json.loads(load(server_url, "--json").stdout)["itl"] is None
+    assert json.loads(load(server_url, "--percentile-metrics", "ttft,itl", "--json").stdout)["itl"]["mean"] >= 0
+    assert load(server_url, "--assert", "p50_itl < 20s").exit_code == 0
 
 
 def test_a_broken_condition_is_exit_3_and_zero_successes_never_0(server_url: str) -> None:
