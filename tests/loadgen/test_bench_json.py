@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -140,13 +141,18 @@ def test_a_bound_on_concurrency_tells_when_the_client_would_have_sent() -> None:
     assert records[0].sojourn_time == pytest.approx(real()["latencies"][0] + 0.5)
 
 
-def bench_runs_of(result: dict[str, Any], tmp: Path | None = None) -> tuple[Header, list[Record]]:
-    import tempfile
-
+def bench_runs_of(result: dict[str, Any]) -> tuple[Header, list[Record]]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "result.json"
         path.write_text(json.dumps(result))
         return from_bench_json(path)
+
+
+def test_an_answer_that_never_came_failed_even_without_a_reason() -> None:
+    result = real()
+    lost = result["errors"].index("Too Many Requests")
+    result["errors"][lost] = ""  # HTTP/1.1 servers may leave the reason out
+    assert [record.outcome for record in bench_runs_of(result)[1]].count("failed") == 1
 
 
 def test_our_own_file_comes_back_whole(tmp_path: Path) -> None:
