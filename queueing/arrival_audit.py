@@ -27,7 +27,7 @@ WINDOWS = (5, 20, 50)  # arrivals in a window of counts, on average
 LEAST_WINDOWS = 10
 PERIODS = (1.0, 0.1)  # seconds
 LAGS = 10
-NEAR = 0.002  # of a mean gap: gaps as close as this count as repeated
+FINE = 0.002  # of a mean gap: with a clock of coarser steps the gaps are not judged one by one
 LEAST_RESOLUTION = 1e-9  # seconds
 
 
@@ -152,7 +152,7 @@ def resolution(instants: FloatArray) -> float:
 
 def _findings(ordered: FloatArray, gaps: FloatArray, asked_rate: float | None, step: float) -> Iterator[tuple[str, Finding]]:
     """Every test that the number of arrivals and the clock's step allow."""
-    fine = step < NEAR * float(gaps.mean())
+    fine = step < FINE * float(gaps.mean())
     yield "constant rate", tests.constant_rate(ordered)
     for per_window in WINDOWS:
         if ordered.size >= per_window * LEAST_WINDOWS:
@@ -177,7 +177,6 @@ def _of_gaps(gaps: FloatArray, step: float | None) -> Iterator[tuple[str, Findin
         yield "gap law", tests.gap_law(gaps)
         yield "gap spacings", tests.gap_spacings(gaps)
         yield "repeated gaps", tests.repeated_gaps(gaps, step / 2)
-        yield "nearly repeated gaps", tests.repeated_gaps(gaps, NEAR * float(gaps.mean()))
 
 
 def _judge(found: list[tuple[str, Finding]], significance: float, gaps: FloatArray) -> tuple[Test, ...]:

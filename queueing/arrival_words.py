@@ -23,7 +23,6 @@ def in_words(name: str, statistic: float, gaps: FloatArray) -> str:
         "gap law at the asked rate": f"the gaps' law is at most {statistic:.3f} away from the exponential law of the asked rate",
         "gap spacings": f"the ordered gaps' differences are at most {statistic:.3f} away from exponential ones",
         "repeated gaps": f"{statistic:.3g} times as many equal gaps as chance gives",
-        "nearly repeated gaps": f"{statistic:.3g} times as many gaps of nearly one length as chance gives",
         "correlation": f"ranks of successive gaps correlate by {statistic:+.3f} (standard error {1 / gaps.size**0.5:.3f})",
         "dispersion": f"variance of counts is {statistic:.2f} times their mean (Poisson: 1)",
         "longest gap": f"the longest gap is {statistic:.1f} mean gaps (expected about {np.log(gaps.size) + 0.58:.1f})",
