@@ -10,6 +10,7 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from loadgen.sweep.grid import LEAST_SECONDS
 from loadgen.sweep.slo import Slo
 from queueing.errors import PredictionError
 from queueing.model import Model
@@ -47,7 +48,7 @@ async def bisect(passes: Callable[[float], Awaitable[bool]], start: float, toler
     return found
 
 
-def probe_requests(model: Model, tolerance: float) -> int:
+def probe_requests(model: Model, rate: float, tolerance: float) -> int:
     """So many evenly spaced ones that a growth of half the tolerance stands out of the scatter of the service.
 
     A batch of b requests takes a time with at most the scatter of one length; the number in the system swings by b.
@@ -55,7 +56,7 @@ def probe_requests(model: Model, tolerance: float) -> int:
     lengths, size = model.output_tokens, model.bound or 64
     cv2 = lengths.moment(2) / lengths.mean**2 - 1 + model.law.cv**2
     scatter = (DETECT / (tolerance / 2)) ** 2 * cv2
-    return int(min(MOST_REQUESTS, max(LEAST_REQUESTS, 2 * size / (tolerance / 2), scatter)))
+    return int(min(MOST_REQUESTS, max(LEAST_REQUESTS, rate * LEAST_SECONDS, 2 * size / (tolerance / 2), scatter)))
 
 
 def predicted_rate(model: Model, slo: Slo | None) -> float | None:

@@ -81,13 +81,16 @@ class Search:
             return False
         if self._slo is not None:
             return self._slo.holds(self.sweep.store.folder, done)
-        return float((done["growth"] or {}).get("share", 0.0)) < self.sweep.plan.tolerance / 2
+        if done["growth"] is None:
+            self.notes.append("a probe was too short to be judged and passed")
+            return True
+        return float(done["growth"]["share"]) < self.sweep.plan.tolerance / 2
 
     def _cell(self, rate: float) -> Cell:
         basis, plan = self.sweep.apparatus.basis, self.sweep.plan
         model = basis.model(self.policy, self.limit)
         own_length = self.goal == "saturation" and plan.num_prompts is None and plan.duration is None
-        count, cut = basis.count(model, rate, probe_requests(model, plan.tolerance) if own_length else basis.needed(model, rate))
+        count, cut = basis.count(model, rate, probe_requests(model, rate, plan.tolerance) if own_length else basis.needed(model, rate))
         return Cell(
             name=cell_name(self.policy, self.limit, f"{self.goal}-probe-{rate:.6g}"),
             policy=self.policy,
