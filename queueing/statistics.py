@@ -1,17 +1,9 @@
-"""What a finite, autocorrelated run says about a mean.
+"""What a finite, autocorrelated run says: how much of its beginning to leave out, means and quantiles with intervals, or "too short".
 
-Delays in a queue remember: a long one is followed by long ones, and an interval that takes them as independent covers
-the truth in 28-36 % of runs at utilisation 0.7 where it promises 95 %. Here the run is cut, in order of arrival, into
-`batches` equal blocks; their means are nearly independent where a block is long against the queue's memory:
-
-    half width = t(batches - 1) * s / sqrt(batches),  s = standard deviation of the block means
-
-(non-overlapping batch means; Law, Simulation Modeling and Analysis, section 9.5.3.) The correlation of successive
-block means is reported: well above zero, the run is too short for its own interval.
-
-Warm-up is a fixed share, stated before the data are seen. MSER-5 was tried and left: on M/M/1 waits it looks for a
-cut that leaves little variance, drops early busy periods and so biases the mean by -4 to -11 % (utilisation 0.5-0.9,
-500-2000 requests), where a fixed 5 % stays within the noise.
+queueing.warm_up            how many of the first requests are left out, and why
+queueing.batch_means        the mean's interval, effective sample size, "too short"; replications
+queueing.quantile_interval  p50 .. p99 with intervals, None where the run cannot say
+queueing.run_length         before the run: how long it has to be
 """
 
 from __future__ import annotations
@@ -20,47 +12,29 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.special import stdtrit
 
-FloatArray = NDArray[np.float64]
-BATCHES = 20
-WARM_UP = 0.05  # share of a run
+from queueing.batch_means import BATCHES, TOO_WIDE, FloatArray, Interval, lag_correlation, mean_interval, replications_interval
+from queueing.quantile_interval import QuantileInterval, quantile_interval, quantile_intervals
+from queueing.warm_up import WARM_UP, WarmUp, find_warm_up, warm_up
 
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A mean and half the width of its confidence interval; infinite where there are too few values to tell."""
-
-    mean: float
-    half_width: float
-    n: int
-    effective_n: float  # independent values that would tell as much
-    correlation: float  # of successive batch means, lag 1
-
-    @property
-    def low(self) -> float:
-        """Lower end."""
-        return self.mean - self.half_width
-
-    @property
-    def high(self) -> float:
-        """Upper end."""
-        return self.mean + self.half_width
-
-    @property
-    def relative(self) -> float:
-        """Half width over the mean."""
-        return self.half_width / abs(self.mean) if self.mean else math.inf
-
-    @property
-    def correlated(self) -> bool:
-        """Whether successive batch means hang together (one-sided 5 %): the run is too short for its own interval."""
-        return self.correlation > 1.645 / math.sqrt(BATCHES)
-
-    def covers(self, value: float) -> bool:
-        """Whether the value lies in the interval."""
-        return self.low <= value <= self.high
+__all__ = [
+    "BATCHES",
+    "TOO_WIDE",
+    "WARM_UP",
+    "FloatArray",
+    "Interval",
+    "QuantileInterval",
+    "Summary",
+    "WarmUp",
+    "find_warm_up",
+    "lag_correlation",
+    "mean_interval",
+    "quantile_interval",
+    "quantile_intervals",
+    "replications_interval",
+    "summarise",
+    "warm_up",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,34 +48,6 @@ class Summary:
     p99: float
     max: float
     n: int
-
-
-def mean_interval(values: FloatArray, confidence: float = 0.95, batches: int = BATCHES) -> Interval:
-    """Mean of a stationary sequence, in its order, with an interval from non-overlapping batch means."""
-    n = values.size
-    if n < 2:
-        mean = float(values[0]) if n else math.nan
-        return Interval(mean, math.inf, n, float(n), math.nan)
-    parts = min(batches, n)
-    edges = np.linspace(0, n, parts + 1).astype(np.int64)
-    shifted = values - values[0]  # equal values then differ by exactly nothing
-    means = np.add.reduceat(shifted, edges[:-1]) / np.diff(edges)
-    variance = float(means.var(ddof=1)) / parts
-    half_width = float(stdtrit(parts - 1, (1 + confidence) / 2)) * math.sqrt(variance)
-    effective_n = float(shifted.var(ddof=1)) / variance if variance else float(n)
-    return Interval(float(values.mean()), half_width, n, effective_n, lag_correlation(means))
-
-
-def lag_correlation(values: FloatArray) -> float:
-    """Correlation of each value with the next one; not a number where they do not vary."""
-    centred = values - values.mean()
-    total = float(centred @ centred)
-    return float(centred[:-1] @ centred[1:]) / total if total else math.nan
-
-
-def warm_up(count: int, share: float = WARM_UP) -> int:
-    """How many of the first `count` values to leave out: a fixed share."""
-    return int(count * share)
 
 
 def summarise(values: FloatArray) -> Summary:

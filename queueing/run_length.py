@@ -1,0 +1,185 @@
+"""How long a run has to be, told before it: the number of requests for a mean delay to +-10 %.
+
+The mean of n delays has variance sigma^2 / n for large n, sigma^2 = sum over all lags of their autocovariances. With w
+the mean delay, z the normal quantile and r the relative half width asked for,
+
+    n = ASSURANCE (z / r)^2 sigma^2 / w^2      and at least 350 memories, m = sigma^2 / Var W requests
+
+ASSURANCE = 2.4 pays for what the interval has to estimate: Student's t for 20 batches, their correlation, and the chance of
+a large variance (queueing.batch_means); with it nine runs of ten print +-r or better, every second one +-0.7 r. The least
+length is what the interval itself needs to be trusted. The 5 % that warm-up may take are added.
+
+One request at a time (M/G/1), sigma^2 is exact: g(x) = a x^2 + (2 a / lam) x with a = lam / (2 (1 - rho)) solves Poisson's
+equation g(x) - E g((x + S - T)^+) = x - w, so
+
+    sigma^2 = lam / (1 - rho) (E W^3 - w E W^2) + (1 + rho) / (1 - rho) Var W,    E W^k by Takacs' recursion
+
+(M/M/1: Daley 1968.) Any other queue is simulated for a second, and sigma^2 taken from 100 to 1,000 batch means of that pilot.
+
+>>> from policies import parse_policy
+>>> from queueing.distributions import parse_distribution
+>>> from queueing.latency import parse_law
+>>> rule = advise(parse_policy("single"), 0.9, parse_distribution("deterministic:value=1"), parse_law("a=1,c=0"))  # M/D/1
+>>> rule.requests, rule.how
+(208473, 'exact')
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from scipy.special import ndtri
+
+from policies.core import Policy
+from policies.immediate import Single
+from policies.text import SpecError
+from queueing.batch_means import TOO_WIDE, FloatArray, mean_interval
+from queueing.distributions import TokenDistribution
+from queueing.errors import UnstableQueueError
+from queueing.experiment import simulate_run
+from queueing.latency import LatencyModel
+from queueing.model import Model
+from queueing.service_time import ServiceTime
+from queueing.warm_up import WARM_UP
+
+Quantity = Literal["queueing_delay", "sojourn_time"]
+
+ASSURANCE = 2.4
+PILOT, SLOW_PILOT, GENERIC_PILOT = 2_000_000, 500_000, 10_000  # requests; continuous engines; policy objects
+PILOT_BATCHES, BATCH_MEMORIES = 100, 30
+LEAST_MEMORIES = 350  # below, coverage falls short (0.89 at 100) and n_eff may fall below what an interval needs
+LEAST = 200  # requests
+
+
+@dataclass(frozen=True, slots=True)
+class RunLength:
+    """How many requests a run needs, warm-up included."""
+
+    requests: int
+    seconds: float
+    relative_half_width: float  # nine runs of ten print an interval of the mean no wider; less than asked where the least length binds
+    confidence: float
+    load: float
+    quantity: Quantity
+    memory: float  # requests over which the quantity is remembered
+    how: str  # exact | pilot of ... requests
+
+
+@dataclass(frozen=True, slots=True)
+class _Moments:
+    mean: float
+    variance: float
+    asymptotic_variance: float  # of the mean of n values, times n
+    how: str
+
+
+def advise(
+    policy: Policy,
+    rate: float,
+    lengths: TokenDistribution,
+    law: LatencyModel,
+    *,
+    relative: float = 0.1,
+    confidence: float = 0.95,
+    quantity: Quantity | None = None,
+    **limits: Any,
+) -> RunLength:
+    """Requests for the mean of `quantity` to +-`relative`; `limits` are those of `Model.clipped`.
+
+    Without `quantity`: the queueing delay, of policies that join a running batch the sojourn. Raises SpecError, UnstableQueueError.
+    """
+    return advise_model(Model.clipped(policy, lengths, law, **limits), rate, relative=relative, confidence=confidence, quantity=quantity)
+
+
+def advise_model(
+    model: Model, rate: float, *, relative: float = 0.1, confidence: float = 0.95, quantity: Quantity | None = None
+) -> RunLength:
+    """`advise` for a model that is put together already."""
+    load = model.load(rate)
+    if not 0 < relative <= TOO_WIDE:
+        raise SpecError(f"got relative={relative}; expected 0 < relative <= {TOO_WIDE}, beyond which a run counts as too short")
+    if not 0 < confidence < 1:
+        raise SpecError(f"got confidence={confidence}; expected a number between 0 and 1")
+    if load >= 1 and model.patience is None:
+        raise UnstableQueueError(load)
+    chosen: Quantity = quantity or ("sojourn_time" if model.policy.joins_running else "queueing_delay")
+    found = _moments(model, rate, chosen)
+    if not found.mean > 0:
+        raise SpecError(f"got load {load:.3g}, where nobody waits in a {found.how}; expected a higher load, or the sojourn time")
+    memory = found.asymptotic_variance / found.variance
+    needed = ASSURANCE * float(ndtri((1 + confidence) / 2) / relative) ** 2 * found.asymptotic_variance / found.mean**2
+    kept = max(LEAST, needed, LEAST_MEMORIES * memory)
+    requests = math.ceil(kept / (1 - WARM_UP))
+    return RunLength(requests, requests / rate, relative * math.sqrt(needed / kept), confidence, load, chosen, memory, found.how)
+
+
+def describe(advice: RunLength) -> str:
+    """One line."""
+    name, width = advice.quantity.replace("_", " "), 100 * advice.relative_half_width
+    return (
+        f"load {advice.load:.2f}: {_rounded(advice.requests):,} requests ({_duration(advice.seconds)}) for +-{width:.3g} % "
+        f"of the mean {name} in nine runs of ten ({advice.how})"
+    )
+
+
+def advice_lines(
+    policy: Policy, loads: Iterable[float], lengths: TokenDistribution, law: LatencyModel, *, relative: float = 0.1, **limits: Any
+) -> list[str]:
+    """A line for each load."""
+    model = Model.clipped(policy, lengths, law, **limits)
+    return [describe(advise_model(model, load * model.largest_stable_rate, relative=relative)) for load in loads]
+
+
+def _moments(model: Model, rate: float, quantity: Quantity) -> _Moments:
+    plain = isinstance(model.policy, Single) and model.servers == 1 and model.patience is None
+    return _exact(model, rate) if plain and quantity == "queueing_delay" else _pilot(model, rate, quantity)
+
+
+def _exact(model: Model, rate: float) -> _Moments:
+    service = _service_moments(ServiceTime.of(model.law, model.output_tokens, model.prompt_tokens))
+    load = rate * service[0]
+    waits = [1.0]
+    for n in (1, 2, 3):
+        terms = (math.comb(n, i) * service[i] / (i + 1) * waits[n - i] for i in range(1, n + 1))
+        waits.append(rate / (1 - load) * sum(terms))
+    _, mean, second, third = waits
+    variance = second - mean**2
+    asymptotic = rate / (1 - load) * (third - mean * second) + (1 + load) / (1 - load) * variance
+    return _Moments(mean, variance, asymptotic, "exact")
+
+
+def _service_moments(service: ServiceTime) -> list[float]:
+    """E S .. E S^4; the residual is gamma with mean 1."""
+    residual, moments = 1.0, []
+    for n in range(1, 5):
+        residual *= 1 + (n - 1) * service.cv**2
+        moments.append(residual * float(service.weights @ service.values**n))
+    return moments
+
+
+def _pilot(model: Model, rate: float, quantity: Quantity) -> _Moments:
+    from queueing.fast_simulation import is_compiled  # noqa: PLC0415 - numba is loaded only where something is simulated
+
+    count = (SLOW_PILOT if model.policy.joins_running else PILOT) if is_compiled(model) else GENERIC_PILOT
+    run = simulate_run(model, rate, count, np.random.SeedSequence(0)).after(int(WARM_UP * count))
+    values: FloatArray = getattr(run, quantity)[~run.lost]
+    rough = mean_interval(values, batches=PILOT_BATCHES)
+    batches = int(min(max(values.size / (BATCH_MEMORIES * rough.memory), PILOT_BATCHES), 10 * PILOT_BATCHES))
+    interval, variance = mean_interval(values, batches=batches), float(values.var())
+    return _Moments(interval.mean, variance, variance * interval.memory, f"pilot of {count:,} requests")
+
+
+def _rounded(count: int) -> int:
+    """Up to two figures and a half: advice is no more exact."""
+    step = max(1, 5 * 10 ** (len(str(count)) - 3))
+    return -(-count // step) * step
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
