@@ -29,6 +29,7 @@ HEADINGS = (
 
 
 QUANTILE_HEADINGS = ("policy", "load", "p50\n(ms)", "p90\n(ms)", "p99\n(ms)", "batch\nsize", "utili-\nsation", "as\nprinted", "live\n(ms)")
+SHORT = {"too short": "short", "sampling noise": "chance", "no prediction": "-"}
 PART_HEADINGS = ("policy", "load", "a priori\n(ms)", *PARTS, "observed", "verdict")
 
 
@@ -50,7 +51,7 @@ def part_table(comparisons: Iterable[Comparison]) -> Table:
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     result = Table(box=None, pad_edge=False, collapse_padding=True, padding=(0, 1))
     for heading in headings:
-        result.add_column(heading, justify="left" if heading in ("policy", "verdict") else "right", no_wrap=heading != "verdict")
+        result.add_column(heading, justify="left" if heading in ("policy", "verdict") else "right", no_wrap=True)
     for row in rows:
         result.add_row(*row)
     return result
@@ -82,7 +83,9 @@ def text(comparisons: Sequence[Comparison], width: int = WIDTH) -> str:
         if any(comparison.quantity.a_priori for comparison in comparisons):
             console.print()
             console.print(quantile_table(comparisons))
-            console.print("above: observed, below: predicted at the run's speed; live: theory with the run's own rate and lengths", highlight=False)
+            console.print(
+                "above: observed, below: predicted at the run's speed; live: theory with the run's own rate and lengths", highlight=False
+            )
             console.print()
             console.print(part_table(comparisons))
             console.print("observed - predicted a priori as a sum (ms); !: beyond chance", highlight=False)
@@ -132,7 +135,7 @@ def _part_row(comparison: Comparison) -> tuple[str, ...]:
         "-" if a_priori is None else _ms(a_priori.mean),
         *parts,
         _ms(comparison.quantity.observed.mean),
-        verdict(comparison).kind,
+        SHORT.get(kind := verdict(comparison).kind, kind),
     )
 
 
