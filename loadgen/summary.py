@@ -1,8 +1,8 @@
 """What one load run was like for its clients, from its records alone; durations count from the INTENDED instant.
 
-Means carry a 95 % interval from batch means, for successive delays in a queue are alike (queueing.statistics). The
-first requests, which met an emptier system, are left out of every duration; counts, rates, lengths and the sender's
-lateness are of the whole run. What nobody measured is None, never guessed.
+Means and quantiles carry a 95 % interval that respects how alike successive delays are, or "too short"
+(queueing.statistics). The first requests, which met an emptier system, are left out of every duration and of goodput;
+counts, rates, lengths and the sender's lateness are of the whole run. What nobody measured is None, never guessed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,18 @@ import numpy as np
 
 from loadgen.goodput import Goodput, Limit, duration, goodput
 from loadgen.little_check import LittleCheck, little_check
-from loadgen.metrics import LATENESS, ORDER, began_at, percentile_name, values
+from loadgen.metrics import LATENESS, METRICS, ORDER, began_at, percentile_name, values
 from loadgen.run import LoadResult
 from loadgen.timetable import delivered_rate
 from queueing.record import Record
-from queueing.statistics import FloatArray, mean_interval, warm_up
+from queueing.statistics import FloatArray, find_warm_up, mean_interval, quantile_intervals
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
+ENDS = ("low", "high")
+RESOLUTION = 9  # digits, nanoseconds: equal durations are equal, whatever the instants they were taken from
+
+
+Ends = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,29 +40,37 @@ class Measure:
     max: float
     n: int
     effective_n: float  # independent values that would tell as much about the mean
-    correlated: bool  # batch means hang together: the run is too short for its own interval
+    too_short: bool  # the run cannot state the mean
     quantiles: Mapping[str, float]  # by p50, p99.9, ...
+    intervals: Mapping[str, Ends | None]  # of the quantiles; None where the run is too short to say
 
     def as_object(self) -> dict[str, Any]:
-        """For JSON: the quantiles stand beside the mean."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "quantiles"} | dict(self.quantiles)
+        """For JSON: the quantiles and the ends of their intervals (`p99_low`, `p99_high`) stand beside the mean."""
+        plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in {"quantiles", "intervals"}}
+        ends = {name: found or (None, None) for name, found in self.intervals.items()}
+        return (
+            plain | dict(self.quantiles) | {f"{name}_{end}": at for name, both in ends.items() for end, at in zip(ENDS, both, strict=True)}
+        )
 
 
 def measure(found: FloatArray, percentiles: Sequence[float] = PERCENTILES) -> Measure | None:
     """Of a sequence in its order; None of nothing."""
     if not found.size:
         return None
-    interval = mean_interval(found)
-    quantiles = np.percentile(found, percentiles).tolist()
+    found = np.round(found, RESOLUTION)
+    mean = mean_interval(found)
+    words, levels = [percentile_name(percentile) for percentile in percentiles], [percentile / 100 for percentile in percentiles]
+    intervals = quantile_intervals(found, levels)
     return Measure(
-        mean=interval.mean,
-        half_width=interval.half_width,
+        mean=mean.mean,
+        half_width=mean.half_width,
         std=float(found.std()),
         max=float(found.max()),
-        n=interval.n,
-        effective_n=interval.effective_n,
-        correlated=bool(interval.correlated),
-        quantiles=dict(zip(map(percentile_name, percentiles), quantiles, strict=True)),
+        n=mean.n,
+        effective_n=mean.effective_n,
+        too_short=bool(mean.too_short),
+        quantiles=dict(zip(words, np.percentile(found, percentiles).tolist(), strict=True)),
+        intervals={word: (at.low, at.high) if (at := intervals[level]) else None for word, level in zip(words, levels, strict=True)},
     )
 
 
@@ -72,6 +85,7 @@ class LoadSummary:
     duration: float  # from the first intended instant to the last end
     outcomes: Mapping[str, int]
     warm_up: int  # requests left out of every duration, the first ones
+    warm_up_why: str
     durations: Mapping[str, Measure]  # by the names of loadgen.metrics; only what was measured
     percentiles: tuple[float, ...]
     prompt_tokens: Measure | None  # of completed requests
@@ -123,18 +137,19 @@ def summarise_records(
 ) -> LoadSummary:
     """The same of a run file's records."""
     records = sorted(records, key=_order)
-    left_out = warm_up(len(records))
+    left_out, why = _warm_up(records)
     done = [record for record in records if record.outcome == "completed"]
-    prompt, output = (_lengths(done, name) for name in ("prompt_tokens", "output_tokens"))
+    prompt, output = (_column(done, name) for name in ("prompt_tokens", "output_tokens"))
     span = duration(records)
     return LoadSummary(
         asked_rate=asked_rate,
-        drawn_rate=delivered_rate(_instants(records, "intended_at")),
-        delivered_rate=delivered_rate(_instants(records, "sent_at")),
+        drawn_rate=delivered_rate(_column(records, "intended_at")),
+        delivered_rate=delivered_rate(_column(records, "sent_at")),
         completed_rate=_per_second(len(done), span),
         duration=span,
         outcomes=dict(Counter(record.outcome for record in records)),
         warm_up=left_out,
+        warm_up_why=why,
         durations=_durations(records, left_out, percentiles),
         percentiles=tuple(percentiles),
         prompt_tokens=measure(prompt, percentiles),
@@ -148,6 +163,15 @@ def summarise_records(
     )
 
 
+def _warm_up(records: Sequence[Record]) -> tuple[int, str]:
+    """From the queueing delays where the server reports them, else from the times end to end."""
+    done = [index for index, record in enumerate(records) if record.outcome == "completed"]
+    told = [index for index in done if records[index].queueing_delay is not None]
+    known = told or [index for index in done if METRICS["e2el"].of(records[index]) is not None]
+    found = find_warm_up(values("queueing_delay" if told else "e2el", [records[index] for index in known]))
+    return (known[found.dropped] if known else 0), found.why
+
+
 def _durations(records: Sequence[Record], left_out: int, percentiles: Sequence[float]) -> dict[str, Measure]:
     steady = [record for record in records[left_out:] if record.outcome == "completed"]
     every = {name: measure(values(name, records if name == LATENESS else steady), percentiles) for name in ORDER}
@@ -159,12 +183,8 @@ def _order(record: Record) -> float:
     return np.inf if at is None else at
 
 
-def _instants(records: Sequence[Record], name: str) -> FloatArray:
-    return np.array([at for record in records if (at := getattr(record, name)) is not None], dtype=np.float64)
-
-
-def _lengths(records: Sequence[Record], name: str) -> FloatArray:
-    return _instants(records, name)
+def _column(records: Sequence[Record], name: str) -> FloatArray:
+    return np.array([value for record in records if (value := getattr(record, name)) is not None], dtype=np.float64)
 
 
 def _per_second(count: float, span: float) -> float:

@@ -9,9 +9,12 @@ from rich import box
 from rich.table import Table
 
 from loadgen.goodput import Goodput
-from loadgen.metrics import ORDER, WORDS, percentile_name
+from loadgen.metrics import LATENESS, ORDER, WORDS, percentile_name
 from loadgen.summary import LoadSummary, Measure
+from queueing.batch_means import LEAST_EFFECTIVE
+from queueing.statistics import TOO_WIDE
 
+UNSURE = "?"
 LATE = 0.02  # mean lateness over mean end-to-end time beyond which the sender is part of the result
 
 
@@ -53,14 +56,30 @@ def load_table(summary: LoadSummary, metrics: Sequence[str] = ORDER) -> Table:
         table.add_column(heading, justify="left" if heading == "milliseconds" else "right", no_wrap=True)
     for name in metrics:
         if (found := summary.durations.get(name)) is not None:
-            table.add_row(WORDS[name], *_cells(found, levels))
+            table.add_row(WORDS[name], *_cells(found, levels, stated=name == LATENESS or not found.too_short))
     return table
 
 
-def _cells(found: Measure, levels: Sequence[str]) -> list[str]:
-    half = _number(found.half_width * 1e3) + ("*" if found.correlated else "")
-    numbers = (found.quantiles[level] * 1e3 for level in levels)
-    return [_number(found.mean * 1e3), half, *map(_number, numbers), _number(found.max * 1e3), str(found.n)]
+def _cells(found: Measure, levels: Sequence[str], stated: bool) -> list[str]:
+    half = _number(found.half_width * 1e3) if stated else "too short"
+    quantiles = (_number(found.quantiles[level] * 1e3) + ("" if found.intervals[level] else UNSURE) for level in levels)
+    return [_number(found.mean * 1e3), half, *quantiles, _number(found.max * 1e3), str(found.n)]
+
+
+def _needed(summary: LoadSummary) -> str:
+    """How many requests would do for the delay that is judged, at the spread and memory of this run."""
+    name = "queueing_delay" if "queueing_delay" in summary.durations else "e2el"
+    found = summary.durations.get(name)
+    if found is None or not found.too_short or not math.isfinite(found.half_width) or not found.mean or not found.effective_n:
+        return ""
+    times = max((found.half_width / found.mean / TOO_WIDE) ** 2, LEAST_EFFECTIVE / found.effective_n)
+    return f"; about {_rounded_up(times * found.n):,} requests would do for the {WORDS[name]}"
+
+
+def _rounded_up(count: float) -> int:
+    """To two digits."""
+    step = int(10 ** max(math.floor(math.log10(count)) - 1, 0))
+    return math.ceil(count / step) * step
 
 
 def _number(value: float) -> str:
@@ -74,10 +93,12 @@ def load_notes(summary: LoadSummary, metrics: Sequence[str] = ORDER) -> list[str
     """What stands below the table: how to read it, and what speaks against it."""
     shown = [summary.durations[name] for name in metrics if name in summary.durations]
     notes = []
-    if shown and summary.warm_up:
-        notes.append(f"of completed requests, from the intended instant, without the first {summary.warm_up} (warm-up)")
-    if any(found.correlated for found in shown):
-        notes.append("* batch means hang together: the run is too short for this interval")
+    if shown:
+        notes += ["of completed requests, from the intended instant", summary.warm_up_why]
+    if any(summary.durations[name].too_short for name in metrics if name in summary.durations and name != LATENESS):
+        notes.append("too short: the run does not know this mean to 25 %" + _needed(summary))
+    if any(ends is None for found in shown for ends in found.intervals.values()):
+        notes.append(f"{UNSURE} this quantile was seen too seldom for an interval")
     late, whole = summary.lateness, summary.durations.get("e2el")
     if late is not None and whole is not None and late.mean > LATE * whole.mean:
         notes.append(f"the sender was late (mean {late.mean * 1e3:.3g} ms): its machine is too busy to judge short delays")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 
 import msgspec
 import numpy as np
@@ -18,7 +19,7 @@ from loadgen.summary import LoadSummary, measure, summarise_load, summarise_reco
 from loadgen.summary_text import load_lines, load_notes, load_table
 from policies.text import SpecError
 from queueing.record import Header, Record
-from queueing.statistics import mean_interval, summarise
+from queueing.statistics import mean_interval, quantile_interval, summarise
 
 
 def answered(index: int, at: float, late: float = 0.01, first: float = 0.1, gap: float = 0.02, tokens: int = 3, **more: object) -> Record:
@@ -58,7 +59,7 @@ def test_every_duration_counts_from_the_intended_instant() -> None:
     assert found["ttfb"].mean == pytest.approx(0.095)
     assert found["ttft"].mean == pytest.approx(0.1)
     assert found["e2el"].mean == pytest.approx(0.14)
-    assert found["tpot"].mean == found["itl"].mean == pytest.approx(0.02)
+    assert (found["tpot"].mean, found["itl"].mean) == (pytest.approx(0.02), pytest.approx(0.02))
     assert found["queueing_delay"].mean == pytest.approx(0.05)
     assert not {"batch_forming_delay", "service_time"} & set(found)
 
@@ -88,15 +89,19 @@ def test_warm_up_is_left_out_of_durations_and_of_nothing_else() -> None:
     records = [answered(i, float(i), first=10.0 if i < 5 else 0.1) for i in range(100)]
     found = summary_of(records[::-1])  # records come in any order
     assert (found.warm_up, found.completed, found.durations["ttft"].n) == (5, 100, 95)
+    assert "5 of 100 requests left out" in found.warm_up_why
     assert found.durations["ttft"].max == pytest.approx(0.1)
     assert found.durations["send_lateness"].n == found.output_tokens.n == 100  # type: ignore[union-attr]
 
 
 def test_interval_is_by_batch_means_and_percentiles_are_numpys() -> None:
-    delays = np.random.default_rng(1).exponential(0.2, 500)
+    delays = np.round(np.random.default_rng(1).exponential(0.2, 500), 9)
     found = measure(delays, (50.0, 99.9))
     assert found is not None
     assert found.half_width == mean_interval(delays).half_width
+    assert found.intervals["p99.9"] is None  # half a value lies beyond it
+    assert found.intervals["p50"] == ((ends := quantile_interval(delays, 0.5)) and (ends.low, ends.high))
+    assert (found.as_object()["p50_low"], found.as_object()["p99.9_high"]) == (ends and ends.low, None)
     assert found.quantiles == {"p50": np.percentile(delays, 50), "p99.9": np.percentile(delays, 99.9)}
     assert found.as_object()["p99.9"] == np.percentile(delays, 99.9)
     assert measure(np.array([])) is None
@@ -174,10 +179,22 @@ def test_table_fits_100_columns_and_shows_the_chosen_metrics() -> None:
     assert "p95" in out.getvalue()
 
 
-def test_table_marks_an_interval_whose_run_is_too_short_and_a_sender_that_was_late() -> None:
-    drifting = summary_of([answered(i, float(i), first=0.1 + i / 100) for i in range(200)])
-    assert "the run is too short for this interval" in rendered(drifting)
-    assert "the sender was late" not in rendered(drifting)
+def test_table_says_too_short_in_place_of_an_interval_and_how_many_requests_would_do() -> None:
+    drifting = rendered(summary_of([answered(i, float(i), first=0.01 + i / 100) for i in range(200)]))
+    assert re.search(
+        r"too short: the run does not know this mean to 25 %; about \d\d?,\d00 requests would do for the queueing delay", drifting
+    )
+    assert "? this quantile was seen too seldom for an interval" in drifting
+    rng = np.random.default_rng(5)
+    steady = rendered(
+        summary_of([answered(i, float(i), first=float(rng.uniform(0.1, 0.3))) for i in range(3000)], percentiles=(50.0, 90.0))
+    )
+    assert "too short" not in steady
+    assert "?" not in steady
+
+
+def test_table_says_that_the_sender_was_late() -> None:
+    assert "the sender was late" not in rendered(summary_of([answered(i, float(i), late=0.001) for i in range(200)]))
     assert "the sender was late" in rendered(summary_of([answered(i, float(i), late=0.05) for i in range(200)]))
 
 
