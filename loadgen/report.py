@@ -130,7 +130,7 @@ def _part_row(comparison: Comparison) -> tuple[str, ...]:
     split, a_priori = comparison.split, comparison.quantity.a_priori
     parts = ["-"] * len(PARTS) if split is None else [_part(split.part(name)) for name in PARTS]
     return (
-        _name(comparison),
+        _short_name(comparison),
         _plain(comparison.load, ".2f"),
         "-" if a_priori is None else _ms(a_priori.mean),
         *parts,
@@ -146,6 +146,12 @@ def _part(part: Part) -> str:
 
 def _pair(observed: str, predicted: str) -> str:
     return observed if predicted == "-" else f"{observed}\n{predicted}"
+
+
+def _short_name(comparison: Comparison) -> str:
+    """The policy's name and the values of its parameters."""
+    name, _, parameters = _name(comparison).partition(":")
+    return " ".join([name, *(pair.partition("=")[2] for pair in parameters.split(",") if pair)])
 
 
 def _name(comparison: Comparison) -> str:
