@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +20,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from loadgen.client import Target
 from loadgen.compare import Comparison, compare
-from loadgen.gateway_process import GatewayProcess
+from loadgen.gateway_process import GatewayError, GatewayProcess
 from loadgen.picture import draw_picture
 from loadgen.report import as_object, notes, table
-from loadgen.run import Tally, run_load
+from loadgen.run import Tally
+from loadgen.sweep.apparatus import share_the_gateways_cpus
+from loadgen.sweep.cell import Sending, begin
+from loadgen.sweep.grid import Cell as SweptCell
 from loadgen.theory import theory_of
 from loadgen.timetable import draw
 from policies import parse_policy, policy_batch_size
@@ -32,7 +34,7 @@ from queueing.distributions import parse_distribution
 from queueing.latency import LatencyModel
 from queueing.prediction import largest_stable_rate
 from queueing.profile import Profile
-from queueing.record import Header, Record, read_run, write_run
+from queueing.record import Record, write_run
 
 POLICIES = ("single", "dynamic", "fixed:batch_size=4", "capped:max_batch_size=8", "elastic:max_batch_size=8", "continuous:max_batch_size=4")
 LOADS = (0.3, 0.6)
@@ -100,7 +102,7 @@ class _Demo:
     async def run(self) -> list[Cell]:
         starting = self._progress.add_task("engine starts", total=None)
         await self._gateway.ready()
-        _share_the_gateways_cpus()
+        share_the_gateways_cpus()
         self._done(starting, "engine ready")
         calibrating = self._progress.add_task("calibrating the engine's law", total=None)
         body = {"max_output_tokens": MAX_OUTPUT_TOKENS, "prompt_tokens": PROMPT_TOKENS, "repeats": 5}
@@ -124,25 +126,32 @@ class _Demo:
     async def _cell(self, policy_text: str, load: float, law: LatencyModel) -> tuple[list[Record], float]:
         """Load under one policy; the gateway's own records of it, and the asked rate."""
         plan, policy = self._plan, parse_policy(policy_text)
-        in_force = await self._gateway.ask("PUT", "/admin/policy", {"policy": policy_text})
         prompts = parse_distribution(f"deterministic:value={PROMPT_TOKENS}")
         rate = load * largest_stable_rate(policy, self._lengths, law, max_num_seqs=MAX_NUM_SEQS, prompt_tokens=prompts)
         whole = policy_batch_size(policy) or 1  # fixed batching would keep the last, partial batch waiting
         count = whole * max(1, round(rate * SECONDS.get(policy.name, OTHER_SECONDS) * plan.scale / whole))
-        timetable = draw(rate, count, plan.seed, prompts, self._lengths)
-        bar = self._progress.add_task(f"load {load}  {policy_text}", total=count)
-        target = Target(base_url=self._gateway.url, model="tiny", max_tokens=MAX_OUTPUT_TOKENS)
-        asked = {"policy": policy_text, "load": load, "request_rate": rate, "output_tokens": OUTPUT_TOKENS}
-        result = await run_load(target, timetable, seed=plan.seed, configuration=asked, progress=_Bar(self._progress, bar))
         name = f"{load}-{policy.name}"
-        write_run(plan.folder / f"load-{name}.jsonl", result.header, result.records)
-        await self._gateway.ask("GET", "/admin/state")  # the run file is flushed by it
-        header, records = read_run(plan.folder / "gateway.jsonl")
-        records = [record for record in records if record.epoch == in_force["epoch"]]
-        configured = Header(**{**msgspec.structs.asdict(header), "configuration": header.configuration | asked, "seed": plan.seed})
-        write_run(plan.folder / f"gateway-{name}.jsonl", configured, records)
+        cell = SweptCell(name=name, policy=policy_text, load=load, rate=rate, max_output_tokens=MAX_OUTPUT_TOKENS, count=count)
+        bar = self._progress.add_task(f"load {load}  {policy_text}", total=count)
+        run = await Sending(
+            client=self._gateway,
+            begun=await begin(self._gateway, plan.folder / "gateway.jsonl", cell),
+            cell=cell,
+            timetable=draw(rate, count, plan.seed, prompts, self._lengths),
+            target=Target(base_url=self._gateway.url, model="tiny", max_tokens=MAX_OUTPUT_TOKENS),
+            seed=plan.seed,
+            configuration={"output_tokens": OUTPUT_TOKENS},
+            progress=_Bar(self._progress, bar),
+            path=plan.folder / f"load-{name}.jsonl",
+            stop_unstable=False,
+        ).run()
+        if run.ended == "interrupted":
+            raise asyncio.CancelledError
+        if run.ended != "complete":
+            raise GatewayError(run.why)
+        write_run(plan.folder / f"gateway-{name}.jsonl", run.header, run.records)
         self._done(bar, f"load {load}  {policy_text}")
-        return records, rate
+        return run.records, rate
 
     def _compare(self, records: list[Record], law: LatencyModel, rate: float) -> Comparison:
         (comparison,) = compare(records, theory_of(law, self._lengths, asked_rate=rate, max_num_seqs=MAX_NUM_SEQS))
@@ -170,13 +179,6 @@ class _Bar:
 def _progress(console: Console) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn())
     return Progress(*columns, console=console, disable=not console.is_terminal)
-
-
-def _share_the_gateways_cpus() -> None:
-    """Keep off the engine's CPU: on 2 to 4 CPUs the gateway leaves it the last one, and so do we."""
-    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    if 2 <= len(cpus) <= 4:
-        os.sched_setaffinity(0, cpus[:-1])
 
 
 def _report(plan: Plan, cells: Sequence[Cell], console: Console) -> None:
