@@ -53,17 +53,21 @@ def _of_equal_gaps(ordered: FloatArray, gaps: FloatArray, failed: Mapping[str, f
         yield f"gaps are nearly constant (standard deviation {gaps.std() / gaps.mean():.2g} of their mean)"
         return
     share, words = _phase(ordered, failed)
-    repeated = "repeated gaps" in failed and simultaneous <= 0.01
+    long = gaps > 0.1 * gaps.mean()  # the others are of requests sent at once, as after a stall, and say nothing of a seed
+    repeated = "repeated gaps" in failed and _distinct(gaps[long]) < 0.9 * np.sum(long)
     bursts = any(value > 1.5 for name, value in failed.items() if name.startswith("dispersion"))
     if share > (MUCH if repeated or bursts else SOME):
         yield words
     elif repeated:
-        distinct = 1 + int(np.sum(np.diff(np.sort(gaps)) > 1e-9 * max(1.0, float(gaps.max()))))
-        yield f"the same gaps occur again: {distinct} distinct of {gaps.size}, as of senders that share one seed"
+        yield f"the same gaps occur again: {_distinct(gaps)} distinct of {gaps.size}, as of senders that share one seed"
     elif any(name.startswith("correlation") for name in failed):
-        alike = float(np.mean(np.abs(np.diff(gaps)) < 0.1 * gaps.mean()))
-        if alike > 0.3:  # by chance 10 %
+        alike = float(np.mean((np.abs(np.diff(gaps)) < 0.1 * gaps.mean()) & long[1:] & long[:-1]))
+        if alike > 0.3:  # by chance 9 %
             yield f"{alike:.0%} of gaps are like the one before them, as of senders that share one seed"
+
+
+def _distinct(gaps: FloatArray) -> int:
+    return 1 + int(np.sum(np.diff(np.sort(gaps)) > 1e-9 * max(1.0, float(gaps.max()))))
 
 
 def _phase(ordered: FloatArray, failed: Mapping[str, float]) -> tuple[float, str]:

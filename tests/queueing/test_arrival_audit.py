@@ -197,6 +197,18 @@ def test_another_rate_than_asked_is_said():
     assert audit_arrivals(poisson(np.random.default_rng(0), 20, 1000)).verdict == "poisson"
 
 
+def test_requests_sent_at_once_after_a_stall_are_not_mistaken_for_one_seed():
+    """Ten microseconds apart and stamped in nanoseconds, some of their gaps are equal."""
+    rng = np.random.default_rng(4)
+    sent = poisson(rng, 1000, 2000)
+    stalled = slice(500, 1100)
+    sent[stalled] = sent[1100] - 1e-5 * np.arange(600)[::-1] + rng.normal(0, 2e-7, 600)
+    audit = audit_arrivals(np.round(sent, 9), asked_rate=1000)
+    assert not next(test.holds for test in audit.tests if test.name == "repeated gaps")
+    assert audit.verdict.startswith("not poisson: ")
+    assert "seed" not in " ".join(audit.reasons)
+
+
 def test_a_stall_that_is_made_up_is_a_pause_not_a_lost_schedule():
     rng = np.random.default_rng(0)
     intended = poisson(rng, 100, 2000)
