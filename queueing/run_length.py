@@ -175,7 +175,7 @@ def _pilot(model: Model, rate: float, quantity: Quantity) -> _Moments:
 
 def _rounded(count: int) -> int:
     """Up to two figures and a half: advice is no more exact."""
-    step = max(1, 5 * 10 ** (len(str(count)) - 3))
+    step = int(max(1, 5 * 10 ** (len(str(count)) - 3)))
     return -(-count // step) * step
 
 

@@ -1,26 +1,24 @@
 """How much of a run's beginning to leave out, and why.
 
-A run begins with an empty queue, so its bias is known in sign (low) and in size: summed over a run it is that of
--E[g(W)] delays, g = Poisson's equation's answer (M/M/1: about 1 / (1 - load)^2 mean delays, the number of requests over
-which the queue remembers). It dies out with the queue's memory
+A run begins with an empty queue, so the sign of its bias is known (low), and of M/M/1 waits its size too: summed over a long
+run it is 1 / (1 - load)^2 mean waits. It dies out with the queue's memory
 
     m = n / n_eff        n_eff independent delays would tell as much about the mean as the run's n (queueing.batch_means)
 
 so 2 m requests are left out, and never more than 5 % of the run, a share that is stated before the data are seen: a cut
 that the data choose freely is drawn to where the mean looks steady. Bias / root mean square error of the mean in %,
-M/M/1 at load 0.9 (simulated, 3,000 runs; the run's length in memories):
+M/M/1 at load 0.9, where m is 363 (3,000 simulated runs each; se: standard error of the bias):
 
-    run     nothing left out   5 %            20 %           2 m, at most 5 %   MSER-5
-    10 m    -1.6 / 35.0        +0.3 / 36.6    +0.9 / 40.3    +0.2 / 36.6        -9.2 / 37.4
-    20 m    -1.3 / 23.1        -0.2 / 24.0    -0.1 / 26.5    -0.2 / 24.0        -7.6 / 24.0
-    100 m   +0.2 / 11.0        +0.5 / 11.3    +0.5 / 12.3    +0.5 / 11.3        -2.5 / 11.2
-    300 m   +0.1 /  6.5        +0.1 /  6.6    +0.1 /  7.3    +0.2 /  6.5        -1.0 /  6.5
+    run     nothing left out   5 %            20 %           2 m, at most 5 %   MSER-5          se
+    10 m    -3.0 / 31.6        -1.2 / 33.0    -0.2 / 35.9    -1.2 / 33.0        -10.2 / 31.7    0.6
+    20 m    -0.8 / 24.1        +0.3 / 25.2    +0.5 / 27.6    +0.3 / 25.2         -7.2 / 24.2    0.4
+    100 m   -0.1 / 10.9        +0.2 / 11.3    +0.4 / 12.4    +0.2 / 11.1         -2.6 / 11.2    0.2
+    300 m   -0.1 /  6.4        -0.0 /  6.6    -0.1 /  7.1    -0.1 /  6.4         -1.3 /  6.5    0.1
 
-(standard error of the bias: 0.6 % at 10 m, 0.3 % at 300 m.) M/U/1 and M/G/1 with SCV 4, loads 0.5 to 0.9, look the same. In
-a run that is long enough for its interval the bias is a fiftieth of the noise with any of them but MSER-5, which looks for a
-cut that leaves little variance and so drops early busy periods: -2 to -19 %. Geweke's test (first tenth against the last
-half, one-sided 5 %) never fired in these runs, for a bias so far below the noise cannot be seen; and a cut at an instant when
-the queue is empty brings the bias back that it should remove.
+Uniform and hyperexponential (SCV 4) service at loads 0.5 to 0.9 look the same. In a run that is long enough for an interval,
+the bias is small beside the noise with any of them but MSER-5: it looks for a cut that leaves little variance and so drops
+early busy periods, for up to -19 %. Geweke's test (first tenth against the last half, one-sided 5 %) hardly ever fired: such a
+bias cannot be seen in one run. A cut at an instant when the queue is empty would begin the same transient again.
 """
 
 from __future__ import annotations
