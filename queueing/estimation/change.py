@@ -29,6 +29,7 @@ RATIO = 1.3  # of the rates that the sums are tuned to tell apart
 BETWEEN_FALSE_ALARMS = 100_000.0  # arrivals, at least
 PAIR_VARIANCE = 4 / 45  # of ((x - x') / (x + x'))^2 for exponential gaps
 SIGNIFICANT = 3.0  # standard errors
+FEW_CHANGES = 2  # in a window; a rate that changes more often does not change, it bursts
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,13 +27,12 @@ import numpy as np
 
 from queueing.arrival_audit import audit_arrivals
 from queueing.estimation.assumption import Assumption
-from queueing.estimation.change import Change, Vector, burstiness, changes
+from queueing.estimation.change import FEW_CHANGES, Change, Vector, burstiness, changes
 from queueing.estimation.window import Snapshot
 
 RETRY_SHARE = 0.02
 DEPENDENT = 4.5
 LEVEL = 0.0005
-FEW_CHANGES = 2
 PIECE = 50
 FEWEST = 100  # arrivals before anything is said of them
 

@@ -1,6 +1,7 @@
 """Everything that a window says about what the model needs, in one frozen value that survives a restart.
 
-Where the arrival rate or the speed changed within the window, each is estimated from after its own last change. Lengths are taken
+Where the arrival rate or the speed changed within the window, each is estimated from after its own last change; a rate that
+changes more than `FEW_CHANGES` times does not change, it bursts. Lengths are taken
 from all requests that were dispatched in the window, those of earlier epochs included: how long answers are does not depend on the
 policy (said in `notes`), and what an earlier limit cut is censored there.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 from policies import Policy
 from queueing.estimation.arrivals import arrival_rate, dispersion
 from queueing.estimation.batch_times import SLOT_ERROR, BatchTimes, batch_times
-from queueing.estimation.change import changes
+from queueing.estimation.change import FEW_CHANGES, Change, changes
 from queueing.estimation.interval import NORMAL, Estimate, symmetric
 from queueing.estimation.lengths import Lengths, weigh
 from queueing.estimation.speed_change import speed_change
@@ -90,7 +91,9 @@ class Estimates:
 
 def estimate(seen: Snapshot, policy: Policy, shape: LatencyModel, *, half_life: float = math.inf) -> Estimates:
     """From a snapshot; `shape` is the calibrated law, `half_life` (s) lets older arrivals and lengths count less."""
-    changed = changes(seen.arrivals)
+    changed: Sequence[Change] = changes(seen.arrivals)
+    if len(changed) > FEW_CHANGES:
+        changed = []  # bursts, not changes: their rate is that of the whole window, their interval wide
     rate_from = changed[-1].at if changed else seen.start
     mine = seen.mine
     times = batch_times(policy, mine, shape)

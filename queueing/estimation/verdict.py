@@ -2,16 +2,18 @@
 
     d = observed - predicted mean,   h = sqrt(observed half width^2 + predicted half width^2), both at 95 %
 
-not enough data   fewer than `ENOUGH` judged requests; or neither of the below
-disagree          the queue is unstable (there is nothing to agree with); or |d| > `BEYOND` h and |d| > tolerance
+not enough data   fewer than `ENOUGH` judged requests; or none of the below
+disagree          the queue is unstable, or theory has no answer and an assumption fails;
+                  or |d| > tolerance and an assumption fails; or |d| > max(tolerance, `BEYOND` h) though none does
 agree             |d| <= max(tolerance, h) and h <= `TOO_WIDE` of the predicted mean
 tolerance = max(10 % of the predicted mean, 1 ms).
 
 The observation and the estimates come from the same window, so they share most of the luck of its arrivals and lengths: h
-overstates the error of d, and clean runs disagree seldom. `reasons` of a disagreement are the assumptions that fail, causes before
-what they cause; "unexplained" where none does. The first `WARM_UP` of the window is left out where it begins with the epoch. Sojourns are
-compared for continuous, delays else. Quantiles carry intervals by the share of requests below them, whose
-error is that of block means; beyond a share of 1 the end is infinite.
+overstates the error of d, and clean runs disagree seldom. A failing assumption is evidence of its own, beyond chance by its own
+rule, so with it d need not be. `reasons` of a disagreement are the assumptions that fail, causes before what they cause;
+"unexplained" where none does. Where rate or speed changed within the window the prediction is that of the time after
+the change. The first `WARM_UP` of the window is left out where it begins with the epoch. Sojourns are compared for
+continuous, delays else.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from queueing.estimation.assumption import Assumption, Name
 from queueing.estimation.change import Vector
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.window import Snapshot
+from queueing.quantile_interval import quantile_intervals
 from queueing.result import LEVELS
 from queueing.statistics import WARM_UP, mean_interval
 
@@ -78,7 +81,7 @@ def compare(seen: Snapshot, predicted: Estimate, assumptions: Sequence[Assumptio
         observed=observed,
         predicted=predicted,
         error=observed.value / predicted.value - 1 if predicted.value else math.nan,
-        observed_quantiles={name: quantile(values, level) for name, level in LEVELS.items()},
+        observed_quantiles=_quantiles(values),
         assumptions=tuple(sorted(assumptions, key=lambda each: ORDER.index(each.name))),
     )
 
@@ -90,15 +93,17 @@ def judged(seen: Snapshot, *, sojourn: bool = False) -> Vector:
     return values[int(WARM_UP * values.size) :] if seen.start <= seen.epoch_at else values
 
 
-def quantile(values: Vector, level: float) -> Estimate:
-    """A quantile of an autocorrelated sequence."""
-    if not values.size:
-        return UNKNOWN
-    value = float(np.quantile(values, level))
-    share = mean_interval((values <= value).astype(float))
-    below, above = level - share.half_width, level + share.half_width
-    low = float(np.quantile(values, below)) if below > 0 else 0.0
-    return Estimate(value, low, float(np.quantile(values, above)) if above < 1 else math.inf, share.effective_n)
+def _quantiles(values: Vector) -> dict[str, Estimate]:
+    """With the interval where the run can tell it."""
+    found = quantile_intervals(values, LEVELS.values())
+    given = {name: found[level] for name, level in LEVELS.items()}
+    return {
+        name: Estimate(float(np.quantile(values, LEVELS[name])), -math.inf, math.inf, 0.0)
+        if one is None
+        else Estimate(one.value, one.low, one.high, float(values.size))
+        for name, one in given.items()
+        if values.size
+    }
 
 
 def _verdict(observed: Estimate, predicted: Estimate, n: int, holds: Mapping[str, bool | None]) -> Verdict:
@@ -106,12 +111,13 @@ def _verdict(observed: Estimate, predicted: Estimate, n: int, holds: Mapping[str
         return "not enough data"
     if holds.get("stable_queue") is False:
         return "disagree"
+    fails = False in holds.values()
     if not predicted.known or not observed.known:
-        return "not enough data"
+        return "disagree" if fails and observed.known else "not enough data"
     apart = abs(observed.value - predicted.value)
     tolerance = max(AGREE * predicted.value, FLOOR)
     half = math.hypot((observed.high - observed.low) / 2, (predicted.high - predicted.low) / 2)
-    if apart > max(tolerance, BEYOND * half):
+    if apart > tolerance and (fails or apart > BEYOND * half):
         return "disagree"
     return "agree" if apart <= max(tolerance, half) and half <= max(TOO_WIDE * predicted.value, FLOOR) else "not enough data"
 
