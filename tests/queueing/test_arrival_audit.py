@@ -180,6 +180,21 @@ def test_rank_correlation_is_spearmans_and_heavy_tails_do_it_no_harm():
     assert arrival_tests.rank_correlations(np.ones(100), 2).tolist() == [0, 0]
 
 
+def test_pairs_of_equal_gaps_have_the_mean_and_the_spread_that_their_p_value_takes():
+    """1,000 gaps, a tolerance of 0.5 % of their mean: pairs that share a gap make the count 1.8 times as variable as Poisson."""
+    found = [arrival_tests.repeated_gaps(np.random.default_rng(seed).exponential(1.0, 1000), 0.005) for seed in range(2000)]
+    expected = 1000 * 999 / 2 * -math.expm1(-0.005)
+    pairs = np.array([finding.statistic for finding in found]) * expected
+    assert pairs.mean() == pytest.approx(expected, rel=0.01)
+    assert pairs.var() / expected == pytest.approx(1 + 1000 * 0.005 / 6, rel=0.12)
+    assert np.mean([finding.p_value < 0.01 for finding in found]) == pytest.approx(0.01, abs=0.008)
+
+
+def test_durbins_transform_makes_an_exponential_sample_uniform():
+    """Ordered gaps 1, 2, 4: differences 1, 1, 2, each times the gaps that reach it: 3, 2, 2; shares 3/7 and 5/7."""
+    assert arrival_tests.gap_spacings(np.array([4.0, 1.0, 2.0])).statistic == pytest.approx(3 / 7)
+
+
 def test_the_rate_interval_is_exact():
     """Garwood's limits from the chi-square law, here for the time to the n-th arrival."""
     low, high = arrival_tests.rate_interval(100, 50.0)
