@@ -14,6 +14,8 @@ from loadgen.sweep.journal import Event
 from loadgen.sweep.results import Results
 from loadgen.sweep.store import Store
 
+WANDER = 0.1  # change of speed around a cell beyond which its mean says more about the machine than about the queue
+
 
 def write_results(store: Store, results: Results, data: ReportData) -> list[Path]:
     """comparison.json, sweep.json and the HTML report; what was written."""
@@ -81,8 +83,13 @@ def _short(results: Results) -> list[str]:
 
 
 def _drift(results: Results) -> str | None:
-    pairs = [r.done["speeds"] for r in results.of("done") if r.done]
-    if not pairs or not results.plan.bracket:
+    """How far the machine's own speed went while a cell was measured: theory cannot be blamed for that."""
+    if not results.plan.bracket:
         return None
-    worst = max((abs(after / before - 1) for before, after in pairs if after is not None), default=0.0)
-    return f"speed of the machine between the short calibrations around a cell: changed by {worst:.0%} at most"
+    speeds = {r.cell.name: r.done["speeds"] for r in results.of("done") if r.done and None not in r.done["speeds"]}
+    changes = {name: abs(after / before - 1) for name, (before, after) in speeds.items()}
+    if not changes:
+        return None
+    said = f"speed of the machine between the short calibrations around a cell: changed by {max(changes.values()):.0%} at most"
+    wandered = [f"{name} {change:.0%}" for name, change in changes.items() if change > WANDER]
+    return said + (f"; do not trust {', '.join(wandered)}" if wandered else "")
