@@ -1,14 +1,15 @@
-"""What does a client library cost? Processor time per request and per streamed token: aiohttp, httpx, httpcore.
+"""What does a client library cost? aiohttp, httpx, httpcore, and what Kendall has instead (httptools, loadgen/wire.py).
 
-All three read the same answers of the same server (a child that writes server-sent events by hand) in one run, in turn,
-eight streams at a time, connections kept open. Two lengths of answers give two numbers:
+All read the same answers of the same server (a child that writes server-sent events by hand) in one run, in turn, eight
+streams at a time, connections kept open. Two lengths of answers give two numbers:
 
     per token    (time with LONG tokens - time with one) / (LONG - 1)
     per request  time with one token
 
 in microseconds of the client's processor time, median of the rounds. Every token comes in a write of its own, as a
-gateway sends them. Nothing is parsed: what Kendall's own reading costs stands in a row of its own, aiohttp with the
-exchange of loadgen/client.py.
+gateway sends them. A third number is the closest that one sender can bring two requests: the time from the decision to
+send one until the loop is free for the next, with the bytes of the first handed to the kernel. The libraries' answers
+are only read; Kendall's row also parses the events and makes the record.
 
     .venv/bin/python bench/client_library.py
 """
@@ -30,9 +31,10 @@ import aiohttp
 import httpcore
 import httpx
 
-from loadgen.client import Exchange, open_session
+from loadgen.client import Exchange
 from loadgen.gateway_process import free_port
 from loadgen.run import hardware, versions
+from loadgen.wire import Address, Pool
 
 LONG = 51
 STREAMS = 8
@@ -42,6 +44,7 @@ TOKEN = (
 END = TOKEN.replace(b"null}", b'"length"}') + b'data: {"choices":[],"usage":{"prompt_tokens":16,"completion_tokens":1}}\n\ndata: [DONE]\n\n'
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 Post = Callable[[bytes], Awaitable[None]]
+HEADERS = {"content-type": "application/json", "accept-encoding": "identity"}
 BODY = {"model": "m", "stream": True, "prompt": list(range(10, 42)), "stream_options": {"include_usage": True}}
 
 
@@ -74,8 +77,17 @@ async def server(port: int) -> None:
 
 @asynccontextmanager
 async def with_aiohttp(url: str) -> AsyncIterator[Post]:
-    """As the load generator opens it."""
-    async with open_session() as session:
+    """Without limits or timeouts, cookies or decompression."""
+    connector = aiohttp.TCPConnector(limit=0)
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(
+        connector=connector,
+        timeout=timeout,
+        headers=HEADERS,
+        read_bufsize=1 << 18,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+    ) as session:
 
         async def post(body: bytes) -> None:
             async with session.post(url, data=body, headers={"x-request-id": "a"}) as response:
@@ -86,12 +98,25 @@ async def with_aiohttp(url: str) -> AsyncIterator[Post]:
 
 
 @asynccontextmanager
-async def with_exchange(url: str) -> AsyncIterator[Post]:
+async def with_wire(url: str) -> AsyncIterator[Post]:
     """The load generator's own request, its answer read and recorded."""
-    async with open_session() as session:
+    loop = asyncio.get_running_loop()
+    async with Pool(Address(url, HEADERS)) as pool:
 
         async def post(body: bytes) -> None:
-            record = await Exchange(request_id="a", intended_at=0.0, body=body, prompt_tokens=1, max_output_tokens=1).run(session, url)
+            over = loop.create_future()
+            exchange = Exchange(
+                request_id="a",
+                intended_at=0.0,
+                message=pool.address.message(body, "a"),
+                prompt_tokens=1,
+                max_output_tokens=1,
+                ended=over.set_result,
+            )
+            connection = pool.take() or await pool.connect()
+            exchange.begin(loop.time())
+            exchange.send(connection)
+            record = (await over).record()
             assert record.outcome == "completed", record.error
 
         yield post
@@ -101,11 +126,10 @@ async def with_exchange(url: str) -> AsyncIterator[Post]:
 async def with_httpx(url: str) -> AsyncIterator[Post]:
     """Without limits or timeouts."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    async with httpx.AsyncClient(timeout=None, limits=limits) as client:
+    async with httpx.AsyncClient(timeout=None, limits=limits, headers=HEADERS) as client:
 
         async def post(body: bytes) -> None:
-            headers = {"content-type": "application/json", "x-request-id": "a"}
-            async with client.stream("POST", url, content=body, headers=headers) as response:
+            async with client.stream("POST", url, content=body, headers={"x-request-id": "a"}) as response:
                 async for _ in response.aiter_raw():
                     pass
 
@@ -118,7 +142,7 @@ async def with_httpcore(url: str) -> AsyncIterator[Post]:
     async with httpcore.AsyncConnectionPool(max_connections=None, max_keepalive_connections=None) as pool:
 
         async def post(body: bytes) -> None:
-            headers = {"content-type": "application/json", "x-request-id": "a"}
+            headers = {**HEADERS, "x-request-id": "a"}
             async with pool.stream("POST", url, content=body, headers=headers) as response:
                 async for _ in response.aiter_stream():
                     pass
@@ -126,7 +150,7 @@ async def with_httpcore(url: str) -> AsyncIterator[Post]:
         yield post
 
 
-LIBRARIES = {"aiohttp": with_aiohttp, "httpcore": with_httpcore, "httpx": with_httpx, "aiohttp, as Kendall reads": with_exchange}
+LIBRARIES = {"aiohttp": with_aiohttp, "httpcore": with_httpcore, "httpx": with_httpx, "httptools, as Kendall": with_wire}
 
 
 def processor_time() -> float:
@@ -149,15 +173,31 @@ async def cost(post: Post, tokens: int, requests: int) -> float:
     return (processor_time() - before) / (requests // STREAMS * STREAMS)
 
 
-async def measure(url: str, rounds: int, requests: int) -> dict[str, tuple[float, float]]:
-    """Microseconds per request and per token, by library."""
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in LIBRARIES}
+async def closest(post: Post, pairs: int = 200) -> float:
+    """Seconds between the first steps of two requests that are sent together."""
+    body = json.dumps({**BODY, "max_tokens": 1}).encode()
+    now, gaps = asyncio.get_running_loop().time, []
+
+    async def timed(begins: list[float]) -> None:
+        begins.append(now())
+        await post(body)
+
+    for _ in range(pairs):
+        begins: list[float] = []
+        await asyncio.gather(timed(begins), timed(begins))
+        gaps.append(begins[1] - begins[0])
+    return statistics.median(gaps)
+
+
+async def measure(url: str, rounds: int, requests: int) -> dict[str, tuple[float, ...]]:
+    """Microseconds per request, per token and between two requests, by library."""
+    found: dict[str, list[tuple[float, ...]]] = {name: [] for name in LIBRARIES}
     for _ in range(rounds):
         for name, opened in LIBRARIES.items():
             async with opened(url) as post:
                 one, many = await cost(post, 1, requests), await cost(post, LONG, max(requests // 8, STREAMS))
-                found[name].append((one * 1e6, (many - one) / (LONG - 1) * 1e6))
-    return {name: (statistics.median(r for r, _ in pairs), statistics.median(t for _, t in pairs)) for name, pairs in found.items()}
+                found[name].append((one * 1e6, (many - one) / (LONG - 1) * 1e6, await closest(post) * 1e6))
+    return {name: tuple(map(statistics.median, zip(*rounds_, strict=True))) for name, rounds_ in found.items()}
 
 
 async def ready(port: int) -> None:
@@ -170,7 +210,7 @@ async def ready(port: int) -> None:
     raise TimeoutError("the server did not start")
 
 
-async def run(arguments: argparse.Namespace) -> dict[str, tuple[float, float]]:
+async def run(arguments: argparse.Namespace) -> dict[str, tuple[float, ...]]:
     """Start the child, measure, end it."""
     port = free_port(0)
     child = await asyncio.create_subprocess_exec(sys.executable, __file__, "--serve", str(port))
@@ -194,10 +234,10 @@ def main() -> None:
         asyncio.run(server(arguments.serve))
         return
     found = asyncio.run(run(arguments))
-    request, token = found["aiohttp"]
-    print(f"{'':28}{'us/request':>11}{'of aiohttp':>11}{'us/token':>10}{'of aiohttp':>11}")
-    for name, (per_request, per_token) in found.items():
-        print(f"{name:28}{per_request:11.0f}{per_request / request:10.2f}x{per_token:10.1f}{per_token / token:10.2f}x")
+    request, token, _ = found["aiohttp"]
+    print(f"{'':24}{'us/request':>11}{'of aiohttp':>11}{'us/token':>10}{'of aiohttp':>11}{'us apart':>10}")
+    for name, (per_request, per_token, apart) in found.items():
+        print(f"{name:24}{per_request:11.0f}{per_request / request:10.2f}x{per_token:10.1f}{per_token / token:10.2f}x{apart:10.0f}")
     if arguments.json:
         names = {"aiohttp": aiohttp.__version__, "httpx": httpx.__version__, "httpcore": httpcore.__version__}
         arguments.json.write_text(json.dumps({"found": found, "versions": versions() | names, "hardware": hardware()}, indent=1))

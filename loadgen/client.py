@@ -1,78 +1,68 @@
 """One request over HTTP: sent, streamed, and written down as one record with one outcome.
 
-aiohttp, because it takes the least processor time of the kept libraries (bench/client_library.py measures them side by
-side). Nothing is retried, nothing times out by itself, and the number of connections has no limit: whatever the client
-held back would be missing from the delay.
+Nothing is retried, nothing times out by itself, and the number of connections has no limit: whatever the client held
+back would be missing from the delay.
 """
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import re
 import uuid
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
-import aiohttp
+import httpx
 import msgspec
 
 from loadgen.stream import Answer, StreamError, read_error
 from loadgen.target import LoadError, Target, prompt_text
+from loadgen.wire import Address, Connection
 from queueing.record import Outcome, Record
 
-__all__ = ["Exchange", "LoadError", "Target", "open_session", "prompt_text", "run_prefix", "served_model", "timing"]
+__all__ = ["Exchange", "LoadError", "Target", "address_of", "prompt_text", "run_prefix", "served_model", "timing"]
 
-READ_BUFFER_BYTES = 1 << 18
-# seconds; servers close idle connections after 5 s (uvicorn's default) or more: a request sent into a closing one is lost
-KEEPALIVE = 4.0
+CUT_SHORT = "the run ended before the answer did"
+NO_DESCRIPTOR = "no file descriptor left for another stream: raise `ulimit -n` or use --processes"
 
 
-@asynccontextmanager
-async def open_session(api_key: str | None = None) -> AsyncIterator[aiohttp.ClientSession]:
-    """A session that holds nothing back and gives up nothing by itself."""
-    headers = {"content-type": "application/json", "accept-encoding": "identity"}
-    if api_key:
-        headers["authorization"] = f"Bearer {api_key}"
-    async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
-        headers=headers,
-        read_bufsize=READ_BUFFER_BYTES,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-    ) as session:
-        yield session
+def address_of(target: Target) -> Address:
+    """Where the requests go, and their headers."""
+    headers = {"content-type": "application/json", "accept": "text/event-stream", "accept-encoding": "identity", "user-agent": "kendall"}
+    if target.api_key:
+        headers["authorization"] = f"Bearer {target.api_key}"
+    return Address(target.url, headers)
 
 
 async def served_model(base_url: str, api_key: str | None = None) -> str:
     """The first model that the server names. Raises LoadError where nobody answers."""
     url = base_url.rstrip("/") + "/v1/models"
     try:
-        async with open_session(api_key) as session, session.get(url, timeout=aiohttp.ClientTimeout(total=10)) as response:
-            body = await response.read()
-            if response.status != 200:
-                raise LoadError(f"{url} answered {response.status}: {read_error(body)[1]}")
-            return str(msgspec.json.decode(body)["data"][0]["id"])
-    except (aiohttp.ClientError, TimeoutError) as error:
-        raise LoadError(f"no answer from {url} ({_reason(error)}); is the server up, is --base-url right?") from None
+        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        async with httpx.AsyncClient(timeout=10) as client:
+            response = await client.get(url, headers=headers)
+        if response.status_code != 200:
+            raise LoadError(f"{url} answered {response.status_code}: {read_error(response.content)[1]}")
+        return str(msgspec.json.decode(response.content)["data"][0]["id"])
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise LoadError(f"no answer from {url} ({reason(error)}); is the server up, is --base-url right?") from None
     except (msgspec.MsgspecError, LookupError, TypeError):
         raise LoadError(f"{url} names no model; give --model") from None
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Exchange:
-    """One request on its way: what is known of it before, during and after."""
+    """One request on its way: what is known of it before, during and after. A `loadgen.wire.Receiver`."""
 
     request_id: str
     intended_at: float
-    body: bytes
+    message: bytes  # of the whole request
     prompt_tokens: int
     max_output_tokens: int
     predicted_output_tokens: float | None = None
     sender_id: int | None = None
     token_times: bool = False
+    ended: Callable[[Exchange], None] = lambda _: None  # called once, when the outcome is known
     sent_at: float | None = None
     first_byte_at: float | None = None
     ended_at: float | None = None
@@ -80,49 +70,73 @@ class Exchange:
     service_time: float | None = None
     outcome: Outcome = "cancelled"  # until something else is known
     error: str | None = "the run ended before it was sent"
+    _connection: Connection | None = None
+    _status: int = 0
+    _refusal: bytes = b""  # body of an answer that is none
+    _answer: Answer = field(default_factory=Answer)
 
-    async def run(self, session: aiohttp.ClientSession, url: str) -> Record:
-        """Send it, read the answer to its end; always a record, whatever happens. A cancellation is an outcome."""
-        now = asyncio.get_running_loop().time
-        answer = Answer(token_times=self.token_times)
-        self.error = None
-        self.sent_at = now()
-        try:
-            async with session.post(url, data=self.body, headers={"x-request-id": self.request_id}) as response:
-                self.first_byte_at = now()
-                self.queueing_delay = timing(response.headers, "queue")
-                self.service_time = timing(response.headers, "service")
-                await self._read(response, answer)
-            self.ended_at = now()
-        except asyncio.CancelledError:
-            self.outcome, self.error = "cancelled", "the run ended before the answer did"
-        except (aiohttp.ClientError, StreamError, OSError) as error:
-            self.ended_at = now()
-            self.outcome, self.error = "failed", _reason(error)
-        return self.record(answer)
+    def begin(self, now: float) -> None:
+        """It leaves now: its bytes, or the call for a connection that will carry them."""
+        self.sent_at, self.error = now, CUT_SHORT
+        if self.token_times:
+            self._answer.token_at = []
 
-    async def _read(self, response: aiohttp.ClientResponse, answer: Answer) -> None:
-        if response.status != 200:
-            code, self.error = read_error(await response.read())
-            self.outcome = "failed"
-            if response.status in (429, 503):
-                self.outcome = "abandoned" if code == "queue_timeout" else "rejected"
-            self.error = f"{response.status} {self.error}"
+    def send(self, connection: Connection) -> None:
+        """Write it; the answer comes back to this object."""
+        self._connection = connection
+        connection.send(self.message, self)
+
+    def cancel(self) -> None:
+        """The run ends; the outcome stays what it was, cancelled."""
+        if self._connection is not None:
+            self._connection.abort()
+        self._end(None)
+
+    def on_head(self, status: int, headers: Mapping[str, str], now: float) -> None:
+        """See Receiver."""
+        self._status, self.first_byte_at = status, now
+        self.queueing_delay, self.service_time = timing(headers, "queue"), timing(headers, "service")
+
+    def on_data(self, data: bytes, now: float) -> None:
+        """See Receiver."""
+        if self._status != 200:
+            self._refusal += data
             return
-        now = asyncio.get_running_loop().time
-        async for data in response.content.iter_any():
-            answer.feed(data, now())
-        if not answer.complete:
-            raise StreamError("the stream broke off before its end")
-        if answer.finish_reason in ("abort", "error"):
-            raise StreamError(f"the server ended the answer with finish_reason {answer.finish_reason!r}")
-        self.outcome = "completed"
+        try:
+            self._answer.feed(data, now)
+        except StreamError as error:
+            if self._connection is not None:
+                self._connection.abort()
+            self.on_lost(str(error), now)
 
-    def record(self, answer: Answer | None = None) -> Record:
-        """What is known now; without an answer, of a request that was never sent."""
-        answer = answer or Answer()
-        done = self.outcome == "completed"
-        counted = answer.output_tokens if answer.output_tokens is not None else answer.token_chunks
+    def on_end(self, now: float) -> None:
+        """See Receiver."""
+        self.outcome, self.error = self._verdict()
+        self._end(now)
+
+    def on_lost(self, reason: str, now: float) -> None:
+        """See Receiver."""
+        self.outcome, self.error = "failed", reason
+        self._end(now)
+
+    def _verdict(self) -> tuple[Outcome, str | None]:
+        if self._status != 200:
+            code, text = read_error(self._refusal)
+            lost: Outcome = "abandoned" if code == "queue_timeout" else "rejected"
+            return lost if self._status in (429, 503) else "failed", f"{self._status} {text}"
+        if not self._answer.complete:
+            return "failed", "the stream broke off before its end"
+        if self._answer.finish_reason in ("abort", "error"):
+            return "failed", f"the server ended the answer with finish_reason {self._answer.finish_reason!r}"
+        return "completed", None
+
+    def _end(self, now: float | None) -> None:
+        self.ended_at, self._connection = now, None
+        self.ended(self)
+
+    def record(self) -> Record:
+        """What is known of it now."""
+        answer, done = self._answer, self.outcome == "completed"
         return Record(
             request_id=self.request_id,
             outcome=self.outcome,
@@ -138,7 +152,7 @@ class Exchange:
             service_time=self.service_time if answer.service_time is None else answer.service_time,
             sojourn_time=self.ended_at - self.intended_at if done and self.ended_at is not None else None,
             prompt_tokens=self.prompt_tokens if answer.prompt_tokens is None else answer.prompt_tokens,
-            output_tokens=counted,
+            output_tokens=answer.token_chunks if answer.output_tokens is None else answer.output_tokens,
             max_output_tokens=self.max_output_tokens,
             predicted_output_tokens=self.predicted_output_tokens,
             sender_id=self.sender_id,
@@ -166,7 +180,8 @@ def run_prefix() -> str:
     return f"load-{uuid.uuid4().hex[:8]}"
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
+    """Why something failed, one line."""
     if getattr(error, "errno", None) == errno.EMFILE:
-        return "no file descriptor left for another stream: raise `ulimit -n` or use --processes"
+        return NO_DESCRIPTOR
     return str(error) or type(error).__name__

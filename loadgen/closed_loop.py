@@ -31,7 +31,7 @@ async def closed_loop(outbox: Outbox, start_at: float) -> None:
             if ready_at >= ends_at:
                 break
             await asyncio.sleep(ready_at - loop.time())
-            record = await outbox.send(job.exchange(index, ready_at))
+            record = await outbox.send(outbox.exchange(index, ready_at))
             if record.outcome == "cancelled":  # the run is ended: a record keeps it, and so hides it from this task
                 break
             ready_at = loop.time() if record.released_at is None else record.released_at

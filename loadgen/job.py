@@ -8,6 +8,7 @@ from loadgen.client import Exchange
 from loadgen.datasets import Prompts
 from loadgen.target import Target
 from loadgen.timetable import FloatArray, IntArray, Timetable
+from loadgen.wire import Address
 from queueing.record import Record
 
 
@@ -51,16 +52,18 @@ class Job:
     def __len__(self) -> int:
         return len(self.timetable)
 
-    def exchange(self, index: int, instant: float) -> Exchange:
+    def exchange(self, index: int, instant: float, address: Address) -> Exchange:
         """The request of one row, ready to be sent."""
         output_tokens = int(self.timetable.output_tokens[index])
         limit = self.target.limit(output_tokens, self.largest)
         predictions = self.timetable.predicted_output_tokens
         predicted = None if predictions is None else float(predictions[index])
+        request_id = f"{self.prefix}-{self.rows[index]}"
+        body = self.target.body(self.prompts[index], output_tokens, limit, self.seed, predicted)
         return Exchange(
-            request_id=f"{self.prefix}-{self.rows[index]}",
+            request_id=request_id,
             intended_at=instant,
-            body=self.target.body(self.prompts[index], output_tokens, limit, self.seed, predicted),
+            message=address.message(body, request_id),
             prompt_tokens=int(self.timetable.prompt_tokens[index]),
             max_output_tokens=limit,
             predicted_output_tokens=predicted,

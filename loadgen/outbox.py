@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
-import aiohttp
-
-from loadgen.client import Exchange
+from loadgen.client import Exchange, reason
 from loadgen.job import Job, Tally
+from loadgen.wire import Pool
 from queueing.record import Record
 
 Keep = Callable[[Record], None]
@@ -18,22 +19,73 @@ Keep = Callable[[Record], None]
 class Outbox:
     """Sends exchanges side by side; `keep` gets every record as it ends."""
 
-    def __init__(self, job: Job, session: aiohttp.ClientSession, tally: Tally, keep: Keep) -> None:
+    def __init__(self, job: Job, pool: Pool, tally: Tally, keep: Keep) -> None:
         self.job = job
-        self._session, self._tally, self._keep = session, tally, keep
-        self._begun: dict[str, Exchange] = {}
+        self._pool, self._tally, self._keep = pool, tally, keep
+        self._loop = asyncio.get_running_loop()
+        self._under_way: dict[Exchange, asyncio.Future[Record] | None] = {}
+        self._held: deque[Exchange] = deque()  # wait for a place among `max_concurrency`
+        self._places = job.max_concurrency
         self._tasks: set[asyncio.Task[object]] = set()
-        self._places = asyncio.Semaphore(job.max_concurrency) if job.max_concurrency else None
+        self._ended = asyncio.Event()
         self._bug: BaseException | None = None
 
+    def exchange(self, index: int, instant: float) -> Exchange:
+        """The request of one row, ready to be sent."""
+        exchange = self.job.exchange(index, instant, self._pool.address)
+        exchange.ended = self._end
+        return exchange
+
     def start(self, exchange: Exchange) -> None:
-        """Send it beside the rest; from now on it has a record, whatever happens."""
-        self._begun[exchange.request_id] = exchange
-        self.spawn(self.send(exchange))
+        """Send it now, or as soon as there is a place; from now on it has a record, whatever happens. Does not wait."""
+        self._under_way.setdefault(exchange)
+        if self._places is not None and len(self._under_way) - len(self._held) > self._places:
+            self._tally.held += 1
+            self._held.append(exchange)
+        else:
+            self._send(exchange)
+
+    async def send(self, exchange: Exchange) -> Record:
+        """Send it and wait for its record."""
+        told: asyncio.Future[Record] = self._loop.create_future()
+        self._under_way[exchange] = told
+        self.start(exchange)
+        return await told
+
+    def _send(self, exchange: Exchange) -> None:
+        self._tally.sent += 1
+        connection = self._pool.take()
+        exchange.begin(self._loop.time())
+        if connection is None:
+            self.spawn(self._connect(exchange))
+        else:
+            exchange.send(connection)
+
+    async def _connect(self, exchange: Exchange) -> None:
+        try:
+            connection = await self._pool.connect()
+        except OSError as error:
+            exchange.on_lost(reason(error), self._loop.time())
+        else:
+            exchange.send(connection)
+
+    def _end(self, exchange: Exchange) -> None:
+        told = self._under_way.pop(exchange)
+        record = exchange.record()
+        if record.outcome == "completed":
+            self._tally.completed += 1
+        elif record.sent_at is not None:
+            self._tally.other += 1
+        self._keep(record)
+        if told is not None and not told.done():
+            told.set_result(record)
+        self._ended.set()
+        if self._held and record.sent_at is not None:
+            self._send(self._held.popleft())
 
     def spawn(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[object]:
         """Run it beside the rest."""
-        task = asyncio.get_running_loop().create_task(work)
+        task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task
@@ -43,33 +95,13 @@ class Outbox:
         if not task.cancelled():
             self._bug = self._bug or task.exception()
 
-    async def send(self, exchange: Exchange) -> Record:
-        """Send it, after a wait for a place where there is a limit, and keep its record."""
-        self._begun[exchange.request_id] = exchange
-        if self._places is None:
-            return await self._send(exchange)
-        self._tally.held += self._places.locked()
-        async with self._places:
-            return await self._send(exchange)
-
-    async def _send(self, exchange: Exchange) -> Record:
-        self._tally.sent += 1
-        record = await exchange.run(self._session, self.job.target.url)
-        if record.outcome == "completed":
-            self._tally.completed += 1
-        else:
-            self._tally.other += 1
-        self._end(record)
-        return record
-
-    def _end(self, record: Record) -> None:
-        del self._begun[record.request_id]
-        self._keep(record)
-
     async def drain(self, limit: float) -> None:
-        """Wait at most `limit` seconds for what is under way. Raises what a request raised: a bug, not an outcome."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=limit)
+        """Wait at most `limit` seconds for what is under way. Raises what one of our own tasks raised: a bug, no outcome."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit):
+                while self._under_way and self._bug is None:
+                    self._ended.clear()
+                    await self._ended.wait()
         if self._bug is not None:
             raise self._bug
 
@@ -79,5 +111,6 @@ class Outbox:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for exchange in list(self._begun.values()):  # cancelled before the first step, or waiting for a place
-            self._end(exchange.record())
+        self._held.clear()
+        for exchange in list(self._under_way):
+            exchange.cancel()

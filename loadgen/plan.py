@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.arrival_text import Process, format_arrivals
-from loadgen.client import served_model
+from loadgen.client import address_of, served_model
 from loadgen.datasets import Prompts, draw_dataset, load_token_counter, random_prompts, read_dataset
 from loadgen.drawn_arrivals import draw_arrivals
 from loadgen.job import ClosedLoop
@@ -87,7 +87,8 @@ def plan_load(options: LoadOptions) -> LoadPlan:
         token_times=options.token_times,
         drain_limit=options.drain_limit,
     )
-    plan.target.body(prompts[0], 1, 1, seed)  # raises for prompts that the endpoint cannot take
+    address_of(plan.target)  # both raise for what cannot be sent
+    plan.target.body(prompts[0], 1, 1, seed)
     return plan
 
 

@@ -8,14 +8,16 @@ the lateness, and is counted. The closed loop stands in loadgen/closed_loop.py.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from functools import partial
 
-from loadgen.client import open_session
+from loadgen.client import address_of
 from loadgen.closed_loop import closed_loop
 from loadgen.job import Job, Tally
 from loadgen.outbox import Keep, Outbox
 from loadgen.pacing import pace, quiet_garbage_collector
+from loadgen.wire import KEEPALIVE, RESERVE, Pool
 
 
 async def send_job(job: Job, start_at: float, tally: Tally, keep: Keep) -> bool:
@@ -23,8 +25,8 @@ async def send_job(job: Job, start_at: float, tally: Tally, keep: Keep) -> bool:
 
     A cancellation (Ctrl-C) ends it early. Every request that was begun has a record when this returns.
     """
-    async with open_session(job.target.api_key) as session:
-        outbox = Outbox(job, session, tally, keep)
+    async with Pool(address_of(job.target), reserve_for(job)) as pool:
+        outbox = Outbox(job, pool, tally, keep)
         with quiet_garbage_collector():
             return await _send(outbox, start_at)
 
@@ -43,10 +45,18 @@ async def _send(outbox: Outbox, start_at: float) -> bool:
     return interrupted
 
 
+def reserve_for(job: Job) -> int:
+    """Idle connections to keep: no more than the job will use before a server closes them."""
+    if job.closed_loop is not None:
+        return min(RESERVE, job.closed_loop.users)
+    rate = job.timetable.rate
+    return min(RESERVE, len(job), math.ceil(rate * KEEPALIVE) if math.isfinite(rate) else RESERVE)
+
+
 async def open_loop(outbox: Outbox, start_at: float) -> None:
     """Every row at its own instant; returns when the last one has left."""
 
     def prepare(index: int, instant: float) -> Callable[[], None]:
-        return partial(outbox.start, outbox.job.exchange(index, instant))
+        return partial(outbox.start, outbox.exchange(index, instant))
 
     await pace(start_at + outbox.job.timetable.intended_at, prepare)

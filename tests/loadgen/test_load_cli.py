@@ -105,6 +105,7 @@ def test_no_success_is_exit_1() -> None:
         ("--max-tokens", "0"),
         ("--drain-limit", "-1"),
         ("--duration", "0"),
+        ("--base-url", "localhost:8080"),
         ("--processes", "0"),
         ("--max-concurrency", "0"),
         ("--arrivals", "poisson:rate=3"),
