@@ -28,6 +28,9 @@ MARGIN = 0.0015  # seconds before the instant at which the sleep of `Spin` ends:
 AHEAD = 16  # requests prepared beforehand
 SLACK = 0.0003  # seconds before an instant from which on nothing more is prepared
 BURST = 16  # late requests sent one after the other
+# seconds that it takes to wake up, and a little. Who is woken AT the instant leaves 0.06 ms late, but who is awake already
+# leaves on time: at 1,000 requests/s short gaps then shrink and 2,500 arrivals are no longer Poisson (p = 0.0003)
+WAKING = 0.0001
 CLOCK_MONOTONIC = 1
 TFD_TIMER_ABSTIME = 1
 
@@ -73,12 +76,15 @@ class TimerFd:
 
     async def until(self, instant: float) -> None:
         """See `Clock.until`."""
-        if self._loop.time() >= instant:
+        now = self._loop.time
+        if now() >= instant:
             await asyncio.sleep(0)
-        while self._loop.time() < instant:
+        while now() < instant - WAKING:
             self._rung = self._loop.create_future()
-            self._set(instant)
+            self._set(instant - WAKING)
             await self._rung
+        while now() < instant:
+            pass
 
     def _set(self, instant: float) -> None:
         nanoseconds = int(instant * 1e9) + 1  # never before the instant
