@@ -15,9 +15,8 @@ from queueing.latency import LatencyModel
 from queueing.model import Model
 from queueing.recursion import Served
 from queueing.speed import Replay, Speed
+from queueing.statistics import TOO_WIDE as TOO_WIDE  # noqa: PLC0414 - handed on to the reports
 from queueing.statistics import Interval
-
-TOO_WIDE = 0.25  # half width over mean beyond which a run is too short to say anything
 
 Compared = Literal["queueing_delay", "sojourn_time"]
 PaperKind = Literal["exact", "bound", "printed"]  # what the documents' formula is for this queue
@@ -152,7 +151,7 @@ class Comparison:
     @property
     def too_short(self) -> bool:
         """Whether the run is too short for its mean to be judged."""
-        return self.quantity.observed.relative > TOO_WIDE
+        return self.quantity.observed.too_short
 
 
 Predict = Callable[[Policy, float, Sequence[Served], LatencyModel], Predicted]  # policy, measured rate, the run, the law

@@ -15,7 +15,7 @@ from loadgen.timetable import delivered_rate
 from policies import Fixed, Policy, parse_policy
 from queueing.record import Record
 from queueing.recursion import Served, batches
-from queueing.statistics import FloatArray, warm_up
+from queueing.statistics import FloatArray, WarmUp, find_warm_up
 
 Instants = Mapping[str, tuple[float, float]]  # start and release by id, seconds
 
@@ -44,9 +44,15 @@ class Group:
         return delivered_rate(np.array([request.arrived_at for request in self.requests]))
 
     @cached_property
+    def warm_up(self) -> WarmUp:
+        """What is left out of the beginning; continuous engines remember by their sojourns."""
+        end = "server_free_at" if self.compared == "sojourn_time" else "dispatched_at"
+        return find_warm_up(_array(getattr(r, end) - r.arrived_at for r in self.requests))
+
+    @cached_property
     def kept(self) -> Sequence[Served]:
         """Without the warm-up."""
-        return self.requests[warm_up(len(self.requests)) :]
+        return self.requests[self.warm_up.dropped :]
 
     def judged(self, name: Compared) -> Sequence[Served]:
         """Those that have the quantity: all of the kept, or the kept whose answer was whole."""

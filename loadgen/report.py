@@ -66,10 +66,10 @@ def notes(comparisons: Sequence[Comparison]) -> list[str]:
     if any(c.compared == "sojourn_time" for c in comparisons):
         lines.append("*: means of the sojourn time; before a continuous engine, waiting for its next step belongs to service")
     if any(c.too_short for c in comparisons):
-        lines.append("too short: the half width is more than 25 % of the mean, the cell says nothing about agreement")
+        lines.append("too short: half width above 25 % of the mean, or fewer than 100 memories in the run; says nothing about agreement")
     correlated = [c.policy for c in comparisons if c.quantity.observed.correlated and not c.too_short]
     if correlated:
-        lines.append(f"batch means hang together, the interval may be too narrow: {', '.join(correlated)}")
+        lines.append(f"batch means hang together, and the interval is widened for it: {', '.join(correlated)}")
     return lines
 
 
