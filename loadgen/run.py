@@ -155,7 +155,7 @@ def _header(job: Job, processes: int, configuration: Mapping[str, Any] | None) -
 def versions() -> dict[str, str]:
     """What ran here, by name."""
     found = {"python": platform.python_version()}
-    for name in ("kendall", "aiohttp", "numpy"):
+    for name in ("kendall", "httptools", "numpy"):
         with suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found

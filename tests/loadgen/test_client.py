@@ -24,7 +24,7 @@ def timetable(n: int = 4, gap: float = 0.005, output_tokens: int = 3) -> Timetab
 def load(handler: Handler = answer, table: Timetable | None = None, **settings: Any) -> tuple[LoadResult, FakeServer]:
     async def main() -> tuple[LoadResult, FakeServer]:
         async with serving(handler) as server:
-            options = {key: settings.pop(key) for key in ("drain_limit", "progress") if key in settings}
+            options = {key: settings.pop(key) for key in ("drain_limit", "progress", "token_times") if key in settings}
             target = Target(base_url=server.url, model="fake", **settings)
             return await run_load(target, table or timetable(), seed=3, **options), server
 
@@ -43,6 +43,72 @@ def test_every_answer_is_recorded_with_exact_counts() -> None:
         assert None not in instants
         assert instants == sorted(instants)  # type: ignore[type-var]
         assert record.sojourn_time == record.released_at - record.intended_at  # type: ignore[operator]
+
+
+def test_token_instants_are_kept_where_asked_and_the_first_byte_always() -> None:
+    async def slowly(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return await stream(request, [chunk(), chunk(), chunk(finish="length"), usage(5, 3), DONE], gap=0.02)
+
+    for asked in (False, True):
+        result, _ = load(slowly, token_times=asked)
+        for record in result.records:
+            assert record.first_byte_at is not None
+            assert record.sent_at is not None
+            assert record.first_token_at is not None
+            assert record.sent_at <= record.first_byte_at <= record.first_token_at
+            if asked:
+                assert record.token_at is not None
+                assert (record.token_at[0], record.token_at[-1]) == (record.first_token_at, record.last_token_at)
+                assert np.diff(record.token_at).min() > 0.01
+                assert len(record.token_at) == 3
+            else:
+                assert record.token_at is None
+
+
+def test_what_the_gateway_says_of_queue_service_and_batch_is_recorded() -> None:
+    async def timed(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        kendall = {"queueing_delay_ms": 2.5, "service_ms": 7.0, "batch_size": 3}
+        parts = [chunk(finish="length"), usage(5, 1, kendall=kendall), DONE]
+        return await stream(request, parts, **{"server-timing": "queue;dur=9"})
+
+    async def headers_only(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return await stream(request, [chunk(finish="length"), DONE], **{"server-timing": "queue;dur=9, service;dur=4"})
+
+    result, _ = load(timed)
+    assert {(r.queueing_delay, r.service_time, r.batch_size) for r in result.records} == {(0.0025, 0.007, 3)}
+    result, _ = load(headers_only)
+    assert {(r.queueing_delay, r.service_time, r.batch_size) for r in result.records} == {(0.009, 0.004, None)}
+
+
+def test_a_predicted_length_is_sent_and_recorded() -> None:
+    table = timetable()
+    predicted = Timetable(table.intended_at, table.prompt_tokens, table.output_tokens, np.array([7, 8, 9, 10]))
+    result, server = load(table=predicted)
+    assert [body["predicted_output_tokens"] for body in server.bodies] == [7, 8, 9, 10]
+    assert [r.predicted_output_tokens for r in result.records] == [7, 8, 9, 10]
+    _, server = load()
+    assert all("predicted_output_tokens" not in body for body in server.bodies)
+
+
+def test_natural_lengths_force_nothing() -> None:
+    result, server = load(natural_lengths=True)
+    assert all("kendall_forced_output_tokens" not in body and "ignore_eos" not in body for body in server.bodies)
+    assert [body["max_tokens"] for body in server.bodies] == [3, 4, 5, 6]
+    assert [r.max_output_tokens for r in result.records] == [3, 4, 5, 6]
+    _, server = load(natural_lengths=True, max_tokens=50)
+    assert {body["max_tokens"] for body in server.bodies} == {50}
+
+
+def test_the_records_id_is_the_one_that_was_sent() -> None:
+    """Whatever the server calls it: a gateway's file is joined by the client's own name."""
+
+    async def renaming(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        parts = [chunk(finish="length"), usage(5, int(request.headers["x-request-id"].rsplit("-")[-1])), DONE]
+        return await stream(request, parts, **{"x-request-id": "another"})
+
+    result, _ = load(renaming)
+    assert [r.request_id.rsplit("-")[-1] for r in result.records] == ["0", "1", "2", "3"]
+    assert [r.output_tokens for r in result.records] == [0, 1, 2, 3]
 
 
 def test_the_timetable_is_kept_and_lateness_reported() -> None:

@@ -1,0 +1,111 @@
+"""What was measured survives the death of who measured it: run files that grow, are cut, are replaced."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from loadgen.run_writer import RunWriter, replace_run
+from queueing.record import Header, Record, read_run, to_line, write_run
+from tests.loadgen.test_load_cli import server_url
+
+__all__ = ["server_url"]
+HEADER = Header(writer="load", seed=3)
+
+
+def record(name: str) -> Record:
+    return Record(request_id=name, outcome="completed", sent_at=1.0)
+
+
+def test_every_record_is_in_the_file_as_soon_as_it_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "run.jsonl"
+    with RunWriter(path, HEADER) as writer:
+        assert read_run(path) == (HEADER, [])
+        for count in range(1, 4):
+            writer.keep(record(f"r-{count}"))
+            assert len(read_run(path)[1]) == count
+
+
+def test_a_last_line_that_was_cut_is_left_out_wherever_the_cut_is(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    last = to_line(record("r-2"))
+    for length in range(len(last)):
+        path.write_bytes(to_line(HEADER) + to_line(record("r-1")) + last[:length])
+        kept = [r.request_id for r in read_run(path)[1]]
+        assert kept == (["r-1"] if length < len(last) - 1 else ["r-1", "r-2"]), length
+
+
+def test_a_broken_line_in_the_middle_or_a_broken_header_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(to_line(HEADER) + b'{"request_id":"r\n' + to_line(record("r-2")))
+    with pytest.raises(ValueError, match="line 2"):
+        read_run(path)
+    path.write_bytes(to_line(HEADER)[:20])
+    with pytest.raises(ValueError, match="line 1"):
+        read_run(path)
+    path.write_bytes(to_line(HEADER) + b'{"outcome":"completed"}')  # whole, but no record
+    with pytest.raises(ValueError, match="line 2"):
+        read_run(path)
+
+
+def test_a_run_is_replaced_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    write_run(path, HEADER, [record("b"), record("a")])
+    replace_run(path, HEADER, [record("a"), record("b")])
+    assert [r.request_id for r in read_run(path)[1]] == ["a", "b"]
+    assert [p.name for p in tmp_path.iterdir()] == ["run.jsonl"]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_killed_generator_keeps_what_it_measured(server_url: str, tmp_path: Path, processes: int) -> None:
+    """SIGKILL in mid-run: every answer that had ended is in a run file, and no sender goes on alone."""
+    command = [sys.executable, "-m", "loadgen.load_cli", "--base-url", server_url, "--request-rate", "60", "--num-prompts", "6000"]
+    flags = ["--processes", str(processes), "--output-tokens", "deterministic:value=2", "--save-result", str(tmp_path / "run.jsonl")]
+    child = subprocess.Popen([*command, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    assert child.stderr is not None
+    for _ in range(2):
+        child.stderr.readline()  # lines of progress: the run is under way
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    child.stderr.close()
+    files = sorted(tmp_path.glob("*.jsonl"))
+    assert [path.name for path in files] == (["run.jsonl"] if processes == 1 else ["run.sender0.jsonl", "run.sender1.jsonl"])
+    for path in files:
+        wait_until_it_stops_growing(path)
+        header, records = read_run(path)
+        assert header.configuration["num_prompts"] == 6000
+        assert 20 < len(records) < 1000
+        assert sum(r.outcome == "completed" for r in records) > 20
+    assert (tmp_path / "run.timetable").exists()
+
+
+def wait_until_it_stops_growing(path: Path) -> None:
+    size = -1
+    for _ in range(50):
+        if size == (size := path.stat().st_size):
+            return
+        subprocess.run(["sleep", "0.3"], check=True)
+    raise AssertionError(f"{path} still grows")
+
+
+def test_too_few_descriptors_are_named(server_url: str) -> None:
+    """60 files for 100 streams at once: those that found none say what to do; nothing hangs."""
+    program = f"""
+        import asyncio, resource
+        resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60))
+        import numpy as np
+        from loadgen.client import Target
+        from loadgen.run import run_load
+        from loadgen.timetable import Timetable
+        table = Timetable(np.zeros(100), np.full(100, 4), np.full(100, 2))
+        result = asyncio.run(run_load(Target(base_url="{server_url}", model="m"), table, seed=0))
+        print(len(result.records), {{r.error for r in result.records if r.outcome != "completed"}})
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.startswith("100 "), done.stderr
+    assert "raise `ulimit -n` or use --processes" in done.stdout
