@@ -91,26 +91,24 @@ def _slots(seen: Snapshot, law: LatencyModel) -> BatchTimes:
 def _slots_of(seen: Snapshot, law: LatencyModel) -> BatchTimes:
     """Of one continuous server. Rows at the window's edges miss some of their company and are left out."""
     seen = seen.having(seen.rows[np.isfinite(seen.column("server_free_at"))])
-    start, end, tokens = seen.column("dispatched_at"), seen.column("server_free_at"), seen.column("output_tokens")
+    start, end, tokens, company = (seen.column(name) for name in ("dispatched_at", "server_free_at", "output_tokens", "batch_size"))
+    wait = np.where(company > 1, (law.k3 * company + law.k4) / 2, 0.0)  # for the step in flight, half of one on average
+    enter = np.minimum(start + law.turnaround + wait, end)
     stops = law.k1 + law.kp * seen.column("prompt_tokens")
-    instants = np.concatenate([start, end])
+    instants = np.concatenate([enter, end])
     order = np.argsort(instants, kind="stable")
     at = instants[order]
     number = np.cumsum(np.repeat([1, -1], start.size)[order])
     steps = np.concatenate([[0.0], np.cumsum(np.diff(at) / (law.k3 * np.maximum(number[:-1], 1) + law.k4))])
     stopped = np.cumsum(np.concatenate([stops, np.zeros(end.size)])[order])
-    begins, ends = np.searchsorted(at, start, "left"), np.searchsorted(at, end, "left")
+    begins, ends = np.searchsorted(at, enter, "left"), np.searchsorted(at, end, "left")
+    share = (steps[ends] - steps[begins]) / np.maximum(end - enter, 1e-12)  # steps per second
+    decoding = tokens / np.where(share > 0, share, np.inf)
+    fitted = decoding + stopped[ends] - stopped[begins] + stops + wait
     held = end - start
-    share = (np.interp(end, at, steps) - np.interp(start, at, steps)) / np.where(held > 0, held, 1.0)  # steps per second
-    step = 1 / np.where(share > 0, share, np.inf)
-    company = np.maximum(seen.column("batch_size"), number[np.minimum(begins, at.size - 1)])
-    admissions = stopped[np.minimum(ends, at.size - 1)] - stopped[begins] + stops
-    decoding = tokens * step
-    fitted = decoding + admissions + np.where(company > 1, step / 2, 0.0)
-    whole = (seen.column("ending") <= CENSORED) & (tokens >= 1) & (start >= at[0] + held.max()) if start.size else np.zeros(0, bool)
-    return _grouped(
-        BatchTimes(start, held - law.turnaround, fitted, company, tokens, decoding / np.where(fitted > 0, fitted, 1.0)).part(whole)
-    )
+    whole = (seen.column("ending") <= CENSORED) & (tokens >= 1) & (start >= start.min(initial=np.inf) + held.max(initial=0.0))
+    times = BatchTimes(start, held - law.turnaround, fitted, company, tokens, decoding / np.where(fitted > 0, fitted, 1.0))
+    return _grouped(times.part(whole))
 
 
 def _grouped(each: BatchTimes) -> BatchTimes:

@@ -19,7 +19,7 @@ import numpy as np
 
 from queueing.estimation.change import Vector
 
-SLACK = 0.002  # seconds between a counter and a record, per event
+SLACK = 0.0005  # seconds between a counter and a record, per event
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ law_shape        log r_i regressed on what the law says of batch i: its share of
                  What is left of a wander enters the errors by blocks of consecutive batches. Fails where the
                  coefficient is beyond `SIGNIFICANT` errors and moves the time by `MISFIT` between the 10th and 90th percentile.
 stable_queue     fails where the load's interval lies above 1, or the load is above `NEAR_ONE` and the delay grows over the
-                 window: its later half exceeds its earlier by more than chance and by a factor of two.
+                 window: Kendall's score of its means in `TREND` blocks is at least `RISES` of 45 (one in 1000 without a trend), and
+                 its later half is twice its earlier.
 settled          fails where the time that the queue needs to forget how the epoch began, `RELAXATIONS` relaxation times and the
                  clearing of what waited then, is more than `UNSETTLED` of the window.
 """
@@ -22,6 +23,7 @@ import math
 
 import numpy as np
 
+from queueing.batch_means import batch_means, mean_interval
 from queueing.estimation.assumption import Assumption
 from queueing.estimation.batch_times import BatchTimes
 from queueing.estimation.change import Vector
@@ -29,7 +31,6 @@ from queueing.estimation.interval import Estimate
 from queueing.estimation.speed_change import speed_change
 from queueing.estimation.speed_process import stalls, without_stalls
 from queueing.estimation.wander import wander
-from queueing.statistics import mean_interval
 
 STALL_SHARE = 0.02
 MATERIAL = 0.10
@@ -37,6 +38,7 @@ SIGNIFICANT, MISFIT = 4.5, 0.08
 BEFORE = 5
 FEWEST = 100  # batches
 NEAR_ONE = 0.95
+TREND, RISES = 10, 35
 RELAXATIONS, UNSETTLED = 3.0, 0.2
 
 
@@ -125,8 +127,9 @@ def stable_queue(load: Estimate, delays: Vector, *, patience: bool = False) -> A
 def _grows(delays: Vector) -> bool:
     if delays.size < FEWEST:
         return False
-    halves = [mean_interval(half, batches=10) for half in np.array_split(delays, 2)]
-    return halves[1].low > halves[0].high and halves[1].mean > 2 * halves[0].mean
+    means = batch_means(delays, TREND)
+    rises = int(sum(np.sign(means[later] - means[earlier]) for earlier in range(TREND) for later in range(earlier + 1, TREND)))
+    return rises >= RISES and float(means[TREND // 2 :].mean()) > 2 * float(means[: TREND // 2].mean())
 
 
 def settled(window: float, since_epoch: float, relaxation: float, *, waiting_before: int = 0, free_rate: float = math.inf) -> Assumption:

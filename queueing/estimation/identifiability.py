@@ -41,8 +41,8 @@ def of_cells(cells: Sequence[Measured], intervals: Mapping[str, tuple[float, flo
         return Identifiability(np.inf, 0, 0, ("nothing was measured: no coefficient is known",))
     design = np.array([_row(cell, padded=padded) for cell in cells])
     scaled = design / np.linalg.norm(design, axis=0)
-    _, sizes, directions = np.linalg.svd(scaled, full_matrices=False)
-    condition = float(sizes[0] / sizes[-1]) if sizes[-1] > 1e-12 else np.inf
+    _, sizes, directions = np.linalg.svd(scaled)
+    condition = float(sizes[0] / sizes[-1]) if len(sizes) == len(NAMES) and sizes[-1] > 1e-12 else np.inf
     doubts = [*_trades(condition, directions[-1]), *_vague(design, intervals), *_ranges(design)]
     return Identifiability(condition, int(design[:, 0].max()), int(design[:, 3].max()), tuple(doubts))
 

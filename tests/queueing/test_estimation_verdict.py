@@ -1,0 +1,250 @@
+"""Each broken assumption is named, and clean runs are left in peace."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from policies import parse_policy
+from queueing.distributions import TokenDistribution
+from queueing.estimation.assess import Assessment, Limits, assess
+from queueing.estimation.band import relaxation_time, wander_band
+from queueing.estimation.client_assumptions import open_loop
+from queueing.estimation.estimates import estimate
+from queueing.estimation.interval import UNKNOWN, Estimate
+from queueing.estimation.verdict import compare
+from queueing.estimation.window import Snapshot
+from queueing.latency import LatencyModel
+from queueing.model import Model
+from queueing.prediction import predict
+from queueing.record import Record
+from tests.queueing.estimation_runs import LAW, LENGTHS, Engine, gamma, modulated, poisson, seen, serve
+
+POLICY = "capped:max_batch_size=8"
+LIMITS = Limits(max_output_tokens=32, max_num_seqs=64)
+N = 4000
+
+
+@cache
+def capacity(policy: str = POLICY) -> float:
+    return Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=LAW, max_num_seqs=64).largest_stable_rate
+
+
+def judge(records: list[Record], policy: str = POLICY, **changed: object) -> Assessment:
+    return assess(replace(seen(records, policy), **changed), LAW, LIMITS)  # type: ignore[arg-type]
+
+
+def failing(found: Assessment) -> list[str]:
+    return [each.name for each in found.compared.assumptions if each.holds is False]
+
+
+def clean(seed: int, load: float = 0.6) -> list[Record]:
+    return serve(poisson(load * capacity(), N, seed), Engine(most=8), seed)
+
+
+def slowed(seed: int) -> list[Record]:
+    half = N / 2 / (0.4 * capacity())
+    return serve(poisson(0.4 * capacity(), N, seed), Engine(most=8, speed=lambda at: 1.0 if at < half else 2.0), seed)
+
+
+def closed(seed: int) -> list[Record]:
+    """Six clients before a server that takes one at a time, each thinking for 0.1 s."""
+    return serve(np.linspace(0, 0.1, 6), Engine(most=1), seed, again=lambda end, rng: end + rng.exponential(0.1), most=N)
+
+
+BROKEN: dict[str, tuple[Callable[[int], list[Record]], str, str]] = {
+    "gamma arrivals of burstiness 0.3": (
+        lambda seed: serve(gamma(0.6 * capacity(), N, seed, 0.3), Engine(most=8), seed),
+        POLICY,
+        "poisson_arrivals",
+    ),
+    "Markov-modulated arrivals": (
+        lambda seed: serve(modulated((0.2 * capacity(), 0.9 * capacity()), (3.0, 3.0), 2 * N, seed), Engine(most=8), seed),
+        POLICY,
+        "poisson_arrivals",
+    ),
+    "clients in a closed loop": (closed, "single", "open_loop"),
+    "clients in a closed loop that never think": (
+        lambda seed: serve(np.linspace(0, 0.01, 12), Engine(most=8), seed, again=lambda end, _: end, most=N),
+        POLICY,
+        "open_loop",
+    ),
+    "the engine slows down by 2 in mid-run": (slowed, POLICY, "constant_speed"),
+    "an unstable load": (lambda seed: serve(poisson(1.15 * capacity(), N, seed), Engine(most=8), seed), POLICY, "stable_queue"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_assumption_is_named(name: str) -> None:
+    run, policy, expected = BROKEN[name]
+    for seed in range(3):
+        found = judge(run(seed), policy)
+        assert (found.compared.verdict, found.compared.reasons) == ("disagree", (expected,)), (seed, found.compared)
+
+
+def test_retrying_clients_are_named_by_their_header() -> None:
+    """Each of the requests that waited long is asked again: arrivals beget arrivals, and the header says whose."""
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        first = poisson(0.5 * capacity(), N, seed)
+        again = first[rng.random(N) < 0.15]
+        again = np.concatenate([again + 0.5, again + 1.0, again + 1.5])
+        records = serve(np.sort(np.concatenate([first, again])), Engine(most=8), seed)
+        found = judge(records, retries=again.size)
+        assert "no_retries" in failing(found)
+        assert "poisson_arrivals" not in failing(found)  # explained by the retries
+        if found.compared.verdict == "disagree":
+            assert found.compared.reasons[0] == "no_retries"
+
+
+def test_a_hundred_requests_are_not_enough() -> None:
+    for seed in range(3):
+        found = judge(serve(poisson(0.6 * capacity(), 100, seed), Engine(most=8), seed))
+        assert (found.compared.verdict, found.compared.reasons) == ("not enough data", ())
+
+
+def test_a_change_of_rate_is_no_burstiness() -> None:
+    for seed in range(3):
+        before = poisson(0.35 * capacity(), N // 2, seed)
+        arrivals = np.concatenate([before, before[-1] + poisson(0.7 * capacity(), N // 2, seed + 50)])
+        found = judge(serve(arrivals, Engine(most=8), seed))
+        assert failing(found) == ["constant_rate"]
+        assert found.estimates.rate_changed_at == pytest.approx(before[-1], abs=3.0)
+        assert found.estimates.arrival_rate.covers(0.7 * capacity())
+
+
+def test_a_stalling_engine_and_a_wrong_shape_are_named() -> None:
+    stalling = serve(poisson(0.4 * capacity(), N, 1), Engine(most=8, stall=lambda batch: 1.0 if batch % 300 == 299 else 0.0), 1)
+    assert judge(stalling).compared.reasons == ("no_stalls",)
+    other = LatencyModel(k1=0.0003, k2=0.0014, k3=0.0001, k4=0.0012, cv=0.15)
+    assert failing(judge(serve(poisson(0.4 * capacity(), N, 1), Engine(most=8, law=other), 1))) == ["law_shape"]
+
+
+def test_clean_runs_are_not_accused() -> None:
+    """At most 1 of 20 disagrees or has a failing assumption; most have enough data to agree."""
+    found = [judge(clean(seed)) for seed in range(20)]
+    assert sum(each.compared.verdict == "disagree" or bool(failing(each)) for each in found) <= 1
+    assert sum(each.compared.verdict == "agree" for each in found) >= 17
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("policy", "most", "load"), [("single", 1, 0.5), (POLICY, 8, 0.75), ("dynamic", 64, 0.5)])
+def test_few_of_many_clean_runs_are_accused_and_the_predicted_interval_covers(policy: str, most: int, load: float) -> None:
+    rate = load * capacity(policy)
+    truth = predict(parse_policy(policy), rate, LENGTHS, LAW, max_num_seqs=64).queueing_delay.mean
+    assert truth is not None
+    accused = covered = 0
+    for seed in range(60):
+        found = judge(serve(poisson(rate, 2000, seed), Engine(most=most), seed), policy)
+        accused += found.compared.verdict == "disagree" or bool(failing(found))
+        covered += found.compared.predicted.covers(truth)
+    assert accused <= 3
+    assert covered >= 0.88 * 60
+
+
+def test_regular_arrivals_are_not_taken_for_a_closed_loop() -> None:
+    arrivals = np.cumsum(np.random.default_rng(1).gamma(20.0, 1 / 20 / (0.6 * capacity("single")), N))
+    found = open_loop(seen(serve(arrivals, Engine(most=1), 1), "single"))
+    assert found.holds
+    assert found.measure < -4.5  # they do see fewer than the time average
+
+
+def test_clients_of_a_closed_loop_are_counted() -> None:
+    assert "about 6 clients" in open_loop(seen(closed(1), "single")).says
+
+
+def test_a_delay_without_explanation_is_called_so() -> None:
+    records = clean(1)
+    snapshot = seen(records, POLICY)
+    found = compare(snapshot, Estimate(0.001, 0.0009, 0.0011, 1000.0), ())
+    assert (found.verdict, found.reasons) == ("disagree", ("unexplained",))
+    assert compare(snapshot, UNKNOWN, ()).verdict == "not enough data"
+    assert compare(snapshot, Estimate(found.observed.value, found.observed.low, found.observed.high, 1.0), ()).verdict == "agree"
+
+
+def test_a_continuous_engine_is_judged_by_its_sojourn() -> None:
+    from tests.queueing.test_estimation_speed import simulated
+
+    policy = "continuous:max_batch_size=8"
+    found = judge(simulated(policy, 0.6, 3000, 1, LAW), policy)
+    assert found.compared.verdict == "agree"
+    assert found.compared.observed.value > 10 * judge_delay(found)
+
+
+def judge_delay(found: Assessment) -> float:
+    assert found.prediction is not None
+    return found.prediction.queueing_delay.mean or math.nan
+
+
+def test_what_a_run_under_one_clip_says_of_a_smaller_one() -> None:
+    """Clipped at the 90th percentile; the delay that this run predicts for a clip at the median, against the truth there."""
+    long = TokenDistribution.from_counts(np.minimum(np.random.default_rng(0).lognormal(2.5, 0.7, 10**5).astype(int) + 1, 200))
+    limit, smaller = long.quantile(0.9), long.quantile(0.5)
+    records = [_clipped(each, limit) for each in serve(poisson(40.0, N, 1), Engine(most=8), 1, lengths=long.clip(limit))]
+    found = estimate(seen(records, POLICY), parse_policy(POLICY), LAW)
+    policy, rate = parse_policy("dynamic"), 300.0
+    what_if = predict(policy, rate, found.output_tokens.law(smaller), found.law(LAW), max_num_seqs=16).queueing_delay.mean
+    truth = predict(policy, rate, long.clip(smaller), LAW, max_num_seqs=16).queueing_delay.mean
+    assert what_if == pytest.approx(truth, rel=0.1)
+    assert found.output_tokens.unknown_mass == pytest.approx(0.1, abs=0.03)
+
+
+def _clipped(record: Record, limit: int) -> Record:
+    import msgspec
+
+    return msgspec.structs.replace(record, clipped=record.output_tokens == limit)
+
+
+def test_the_elasticities_are_those_of_the_exact_delay() -> None:
+    found = judge(serve(poisson(0.6 * capacity("single"), N, 1), Engine(most=1), 1), "single")
+    assert found.sensitivity is not None
+    rate, law = found.estimates.arrival_rate.value, found.estimates.law(LAW)
+    lengths = found.estimates.output_tokens.law(32)
+
+    def exact(factor: float) -> float:
+        return math.log(predict(parse_policy("single"), rate * factor, lengths, law).queueing_delay.mean or math.nan)
+
+    assert found.sensitivity.rate == pytest.approx((exact(1.01) - exact(0.99)) / 0.02, rel=0.1)
+    assert found.sensitivity.speed == pytest.approx(found.sensitivity.rate + 1, rel=0.01)  # scaling time scales the delay
+
+
+def test_the_band_of_the_wander_is_a_quasi_static_mixture() -> None:
+    """M/M/1-like delays f / (1 - 0.5 f): the mean over a lognormal f, by Monte Carlo; beyond capacity the band is open."""
+
+    def delay(factor: float) -> float:
+        return factor / (1 - 0.5 * factor) if factor < 2 else math.inf
+
+    band = wander_band(delay, 1.0, 0.1, 1e6, relaxation=1.0, window=1e9)
+    drawn = np.exp(0.1 * np.random.default_rng(0).normal(size=400_000) - 0.005)
+    assert band.mean == pytest.approx(float(np.mean(drawn / (1 - 0.5 * drawn))), rel=0.005)
+    assert band.low < band.mean < band.high
+    fast = wander_band(delay, 1.0, 0.1, 0.01, relaxation=100.0, window=1e9)
+    assert fast.mean == pytest.approx(delay(1.0), rel=1e-3)  # averages out within the queue's memory
+    assert math.isinf(wander_band(delay, 1.7, 0.2, 1e6, relaxation=1.0, window=1e9).high)
+    assert wander_band(delay, 1.0, 0.0, 1.0, relaxation=1.0, window=10.0).high == delay(1.0)
+
+
+def test_relaxation_grows_with_the_load() -> None:
+    assert relaxation_time(0.25, 1.0, one_by_one=True) == pytest.approx(4.0)  # M/M/1: 1 / (1 - 1/2)^2
+    assert relaxation_time(0.75, 1.0, one_by_one=False) == pytest.approx(4.0)
+    assert math.isinf(relaxation_time(1.0, 1.0, one_by_one=False))
+
+
+def test_an_assessment_speaks_json() -> None:
+    import json
+
+    plain = judge(clean(2)).compared.to_dict()
+    assert json.loads(json.dumps(plain, allow_nan=False))["verdict"] == "agree"
+    assert set(plain["assumptions"]) >= {"poisson_arrivals", "constant_speed", "stable_queue", "open_loop"}
+
+
+def test_an_empty_window_has_no_verdict() -> None:
+    nothing = Snapshot(policy=POLICY, epoch=0, epoch_at=0.0, start=0.0, now=10.0, arrivals=np.empty(0), rows=np.empty((0, 11)))
+    found = assess(nothing, LAW, LIMITS)
+    assert found.compared.verdict == "not enough data"
+    assert found.prediction is None
