@@ -23,6 +23,7 @@ from loadgen.senders import send_by_processes
 from loadgen.sending import send_job
 from loadgen.target import Target
 from loadgen.timetable import Timetable
+from loadgen.urgency import urgency_permitted
 from queueing.record import Header, Record
 from queueing.statistics import Summary, summarise
 
@@ -142,6 +143,7 @@ def _header(job: Job, processes: int, configuration: Mapping[str, Any] | None) -
         "processes": processes,
         "max_concurrency": job.closed_loop.users if job.closed_loop else job.max_concurrency,
         "loop": "closed" if job.closed_loop else "open",
+        "real_time": urgency_permitted(),  # whether the system wakes the senders at once
     }
     return Header(
         writer="load",

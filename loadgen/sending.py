@@ -17,6 +17,7 @@ from loadgen.closed_loop import closed_loop
 from loadgen.job import Job, Tally
 from loadgen.outbox import Keep, Outbox
 from loadgen.pacing import pace, quiet_garbage_collector
+from loadgen.urgency import urgent
 from loadgen.wire import KEEPALIVE, RESERVE, Pool
 
 
@@ -27,7 +28,7 @@ async def send_job(job: Job, start_at: float, tally: Tally, keep: Keep) -> bool:
     """
     async with Pool(address_of(job.target), reserve_for(job)) as pool:
         outbox = Outbox(job, pool, tally, keep)
-        with quiet_garbage_collector():
+        with quiet_garbage_collector(), urgent():
             return await _send(outbox, start_at)
 
 
