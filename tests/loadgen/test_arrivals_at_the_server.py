@@ -8,6 +8,7 @@ valid the machine cannot say anything about arrivals.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from loadgen.run import run_load
 from loadgen.target import Target
 from loadgen.timetable import draw
 from queueing import arrival_tests
+from queueing.arrival_audit import Budget
 from queueing.distributions import parse_distribution
 from queueing.record import read_run
 from tests.server.asgi import Call, call, completion, running
@@ -68,16 +70,17 @@ async def at_the_server(folder: Path, rate: float, n: int, processes: int, seed:
 
 
 async def valid_cell(folder: Path, rate: float, n: int, processes: int, attempts: int = 4) -> Stream:
-    """The first of a few runs that kept the lateness budget."""
+    """The first of a few runs that kept the lateness budget, and whose machine did not hold requests back for a mean gap."""
+    budget = Budget(mean=BUDGET.mean, p99=min(BUDGET.p99, 1 / rate))
     late = []
     for seed in range(attempts):
         received = await at_the_server(folder, rate, n, processes, seed)
-        audit = received.audit()
+        audit = received.audit(budget=budget)
         if audit.valid:
             return received
         assert audit.lateness is not None
         late.append(f"{audit.lateness.p99 * 1e3:.1f}")
-    return missing("a calm machine", f"p99 of the lateness was {', '.join(late)} ms at {rate:g}/s; the budget is {BUDGET.p99 * 1e3:g} ms")
+    return missing("a calm machine", f"p99 of lateness {', '.join(late)} ms at {rate:g}/s; judged up to {budget.p99 * 1e3:g} ms")
 
 
 def assert_poisson(received: Stream, rate: float) -> None:
@@ -104,6 +107,7 @@ def test_arrivals_at_the_server_are_poisson(tmp_path: Path, rate: float, n: int,
 @pytest.mark.slow
 def test_ten_requests_per_second_by_one_two_and_four_processes(tmp_path: Path) -> None:
     """200 s each, beside each other: 30 requests/s in all leave the machine calm."""
+    faulthandler.cancel_dump_traceback_later()  # long by nature, not stuck
 
     async def all_three() -> list[Stream]:
         return list(await asyncio.gather(*(valid_cell(tmp_path, 10.0, 2000, processes) for processes in (1, 2, 4))))
