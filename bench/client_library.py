@@ -33,8 +33,9 @@ import httpx
 
 from loadgen.client import Exchange
 from loadgen.gateway_process import free_port
+from loadgen.pool import Pool
 from loadgen.run import hardware, versions
-from loadgen.wire import Address, Pool
+from loadgen.wire import Address
 
 LONG = 51
 STREAMS = 8

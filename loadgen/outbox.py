@@ -10,7 +10,7 @@ from typing import Any
 
 from loadgen.client import Exchange, reason
 from loadgen.job import Job, Tally
-from loadgen.wire import Pool
+from loadgen.pool import Pool
 from queueing.record import Record
 
 Keep = Callable[[Record], None]

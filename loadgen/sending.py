@@ -17,8 +17,8 @@ from loadgen.closed_loop import closed_loop
 from loadgen.job import Job, Tally
 from loadgen.outbox import Keep, Outbox
 from loadgen.pacing import pace, quiet_garbage_collector
+from loadgen.pool import KEEPALIVE, RESERVE, Pool
 from loadgen.urgency import urgent
-from loadgen.wire import KEEPALIVE, RESERVE, Pool
 
 
 async def send_job(job: Job, start_at: float, tally: Tally, keep: Keep) -> bool:
