@@ -124,15 +124,15 @@ def test_stalls_are_counted_with_the_time_they_took() -> None:
 
 def test_slow_moments_that_grow_batches_are_not_taken_for_a_wrong_shape() -> None:
     """The endogeneity trap: in this run the ratio goes with the batch size, and yet the law's shape is right."""
-    walk = np.zeros(60_000)
+    walk = np.zeros(70_000)
     noise = np.random.default_rng(1).normal(size=walk.size)
     for i in range(1, walk.size):
-        walk[i] = 0.995 * walk[i - 1] + 0.012 * noise[i]
+        walk[i] = 0.995 * walk[i - 1] + 0.03 * noise[i]
     for seed in range(3):
         engine = Engine(most=64, speed=lambda now, seed=seed: float(np.exp(walk[int(now / 0.02) + 20_000 * seed])))
-        records = serve(poisson(450.0, 8000, seed), engine, seed)
+        records = serve(poisson(300.0, 8000, seed), engine, seed)
         times = batch_times(parse_policy("dynamic"), seen(records, "dynamic").mine, LAW)
-        assert np.corrcoef(np.log(times.ratio), np.log(times.size))[0, 1] > 0.05
+        assert np.corrcoef(np.log(times.ratio), np.log(times.size))[0, 1] > 0.4
         assert law_shape(times).holds
 
 
