@@ -123,6 +123,7 @@ def _check_unstable(process: subprocess.Popen[bytes], folder: Path) -> None:
     assert sum(done["outcomes"].values()) < 0.9 * done["asked"]["count"], "it was stopped, not run to its end"
 
 
+@pytest.mark.slow
 def test_an_unstable_point_is_stopped_and_named(tmp_path: Path) -> None:
     asyncio.run(_slow_gateway(tmp_path))
 

@@ -192,6 +192,7 @@ def test_a_mean_that_does_not_exist_is_not_given() -> None:
         solve_batch_chain(time, 0.85, None)
 
 
+@pytest.mark.slow
 def test_a_mean_that_does_not_exist_is_null_also_where_it_could_be_simulated() -> None:
     answer = predict(parse_policy("dynamic"), 0.85, ONE, LatencyModel(k1=1.0, k4=1e-9, cv=1.0))
     assert answer.method == "simulation"
