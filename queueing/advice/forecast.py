@@ -1,0 +1,79 @@
+"""What one setting of the knobs would do at the estimates of a window: the common currency of what-ifs, advice and autopilot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from queueing.estimation.interval import Estimate
+from queueing.result import Prediction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knobs:
+    """What the gateway can turn while it serves; `servers` only an operator can."""
+
+    policy: str  # canonical policy text
+    max_output_tokens: int | None = None
+    servers: int = 1
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Forecast:
+    """One setting at the rate, lengths, speed and residual of a window."""
+
+    knobs: Knobs
+    load: float
+    prediction: Prediction | None  # None: no steady state there, or no answer (`notes` say which)
+    mean: Estimate  # queueing delay of dispatched requests, seconds, with what the estimates leave open
+    clipped_fraction: float | None  # of all requests, by the gateway's limit; None where it is not known
+    notes: tuple[str, ...] = ()
+
+    @property
+    def stable(self) -> bool:
+        """Whether it has a steady state."""
+        return self.prediction is not None and self.prediction.stable
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        found = self.prediction
+        return {
+            "policy": self.knobs.policy,
+            "max_output_tokens": self.knobs.max_output_tokens,
+            "servers": self.knobs.servers,
+            "effective_max_batch_size": None if found is None else found.effective_max_batch_size,
+            "stable": self.stable,
+            "load": self.load,
+            "method": None if found is None else found.method,
+            "queueing_delay": None if found is None else found.queueing_delay.to_dict(),
+            "sojourn_time": None if found is None else found.sojourn_time.to_dict(),
+            "interval": self.mean.to_dict(),
+            "clipped_fraction": self.clipped_fraction,
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Advice:
+    """The best choice of one target beside what is in force. `best` is None where there is none, and `says` why."""
+
+    target: str  # max-output-tokens | batch-size | policy | servers
+    objective: str
+    current: Forecast
+    best: Forecast | None
+    gain: Estimate  # 1 - best / current of the objective's measure; 1 where the current setting is unstable
+    curve: tuple[Mapping[str, Any], ...]
+    says: str  # one sentence for the operator
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "target": self.target,
+            "objective": self.objective,
+            "current": self.current.to_dict(),
+            "best": None if self.best is None else self.best.to_dict(),
+            "gain": self.gain.to_dict(),
+            "curve": [dict(point) for point in self.curve],
+            "says": self.says,
+        }
