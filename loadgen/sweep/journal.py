@@ -8,6 +8,7 @@ kill cut short is not an event: it is dropped, and overwritten by the next. What
     planned     all cells with their lengths        refused     the law says load >= 1: not run
     started     attempt, epoch, where the gateway writes
     done        files with their digests, summary; `ended` = complete or unstable
+    noisy       done, but the engine's speed changed too much around it: set aside, to be measured again
     cut         an attempt was interrupted: why, and the partial files
     failed      given up after several attempts     restarted   the gateway
     finished    the session ended
@@ -78,6 +79,7 @@ class CellProgress:
     """What became of a cell so far."""
 
     attempts: int = 0
+    noisy: int = 0  # of them set aside
     open: Event | None = None  # started, and nothing said since
     done: Event | None = None
     reason: str | None = None  # why it is not done
@@ -110,6 +112,8 @@ class Progress:
                 cell.attempts, cell.open, cell.done, cell.reason = event["attempt"], event, None, None
             case "done":
                 cell.open, cell.done, cell.reason = None, event, None
+            case "noisy":
+                cell.noisy, cell.open, cell.done, cell.reason = cell.noisy + 1, None, None, event["reason"]
             case "cut" | "failed" | "refused" | "damaged":
                 cell.open, cell.done, cell.reason = None, None, event["reason"]
             case _:

@@ -44,6 +44,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     slo: tuple[str, ...] = ()
     tolerance: float = 0.05  # of a saturation search: high / low - 1
     bracket: float = 2.0  # seconds of a calibration of the speed before and after each cell; 0: none
+    repeat_noisy: int = 1  # times that a cell is measured again where the speed changed around it by more than `NOISE`
     model: str = "tiny"
     engine: str = "auto"
     base_url: str | None = None  # a gateway that runs already
@@ -109,5 +110,7 @@ def _check_numbers(plan: Plan) -> None:
         raise SpecError(f"got --precision {plan.precision}; expected at most {TOO_WIDE}, beyond which a run counts as too short")
     if plan.bracket < 0:
         raise SpecError(f"got --bracket {plan.bracket}; expected seconds >= 0")
+    if plan.repeat_noisy < 0:
+        raise SpecError(f"got --repeat-noisy {plan.repeat_noisy}; expected a number >= 0")
     for text in plan.slo:
         parse_slo(text)

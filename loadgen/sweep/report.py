@@ -90,6 +90,8 @@ def _drift(results: Results) -> str | None:
     changes = {name: abs(after / before - 1) for name, (before, after) in speeds.items()}
     if not changes:
         return None
+    repeated = [result.cell.name for result in results.cells if result.noisy]
     said = f"speed of the machine between the short calibrations around a cell: changed by {max(changes.values()):.0%} at most"
     wandered = [f"{name} {change:.0%}" for name, change in changes.items() if change > WANDER]
-    return said + (f"; do not trust {', '.join(wandered)}" if wandered else "")
+    said += f"; do not trust {', '.join(wandered)}" if wandered else ""
+    return said + (f"; measured again for it: {', '.join(repeated)}" if repeated else "")

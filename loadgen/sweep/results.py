@@ -34,12 +34,13 @@ class CellResult:
     reason: str | None
     attempts: int
     done: Event | None
+    noisy: int = 0  # attempts set aside because the engine's speed changed around them
     comparison: Comparison | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """For sweep.json."""
         kept = {key: self.done.get(key) for key in ("files", "speeds", "outcomes", "lateness", "growth")} if self.done else {}
-        return dict(msgspec.to_builtins(self.cell)) | {"state": self.state, "reason": self.reason, "attempts": self.attempts} | kept
+        return dict(msgspec.to_builtins(self.cell)) | {"state": self.state, "reason": self.reason, "attempts": self.attempts, "noisy": self.noisy} | kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +133,7 @@ def _cell(folder: Path, basis: Basis, cell: Cell, known: CellProgress) -> CellRe
         state, reason = ("done" if known.done["ended"] == "complete" else "unstable"), known.done["why"]
     elif cell.load >= 1 and not basis.plan.allow_unstable:
         state = "refused"
-    result = CellResult(cell=cell, state=state, reason=reason, attempts=known.attempts, done=known.done)
+    result = CellResult(cell=cell, state=state, reason=reason, attempts=known.attempts, done=known.done, noisy=known.noisy)
     if state != "done" or known.done is None:
         return result
     sides = {name.rsplit(".", 2)[-2]: read_side(folder / name) for name in known.done["files"]}

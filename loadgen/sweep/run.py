@@ -22,13 +22,20 @@ from loadgen.sweep.apparatus import Apparatus
 from loadgen.sweep.cell import Begun, CellRun, Sending, begin, gateway_side
 from loadgen.sweep.gateway import stop_left_behind
 from loadgen.sweep.grid import Cell, planned_cells
-from loadgen.sweep.journal import damage
+from loadgen.sweep.journal import Event, damage
 from loadgen.sweep.plan import Plan
 from loadgen.sweep.status import Status
 from loadgen.sweep.store import Store
 
 ATTEMPTS = 3  # of a cell, in one session
+NOISE = 0.15  # change of the engine's speed from before a cell to after it
 OVERHEAD = 1.0  # seconds of a cell besides sending and calibrating
+
+
+def speed_change(done: Event) -> float:
+    """Of the bracketing calibrations, relative; 0 where one is not known."""
+    before, after = done["speeds"]
+    return 0.0 if before is None or after is None else abs(after / before - 1)
 
 
 @dataclass(slots=True)
@@ -67,7 +74,9 @@ class Sweep:
     async def measure(self, cell: Cell, place: str) -> None:
         """Return when the cell is done, refused, or has failed too often; `place` names it in what is shown."""
         if self._is_done(cell):
-            return
+            if not self._was_noisy(cell):
+                return
+            self._set_aside(cell, f"{place}, {cell}")
         if self._is_refused(cell):
             self._refuse(cell)
             return
@@ -82,7 +91,10 @@ class Sweep:
             if run.ended == "interrupted":
                 raise asyncio.CancelledError
             if run.ended != "lost":
-                return
+                if not self._was_noisy(cell):
+                    return
+                self._set_aside(cell, f"{place}, {cell}")
+                continue
             await self.apparatus.recover(run.why or "no reason known")
         known = self.store.progress.of(cell.name)
         self.store.append("failed", cell=cell.name, reason=f"given up after {known.attempts} attempts: {known.reason}")
@@ -153,6 +165,21 @@ class Sweep:
         """That a cell takes, about."""
         return cell.seconds + self.plan.bracket + OVERHEAD
 
+    # noise
+
+    def _was_noisy(self, cell: Cell) -> bool:
+        """Whether its mean says more about the machine than about the queue, and it may be measured again."""
+        known = self.store.progress.of(cell.name)
+        return known.done is not None and known.noisy < self.plan.repeat_noisy and speed_change(known.done) > NOISE
+
+    def _set_aside(self, cell: Cell, shown: str) -> None:
+        known = self.store.progress.of(cell.name)
+        assert known.done is not None
+        changed = speed_change(known.done)
+        files = self.store.set_aside(known.done, known.attempts)
+        self.store.append("noisy", cell=cell.name, reason=f"the speed of the engine changed by {changed:.0%} around it", files=files)
+        self.status.note(f"{shown}: the speed of the engine changed by {changed:.0%} around it; measured again")
+
     # the journal
 
     def _is_done(self, cell: Cell) -> bool:
@@ -169,13 +196,13 @@ class Sweep:
         """Whether a session came to its end, and all of it is still there."""
         if self.store.journal.last("finished") is None:
             return False
-        return all(self._is_refused(cell) or self._is_done(cell) for cell in planned_cells(self.store.journal.events))
+        return all(self._is_refused(cell) or (self._is_done(cell) and not self._was_noisy(cell)) for cell in planned_cells(self.store.journal.events))
 
     def _is_refused(self, cell: Cell) -> bool:
         return cell.load >= 1 and not self.plan.allow_unstable and cell.purpose == "grid"
 
     def _is_left(self, cell: Cell) -> bool:
-        return self.store.progress.of(cell.name).done is None and not self._is_refused(cell)
+        return (self.store.progress.of(cell.name).done is None or self._was_noisy(cell)) and not self._is_refused(cell)
 
     def _refuse(self, cell: Cell) -> None:
         reason = f"load {cell.load:.3g} by the law: the queue would grow without bound; --allow-unstable runs it anyway"

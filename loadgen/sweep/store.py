@@ -77,6 +77,15 @@ class Store:
         _write(self.folder / name, run.header, run.records)
         return files | {name: digest(self.folder / name)}
 
+    def set_aside(self, done: Event, attempt: int) -> dict[str, str]:
+        """The files of a cell that is to be measured again, under names that say so."""
+        files = {}
+        for name, known in done["files"].items():
+            head, side, ending = name.rsplit(".", 2)
+            files[f"{head}.noisy-{attempt}.{side}.{ending}"] = known
+            (self.folder / name).replace(self.folder / f"{head}.noisy-{attempt}.{side}.{ending}")
+        return files
+
     def salvage_load_side(self, name: str, attempt: int) -> dict[str, str]:
         """What a killed sender had written of an attempt, without a last line that the kill cut short."""
         path = self.growing(name, attempt)

@@ -59,6 +59,21 @@ def test_a_killed_sweep_is_gone_on_with_and_its_finished_cells_are_not_touched(t
     assert "not as it was written" in damaged["reason"]
     assert [event["cell"] for event in events(folder, "started")][3:] == ["single_rate60"], "only what was changed is measured again"
 
+    quiet, noisy = '"speeds":[1.0,1.0]', '"speeds":[1.0,1.5]'
+    journal = folder / "journal.jsonl"
+    head, tail = journal.read_text().rsplit(quiet, 1)
+    journal.write_text(head + noisy + tail)
+    for _ in range(2):
+        result = finish(start(folder, *GRID))
+        (aside,) = events(folder, "noisy")
+        assert (aside["cell"], sorted(aside["files"])) == (
+            "single_rate60",
+            ["cells/single_rate60.noisy-2.gateway.jsonl", "cells/single_rate60.noisy-2.load.jsonl"],
+        ), "what was measured on a machine whose speed changed is set aside and measured again, once"
+        assert all((folder / name).exists() for name in aside["files"])
+        assert [event["cell"] for event in events(folder, "started")][4:] == ["single_rate60"]
+        assert result["missing"] == []
+
 
 def test_a_gateway_killed_in_mid_cell_is_started_again_and_the_cell_repeated(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
