@@ -36,6 +36,7 @@ class Apparatus:
     store: Store
     status: Status
     gateway: SweptGateway
+    repeats: int = 5  # of each cell of the calibration
     basis: Basis = field(init=False)
     target: Target = field(init=False)
     speed: float | None = None  # of the last measurement, until something was run since
@@ -109,7 +110,7 @@ class Apparatus:
             return law
         self.status.phase("calibrating the engine's law", CALIBRATING)
         await until_idle(self.gateway.client)
-        profile = await self._ask_calibration({"repeats": 5}, Basis(self.plan, LatencyModel(k4=1.0), bounds))
+        profile = await self._ask_calibration({"repeats": self.repeats}, Basis(self.plan, LatencyModel(k4=1.0), bounds))
         self.store.write_profile(profile)
         self.status.note(f"law: {profile.law} (R2 {profile.r2 or 0:.4f}, cells within {profile.mape or 0:.1%} on average)")
         return profile.law.at_speed(1.0)

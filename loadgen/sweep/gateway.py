@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -46,10 +46,10 @@ class SweptGateway(Protocol):
 
 
 class OwnGateway:
-    """`kendall serve` as a child; `start` after a loss starts it anew."""
+    """`kendall serve` as a child; `start` after a loss starts it anew. Of the `flags` beyond the plan's, the last one wins."""
 
-    def __init__(self, plan: Plan, folder: Path, port: int) -> None:
-        self._plan, self._folder, self._port = plan, folder, port
+    def __init__(self, plan: Plan, folder: Path, port: int, flags: Sequence[str] = ()) -> None:
+        self._plan, self._folder, self._port, self._flags = plan, folder, port, flags
         self._process: GatewayProcess | None = None
         self.client: GatewayClient
         self.record_file = folder / "gateway-1.jsonl"
@@ -88,6 +88,7 @@ class OwnGateway:
             *("--engine", plan.engine, "--max-num-seqs", str(plan.max_num_seqs), "--record-file", str(self.record_file)),
             *("--allow-forced-lengths", "--served-model-name", "swept", "--prediction-interval", "0"),
             *given,
+            *self._flags,
         ]
 
 

@@ -34,7 +34,7 @@ async def run_session(plan: Plan, folder: Path, port: int, assertions: Sequence[
     error: str | None = None
     interrupted = False
     async with Status(sys.stderr) as status:
-        with _cancelled_by_signals():
+        with cancelled_by_signals():
             try:
                 await Sweep(plan, store, status, Apparatus.of(plan, store, status, port)).run()
             except asyncio.CancelledError:
@@ -60,7 +60,7 @@ async def run_session(plan: Plan, folder: Path, port: int, assertions: Sequence[
     return CHECK_FAILED if lines else DONE
 
 
-class _cancelled_by_signals:  # noqa: N801 - used like a function
+class cancelled_by_signals:  # noqa: N801 - used like a function
     """Ctrl-C and SIGTERM cancel this task: what is measured is kept, the gateway is stopped."""
 
     def __enter__(self) -> None:

@@ -1,0 +1,161 @@
+"""One cell: load flows, a new epoch begins in mid-flow, looks until enough is known or the time is over, then the load is cut off.
+
+The last live prediction is taken while the load still flows: a window that goes on after it would hold too low a rate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import msgspec
+
+from bench.live.design import LONGEST, Point, Rules
+from bench.live.judgement import noise
+from bench.live.looks import Follower, Look, enough, look
+from bench.live.observation import Cell as Observed
+from bench.live.observation import observe
+from bench.live.results import Result
+from loadgen.gateway_process import GatewayClient, GatewayError
+from loadgen.run import hardware
+from loadgen.sweep.apparatus import Apparatus
+from loadgen.sweep.cell import Begun, CellRun, Sending, begin
+from loadgen.sweep.gateway import header_of, records_since
+from loadgen.sweep.grid import Cell
+from loadgen.timetable import draw
+from policies import parse_policy
+from queueing.estimation.assess import Limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A cell's load run."""
+
+    cell: Cell
+    begun: Begun  # with the epoch in which it settled
+    epoch: int  # the measured one
+    ended: str  # half-width | time
+    seconds: float  # of the measured epoch
+    last: Look
+    run: CellRun
+
+
+@dataclass(frozen=True, slots=True)
+class RunningCell:
+    """A point of the table on the apparatus; `allowed` seconds of load, `shown` in the progress."""
+
+    apparatus: Apparatus
+    rules: Rules
+    point: Point
+    allowed: float
+    shown: str
+
+    async def run(self, speed: float) -> Measured:
+        """The load run at that speed of the engine, cut off when enough is known or the time is over. Raises GatewayError."""
+        cell = self._cell(speed)
+        begun = await begin(self.apparatus.gateway.client, self.apparatus.gateway.record_file, cell)
+        self.apparatus.status.phase(self.shown, self.rules.settle + self.allowed)
+        sending = asyncio.create_task(self._sending(cell, begun).run())
+        watching = asyncio.create_task(self._watch(begun))
+        try:
+            await asyncio.wait({sending, watching}, return_when=asyncio.FIRST_COMPLETED)
+        finally:  # a sender that is cancelled hands back what was measured
+            sending.cancel()
+            watching.cancel()
+            await asyncio.wait({sending, watching})
+        run = sending.result()
+        if watching.cancelled():
+            raise GatewayError(run.why or "the load ended before the cell did")
+        epoch, ended, seconds, last = watching.result()
+        return Measured(cell=cell, begun=begun, epoch=epoch, ended=ended, seconds=seconds, last=last, run=run)
+
+    def result(self, measured: Measured, speeds: tuple[float, float | None]) -> Result:
+        """Everything of it as JSON, judged by nobody yet."""
+        point, rules, header, load = self.point, self.rules, header_of(measured.begun.record_file), measured.run.load
+        seen = observe(self._observed(measured))
+        deviations = {"block_deviation": rules.block_deviation, "bracket_deviation": rules.bracket_deviation}
+        return {
+            "cell": point.name,
+            **{name: getattr(point, name) for name in ("policy", "load", "seed")},
+            "rate": measured.cell.rate,
+            "ended": measured.ended,
+            "seconds": measured.seconds,
+            "rules": msgspec.to_builtins(rules),
+            **self._conditions(),
+            "speeds": speeds,
+            "noise": noise(seen["block_speeds"], speeds, **deviations),
+            "lateness": None if load is None else {"mean": load.lateness.mean, "p99": load.lateness.p99},
+            **seen,
+            "live": measured.last.live,
+            "no_live_prediction": measured.last.reason,
+            "versions": header.versions | ({} if load is None else load.header.versions),
+            "hardware": hardware() | header.hardware,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+
+    def _cell(self, speed: float) -> Cell:
+        point, rules = self.point, self.rules
+        rate = point.load * self.apparatus.basis.at_speed(speed).model(point.policy, None).largest_stable_rate
+        count = int(rate * (self.allowed + rules.settle + 3 * rules.look)) + 100
+        return Cell(name=point.name, policy=point.policy, load=point.load, rate=rate, max_output_tokens=LONGEST, count=count)
+
+    def _sending(self, cell: Cell, begun: Begun) -> Sending:
+        apparatus, seed = self.apparatus, self.point.seed
+        basis = apparatus.basis
+        return Sending(
+            client=apparatus.gateway.client,
+            begun=begun,
+            cell=cell,
+            timetable=draw(cell.rate, cell.count, seed, basis.prompt_tokens, basis.output_tokens),
+            target=apparatus.target,
+            seed=seed,
+            configuration={name: getattr(apparatus.plan, name) for name in ("output_tokens", "prompt_tokens")},
+            progress=apparatus.status,
+            why_lost=apparatus.gateway.why_lost,
+            stop_unstable=False,
+        )
+
+    async def _watch(self, begun: Begun) -> tuple[int, str, float, Look]:
+        """Begin the measured epoch in mid-flow and look until the cell may end: its epoch, why it ended, its seconds, the last look."""
+        loop, rules, client = asyncio.get_running_loop(), self.rules, self.apparatus.gateway.client
+        await _first_arrival(client)
+        await asyncio.sleep(rules.settle)
+        epoch = int((await client.ask("PUT", "/admin/policy", {"max_output_tokens": LONGEST + 1}))["epoch"])
+        began = loop.time()
+        follower = Follower(begun.record_file, begun.offset, epoch, sojourn=parse_policy(self.point.policy).joins_running)
+        while True:
+            await asyncio.sleep(min(rules.look, max(0.1, self.allowed - (loop.time() - began))))
+            seen, seconds = await look(client, follower), loop.time() - began
+            self.apparatus.status.phase(f"{self.shown}: {seen}", max(0.0, self.allowed - seconds))
+            if enough(seen, seconds, half_width=rules.half_width, least=rules.least):
+                return epoch, "half-width", seconds, seen
+            if seconds >= self.allowed:
+                return epoch, "time", seconds, seen
+
+    def _observed(self, measured: Measured) -> Observed:
+        basis, begun = self.apparatus.basis, measured.begun
+        epochs = (begun.epoch, measured.epoch)  # who was in service when the measured one began explains who waited then
+        return Observed(
+            policy=self.point.policy,
+            epoch=measured.epoch,
+            records=[record for epoch in epochs for record in records_since(begun.record_file, begun.offset, epoch)],
+            shape=basis.law,
+            limits=Limits(max_output_tokens=LONGEST + 1, max_num_seqs=basis.bounds.max_num_seqs),
+            block=self.rules.block,
+            live=measured.last.live,
+        )
+
+    def _conditions(self) -> dict[str, object]:
+        plan, basis = self.apparatus.plan, self.apparatus.basis
+        asked = {name: getattr(plan, name) for name in ("engine", "output_tokens", "prompt_tokens")}
+        return {"law": str(basis.law), "max_num_seqs": basis.bounds.max_num_seqs} | asked
+
+
+async def _first_arrival(client: GatewayClient) -> None:
+    """Return when load has begun to flow: thousands of prompts are drawn first."""
+    while True:
+        state = await client.ask("GET", "/admin/state")
+        if state["unanswered"]:
+            return
+        await asyncio.sleep(0.05)

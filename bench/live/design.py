@@ -1,0 +1,100 @@
+"""What is measured: six policies at four loads, and the rules by which a cell ends, counts as quiet, or is repeated.
+
+The loads are fractions of each policy's largest stable rate under the calibrated law at the speed measured just before the
+cell. Answers have 16 tokens on average. The plan that a folder is bound to is that of a sweep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from loadgen.sweep.grid import cell_name
+from loadgen.sweep.plan import Plan
+
+POLICIES = ("single", "dynamic", "fixed:batch_size=4", "capped:max_batch_size=8", "elastic:max_batch_size=8", "continuous:max_batch_size=4")
+LOADS = (0.3, 0.5, 0.6, 0.75)
+OUTPUT_TOKENS = "uniform:low=1,high=31"
+PROMPT_TOKENS = "deterministic:value=32"
+MAX_NUM_SEQS = 16
+LONGEST = 32  # tokens: the gateway's limit while a cell settles; one more while it is measured, which cuts nobody and begins an epoch
+EMULATED_LAW = "k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012,cv=0.1,turnaround=0.0015"  # of --fast
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """Seconds, and fractions."""
+
+    half_width: float = 0.10  # of the observed mean: enough
+    look: float = 12.0  # between two looks at a running cell
+    settle: float = 4.0  # of load before the measured epoch begins: the queue is then no longer empty
+    least: float = 30.0  # of a cell
+    most: float = 1200.0
+    share: float = 1.6  # of its advised length, which a cell may take at most
+    block: float = 5.0  # over which the engine's speed is averaged
+    block_deviation: float = 0.10  # of every block's speed from the cell's, at most: a quiet cell
+    bracket_deviation: float = 0.05  # of the speeds before and after
+    bracket: float = 5.0  # of one calibration of the speed
+    repeats: int = 20  # of every cell of the one calibration of the law's shape
+    prediction_interval: float = 5.0
+    overhead: float = 14.0  # of a cell besides its load: settling, calibrating, judging
+
+
+QUIET_MACHINE = Rules()
+FAST = Rules(
+    look=1.0, settle=0.5, least=3.0, most=6.0, block=1.0, bracket=0.3, repeats=2, prediction_interval=1.0, overhead=3.0, half_width=0.2
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One cell of the table; `seed` is its own, so that no two cells share their luck."""
+
+    name: str
+    policy: str
+    load: float
+    seed: int
+
+
+def plan_of(rules: Rules, seed: int, *, fast: bool) -> Plan:
+    """As a sweep's plan, whose apparatus measures it."""
+    return Plan(
+        policies=POLICIES,
+        loads=LOADS,
+        output_tokens=OUTPUT_TOKENS,
+        prompt_tokens=PROMPT_TOKENS,
+        seed=seed,
+        precision=rules.half_width,
+        cell_limit=rules.most,
+        bracket=rules.bracket,
+        model="tiny",
+        engine="emulated" if fast else "vllm",
+        max_num_seqs=MAX_NUM_SEQS,
+    )
+
+
+def gateway_arguments(rules: Rules, *, fast: bool) -> list[str]:
+    """Flags of `kendall serve` beyond those of a sweep: the live prediction, its window as long as any cell."""
+    window = ["--prediction-interval", f"{rules.prediction_interval:g}", "--prediction-window", f"{rules.most:g}"]
+    limit = ["--max-output-tokens", str(LONGEST), "--what-if-interval", "100000"]
+    return window + limit + (["--latency", EMULATED_LAW] if fast else [])
+
+
+def points(plan: Plan) -> Iterator[Point]:
+    """All policies at one load, then the next."""
+    number = 0
+    for load in plan.loads:
+        for policy in plan.policies:
+            yield Point(cell_name(policy, None, f"load{load:g}"), policy, load, plan.seed * 1000 + number)
+            number += 1
+
+
+def chosen(every: Sequence[Point], names: str | None, loads: str | None) -> list[Point]:
+    """Those whose name has one of the comma-separated `names` in it, at one of the comma-separated `loads`. Raises ValueError."""
+    wanted = {float(load) for load in loads.split(",")} if loads else {point.load for point in every}
+    parts = [part.strip() for part in (names or "").split(",") if part.strip()]
+    found = [point for point in every if point.load in wanted and (not parts or any(part in point.name for part in parts))]
+    if not found:
+        known = ", ".join(point.name for point in every)
+        raise ValueError(f"got --cells {names} and --loads {loads}, which name no cell; expected parts of: {known}")
+    return found

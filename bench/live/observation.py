@@ -1,0 +1,135 @@
+"""What a cell's records say: the observation of the very window that the live prediction was made of, and theory on the same records.
+
+observed          queueing delays (continuous: sojourns) of who arrived in the window and was dispatched, means by batch means
+offline           the estimators and the prediction once more, from the run file instead of the gateway's memory
+measured service  the recursion on the run's own arrivals, batches and service times: gateway right or wrong
+waiting           continuous: who waited more than `WAITED`, observed, and P(Wq > 0) at the estimates
+block speeds      measured over lawful service time in blocks: was the machine quiet
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from loadgen.compare import compare
+from policies import Policy, parse_policy
+from queueing.continuous import solve_continuous
+from queueing.errors import PredictionError
+from queueing.estimation.assess import Assessment, Limits, assess
+from queueing.estimation.batch_times import BatchTimes, batch_times
+from queueing.estimation.estimates import Estimates
+from queueing.estimation.window import Snapshot, snapshot_of
+from queueing.latency import LatencyModel
+from queueing.model import Model
+from queueing.record import Record
+
+WAITED = 1e-3  # seconds: a slot that is free is given within less
+FEWEST_IN_BLOCK = 10  # batches, or groups of a continuous engine
+Plain = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """What is known of a cell when it is judged."""
+
+    policy: str
+    epoch: int
+    records: Sequence[Record]  # of the epoch and of the one before, in which it settled
+    shape: LatencyModel
+    limits: Limits
+    block: float  # seconds
+    live: Plain | None  # the last live prediction, whose window is judged
+
+
+def observe(cell: Cell) -> Plain:
+    """Everything of it, as JSON."""
+    seen = seen_in(cell)
+    policy = parse_policy(cell.policy)
+    found = assess(seen, cell.shape, cell.limits)
+    times = batch_times(policy, seen.mine, cell.shape)
+    return {
+        "compared": "sojourn_time" if policy.joins_running else "queueing_delay",
+        "window": {"start": seen.start, "end": seen.now, "seconds": seen.now - seen.start},
+        "n": found.compared.n,
+        "observed": found.compared.observed.to_dict() | {name: each.to_dict() for name, each in found.compared.observed_quantiles.items()},
+        "offline": _offline(found),
+        "measured_service": measured_service(cell.records, cell.epoch, seen.now),
+        "waiting": _waiting(policy, seen, cell, found.estimates) if policy.joins_running else None,
+        "block_speeds": block_speeds(times, cell.block),
+    }
+
+
+def seen_in(cell: Cell) -> Snapshot:
+    """The window of the live prediction, rebuilt from the run file; without one, the whole epoch but for who was cut at its end."""
+    if cell.live is not None:
+        start, end = float(cell.live["window"]["start"]), float(cell.live["window"]["end"])
+    else:
+        mine = [each.arrived_at for each in _ended(cell.records, math.inf) if each.epoch == cell.epoch and each.arrived_at is not None]
+        start, end = min(mine), max(mine)
+    found = snapshot_of(_ended(cell.records, end), cell.policy, start, end, epoch=cell.epoch)
+    arrivals = sorted(each.arrived_at for each in cell.records if each.arrived_at is not None and start < each.arrived_at <= end)
+    return dataclasses.replace(found, arrivals=np.array(arrivals))
+
+
+def measured_service(records: Sequence[Record], epoch: int, end: float) -> Plain:
+    """Observed mean of the epoch and that of the recursion, over the same requests. Seconds."""
+    comparison = next(each for each in compare(_ended(records, end)) if each.epoch == epoch)
+    service = comparison.quantity.measured_service
+    assert service is not None
+    return {"observed": comparison.quantity.observed.mean, "recursion": service.mean, "n": comparison.n}
+
+
+def _ended(records: Sequence[Record], end: float) -> list[Record]:
+    """Whose answer was whole by then: the load is cut off when a cell ends."""
+    return [each for each in records if each.outcome == "completed" and each.released_at is not None and each.released_at <= end]
+
+
+def block_speeds(times: BatchTimes, seconds: float) -> list[float]:
+    """Measured over lawful service time of consecutive blocks; a block with too few batches joins the next."""
+    if not times.count:
+        return []
+    edges = np.arange(times.at[0], times.at[-1], seconds)
+    block = np.searchsorted(edges, times.at, "right")
+    speeds, measured, fitted, number = [], 0.0, 0.0, 0
+    for index in range(1, block[-1] + 1):
+        mine = block == index
+        measured, fitted, number = measured + times.measured[mine].sum(), fitted + times.fitted[mine].sum(), number + int(mine.sum())
+        if number >= FEWEST_IN_BLOCK:
+            speeds.append(float(measured / fitted))
+            measured, fitted, number = 0.0, 0.0, 0
+    return speeds
+
+
+def _offline(found: Assessment) -> Plain:
+    band = None if found.wander is None else {name: _finite(value) for name, value in dataclasses.asdict(found.wander).items()}
+    return {
+        "prediction": None if found.prediction is None else found.prediction.to_dict(),
+        "interval": found.compared.predicted.to_dict(),
+        "wander_band": band,
+        "load_interval": found.load.to_dict(),
+        "estimates": found.estimates.summary(),
+        "comparison": found.compared.to_dict(),
+    }
+
+
+def _waiting(policy: Policy, seen: Snapshot, cell: Cell, estimates: Estimates) -> Plain:
+    delays = seen.mine.queueing_delay
+    observed = float(np.mean(delays > WAITED)) if delays.size else None
+    lengths, law = estimates.output_tokens.law(cell.limits.max_output_tokens), estimates.law(cell.shape)
+    prompts = estimates.prompt_tokens.law() if law.kp else None
+    model = Model(policy=policy, output_tokens=lengths, law=law, prompt_tokens=prompts, max_num_seqs=cell.limits.max_num_seqs)
+    try:
+        predicted = solve_continuous(model.slot_time, estimates.arrival_rate.value, model.bound).waiting
+    except PredictionError:
+        predicted = None
+    return {"observed": observed, "predicted": predicted, "n": int(delays.size)}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

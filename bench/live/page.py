@@ -1,0 +1,224 @@
+"""docs/live-validation.md from the cells' files: every number on it is computed here."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench.live.design import Rules
+from bench.live.judgement import BAND_SAYS, Judged, counts, judge, source_of
+from bench.live.picture import draw
+from bench.live.results import best, read_results
+
+NAME = "live-validation"
+PICTURE = "observed-and-predicted.png"
+INTRODUCTION = """\
+# The live prediction on a real engine
+
+`bench/live_validation.py` starts a gateway with vLLM and the tiny model, calibrates the law's shape once, and sends every policy
+stationary Poisson load. While it serves, the gateway estimates rate, lengths, speed and residual from its own window and predicts
+the mean and the quantiles of the queueing delay; no delay enters. The last prediction is taken while the load still flows, and what
+the gateway's records say of the very same window stands beside it. For continuous the sojourn is compared, since waiting for the
+engine's next step belongs to service there. All numbers below are computed from the files in [live-validation/](live-validation/).
+"""
+
+
+def write_page(folder: Path, docs: Path) -> Path:
+    """Page, data and picture under `docs`; the page's path."""
+    everything = read_results(folder.joinpath("cells").glob("*.json"))
+    cells = [judge(result) for result in best(everything)]
+    data = docs / NAME
+    _copy(folder, data)
+    draw(cells, data / PICTURE)
+    parts = [
+        INTRODUCTION,
+        _counts(cells),
+        _table(cells),
+        f"![observed beside predicted]({NAME}/{PICTURE})\n",
+        _waiting(cells),
+        _named(cells, everything),
+        _failures(cells),
+        _offline(cells),
+        _configuration(cells),
+    ]
+    page = docs / f"{NAME}.md"
+    page.write_text("\n".join(part for part in parts if part), encoding="utf-8")
+    return page
+
+
+def _copy(folder: Path, data: Path) -> None:
+    """The cells' files and the calibration go with the page."""
+    if folder.resolve() == data.resolve():
+        return
+    data.joinpath("cells").mkdir(parents=True, exist_ok=True)
+    for path in [*folder.joinpath("cells").glob("*.json"), *folder.glob("profile.json")]:
+        shutil.copyfile(path, data / path.relative_to(folder))
+
+
+def _counts(cells: Sequence[Judged]) -> str:
+    rows = []
+    for count in counts(cells):
+        shown = f"{count.found:.1%}" if count.of is None else f"{count.found:.0f} of {count.of}"
+        asked = f"at most {count.asked:.0%}" if count.of is None else f"at least {count.asked:.0f}"
+        rows.append([count.says, shown, asked, "yes" if count.holds else "**no**"])
+    above = [cell for cell in cells if not cell.low]
+    inside, steady = sum(bool(cell.in_band) for cell in above), sum(cell.in_band is None for cell in above)
+    return "\n".join(
+        [
+            f"## {len(cells)} of 24 cells",
+            "",
+            "Up to load 0.6 a cell holds where |observed - predicted| <= max(10 %, half width of the observed mean, 1 ms). " + BAND_SAYS,
+            "",
+            _rows(["asked", "found", "wanted", "met"], rows),
+            "",
+            f"Above load 0.6: {inside} of {len(above)} in the band itself; in {steady} the speed did not wander beyond chance.",
+            "",
+        ]
+    )
+
+
+def _table(cells: Sequence[Judged]) -> str:
+    head = ["policy", "load", "n", "s", "observed (ms)", "predicted (ms)", "error", "band (ms)", "gateway", "p99 (ms)", "verdict", "holds"]
+    rows = [_row(cell) for cell in cells]
+    return (
+        "## Every cell\n\n"
+        + _rows(head, rows)
+        + "\n\ns: seconds of load (t: ended by time). gateway: observed over measured service, the recursion on the run's own arrivals,\n"
+        "batches and service times. p99: observed / predicted. verdict: what the live model itself said of the window, with the\n"
+        "assumptions it named. * the machine was not quiet. The estimates with their intervals are in the files.\n"
+    )
+
+
+def _row(cell: Judged) -> list[str]:
+    result = cell.result
+    live, service = source_of(result), result["measured_service"]
+    interval, band = live["interval"], live["wander_band"]
+    comparison = live["comparison"]
+    reasons = f" ({', '.join(comparison['reasons'])})" if comparison["reasons"] else ""
+    return [
+        result["policy"] + (" *" if not cell.quiet else ""),
+        f"{result['load']:g}",
+        f"{result['n']:,}",
+        f"{result['seconds']:.0f}" + (" t" if result["ended"] == "time" else ""),
+        f"{_ms(cell.observed)} ± {_ms(cell.half_width)}",
+        f"{_ms(cell.predicted)} ({_ms(interval['low'])} to {_ms(interval['high'])})",
+        _percent(cell.error),
+        "" if band is None else f"{_ms(band['low'])} to {_ms(band['high'])}",
+        _percent(service["observed"] / service["recursion"] - 1 if service["recursion"] else None, digits=2),
+        "" if cell.p99 is None else f"{_ms(cell.p99[0])} / {_ms(cell.p99[1])} ({_percent(cell.p99_error, digits=0)})",
+        comparison["verdict"] + reasons,
+        "yes" if cell.holds else "**no**",
+    ]
+
+
+def _waiting(cells: Sequence[Judged]) -> str:
+    rows = [
+        [f"{cell.result['load']:g}", _percent(found["observed"]), _percent(found["predicted"]), f"{found['n']:,}"]
+        for cell in cells
+        if (found := cell.result["waiting"]) is not None
+    ]
+    if not rows:
+        return ""
+    said = "Who waits for a slot (observed: more than 1 ms), beside P(Wq > 0) at the same estimates:"
+    return f"## Continuous: who waits\n\n{said}\n\n{_rows(['load', 'observed', 'predicted', 'n'], rows)}\n"
+
+
+def _named(cells: Sequence[Judged], everything: Sequence[dict[str, Any]]) -> str:
+    late = [cell for cell in cells if cell.result["ended"] == "time"]
+    noisy = [cell for cell in cells if not cell.quiet]
+    twice = sorted({result["cell"] for result in everything if result["attempt"] > 1})
+    lines = ["## Stopped by time, or outside the noise gate", ""]
+    lines += [
+        f"- Ended by the time limit (t), mean not yet known to 10 %: {_names(late)}.",
+        f"- Outside the noise gate (*): {_names(noisy)}.",
+        f"- Measured again for that: {', '.join(twice) or 'none'}. The quiet attempt counts, else the quieter; the outcome has no say.",
+        "",
+    ]
+    lines += [f"  - {cell.result['cell']}: {'; '.join(cell.result['noise'])}" for cell in noisy]
+    return "\n".join(lines) + "\n"
+
+
+def _failures(cells: Sequence[Judged]) -> str:
+    failing = [cell for cell in cells if not cell.holds or not cell.gateway_holds]
+    if not failing:
+        return ""
+    lines = ["## Cells that do not hold", ""]
+    for cell in failing:
+        live = source_of(cell.result)
+        failed = [f"{name}: {each['says']}" for name, each in live["comparison"]["assumptions"].items() if each["holds"] is False]
+        said = "; ".join(failed) or "no assumption fails"
+        lines.append(f"- {cell.result['cell']}, error {_percent(cell.error)}. The live model: {said}.")
+    return "\n".join(lines) + "\n"
+
+
+def _offline(cells: Sequence[Judged]) -> str:
+    both = [
+        (cell.result["live"]["interval"]["value"], cell.result["offline"]["interval"]["value"])
+        for cell in cells
+        if cell.result["live"] is not None
+    ]
+    apart = [abs(live / offline - 1) for live, offline in both if live and offline]
+    if not apart:
+        return "No live prediction was given by the gateway: the predictions above were made afterwards, from its run file.\n"
+    without = len(cells) - len(both)
+    said = f" Of {without} cells the gateway gave no live prediction; the offline one stands above." if without else ""
+    return (
+        f"The same estimators on the run file afterwards give the live mean within {max(apart):.2%} "
+        f"(median {sorted(apart)[len(apart) // 2]:.2%}).{said}\n"
+    )
+
+
+def _configuration(cells: Sequence[Judged]) -> str:
+    if not cells:
+        return ""
+    first, results = cells[0].result, [cell.result for cell in cells]
+    rules = msgspec.convert(first["rules"], Rules)
+    speeds = [speed for result in results for speed in result["speeds"] if speed is not None]
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(first["versions"].items()))
+    late = max((result["lateness"]["p99"] for result in results if result["lateness"]), default=math.nan)
+    dates = sorted(result["date"] for result in results)
+    lines = [
+        "## How",
+        "",
+        f"- Measured from {dates[0]} to {dates[-1]} (UTC), {sum(result['seconds'] for result in results) / 60:.0f} minutes of load.",
+        f"- Hardware: {', '.join(f'{name} {value}' for name, value in first['hardware'].items())}. Engine: {first['engine']}.",
+        f"- Versions: {versions}.",
+        f"- Law (shape calibrated once, {rules.repeats} times every cell): `{first['law']}`.",
+        f"- Speed against the law around the cells: {min(speeds):.3f} to {max(speeds):.3f}.",
+        f"- Output tokens `{first['output_tokens']}`, prompts `{first['prompt_tokens']}`, max_num_seqs {first['max_num_seqs']}.",
+        "- Load: the asked rate over the largest stable one under the law at the speed measured just before the cell.",
+        f"- A cell ends when the half width of its mean is {rules.half_width:.0%}, or with its share of the time "
+        f"(at most {rules.most:.0f} s).",
+        f"- The measured epoch begins {rules.settle:g} s after the load; the load generator was late by {late * 1e3:.2g} ms at most (p99).",
+        f"- Noise gate: every {rules.block:g}-s block's speed within {rules.block_deviation:.0%} of the cell's, the calibrations of "
+        f"{rules.bracket:g} s before and after within {rules.bracket_deviation:.0%} of each other.",
+        f"- Each cell has a timetable of its own, seeds {min(r['seed'] for r in results)} to {max(r['seed'] for r in results)}.",
+        "",
+        "    .venv/bin/python bench/live_validation.py",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def _names(cells: Sequence[Judged]) -> str:
+    return ", ".join(cell.result["cell"] for cell in cells) or "none"
+
+
+def _ms(seconds: float | None) -> str:
+    if seconds is None or not math.isfinite(seconds):
+        return "-"
+    return f"{seconds * 1e3:.3g}" if abs(seconds) < 1 else f"{seconds * 1e3:.0f}"
+
+
+def _percent(value: float | None, digits: int = 1) -> str:
+    return "-" if value is None or not math.isfinite(value) else f"{100 * value:+.{digits}f} %"

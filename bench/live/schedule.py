@@ -1,0 +1,45 @@
+"""How long each cell may take: its advised length, more where others ended early, less where the time is too short."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from bench.live.design import Point, Rules
+from loadgen.sweep.grid import Basis
+from policies.text import SpecError
+from queueing.run_length import ASSURANCE, advise_model
+
+
+@dataclass(slots=True)
+class Schedule:
+    """Seconds of load by cell name, from `queueing.run_length` at the calibrated law."""
+
+    basis: Basis
+    rules: Rules
+    advised: dict[str, float] = field(default_factory=dict)
+
+    def plan(self, points: Iterable[Point]) -> None:
+        """A pilot simulation each: seconds for them all."""
+        for point in points:
+            model = self.basis.model(point.policy, None)
+            rate = point.load * model.largest_stable_rate
+            try:
+                advice = advise_model(model, rate, relative=self.rules.half_width)
+            except SpecError:  # hardly anybody waits
+                advice = advise_model(model, rate, relative=self.rules.half_width, quantity="sojourn_time")
+            # nine runs of ten are promised; half of them need this much less
+            typical = advice.seconds / ASSURANCE
+            self.advised[point.name] = min(self.rules.most, max(self.rules.least, typical))
+
+    def seconds(self, point: Point) -> float:
+        """That a cell takes, about, with all that belongs to it."""
+        return self.advised[point.name] + self.rules.overhead
+
+    def allowed(self, point: Point, left: float, later: float) -> float:
+        """Seconds of load, when `left` seconds are left for all and the cells after it take `later`.
+
+        Where the time is too short for them all, each gives up the same share; where others ended early, it may take more.
+        """
+        share = min(self.rules.share, left / (self.seconds(point) + later))
+        return min(self.rules.most, max(self.rules.least, share * self.advised[point.name]))

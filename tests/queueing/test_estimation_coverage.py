@@ -1,0 +1,59 @@
+"""The estimators' 95 % intervals cover the truth in 88 % or more of 200 runs, under every policy, and are not merely wide."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from policies import parse_policy
+from queueing.estimation.estimates import estimate
+from queueing.model import Model
+from tests.queueing.estimation_runs import LAW, LENGTHS
+from tests.queueing.estimation_windows import window_of
+
+RUNS = 200
+SPEED = 1.3
+POLICIES = ("single", "dynamic", "fixed:batch_size=4", "capped:max_batch_size=8", "elastic:max_batch_size=8", "continuous:max_batch_size=4")
+COUNT = 2000  # requests of a run
+
+
+def model_of(policy: str) -> Model:
+    return Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=LAW.at_speed(SPEED), max_num_seqs=16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("load", [0.3, 0.75])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_rate_length_speed_and_residual_of_every_policy(policy: str, load: float) -> None:
+    model = model_of(policy)
+    covered = dict.fromkeys(("rate", "length", "speed", "cv"), 0)
+    widths = []
+    for seed in range(RUNS):
+        found = estimate(window_of(model, load, COUNT, seed), model.policy, LAW)
+        covered["rate"] += found.arrival_rate.covers(load * model.largest_stable_rate)
+        covered["length"] += found.output_tokens.mean(32).covers(LENGTHS.mean)
+        covered["speed"] += found.speed.covers(SPEED)
+        covered["cv"] += found.cv.covers(0.0 if model.policy.joins_running else LAW.cv)  # a slot engine's steps have no residual
+        widths += [(found.arrival_rate.relative, found.output_tokens.mean(32).relative, found.speed.relative)]
+    assert min(covered.values()) >= 0.88 * RUNS, covered
+    rate, length, speed = np.mean(widths, axis=0)
+    assert rate < 0.06  # an interval that covers everything says nothing
+    assert length < 0.04
+    assert speed < 0.04
+
+
+def test_a_window_from_arrays_is_that_of_the_records() -> None:
+    """Same trace through the policy object's simulator, whose records the gateway equals, and through the compiled one."""
+    from queueing.experiment import draw_jobs
+    from queueing.simulation import simulate_trace
+    from tests.queueing.estimation_runs import seen
+
+    for policy in ("capped:max_batch_size=8", "continuous:max_batch_size=4"):
+        model = model_of(policy)
+        jobs, residuals = draw_jobs(model, 0.6 * model.largest_stable_rate, 1500, np.random.SeedSequence(3))
+        records = simulate_trace(model.policy, jobs, model.law, residuals, max_batch_size=16)
+        found = [estimate(each, model.policy, LAW) for each in (seen(records, policy), window_of(model, 0.6, 1500, 3))]
+        for name in ("arrival_rate", "speed", "cv"):
+            one, other = (getattr(each, name) for each in found)
+            assert (one.value, one.low, one.high) == pytest.approx((other.value, other.low, other.high), rel=1e-9)
+        assert found[0].count == found[1].count
