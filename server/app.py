@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
+from policies import SpecError
 from queueing.profile import Profile
 from server.calibration import Calibrator
 from server.call import answer, direct, read_body, validate
@@ -62,6 +63,8 @@ def create_app(
     _add_state(app, gateway)
     _add_policy(app, gateway)
     _add_admin(app, gateway)
+    _add_live(app, gateway)
+    _add_calibration(app, gateway)
     return app
 
 
@@ -164,24 +167,38 @@ def _add_admin(app: FastAPI, gateway: Gateway) -> None:
             "running": running,
             "draining": gateway.draining,
             "arrivals": gateway.arrivals.state(batcher.epoch),
+            "estimates": gateway.live_model().estimates,
+            "self_checks": gateway.live_model().checks,
         }
 
-    @app.get("/admin/prediction")
-    async def prediction() -> dict[str, Any]:
-        live = gateway.live
-        if live is None or live.prediction is None:
-            reason = (
-                "no latency law: POST /admin/calibrate or start with --latency" if gateway.law is None else "too few requests in the window"
-            )
-            return {"prediction": None, "reason": reason}
-        return {"prediction": live.prediction, "reason": None}
 
+def _add_live(app: FastAPI, gateway: Gateway) -> None:
+    @app.get("/admin/prediction")
+    async def prediction(*, what_if: bool = False) -> dict[str, Any]:
+        live = gateway.live_model()
+        if what_if:
+            await live.update_what_if()
+        reason = live.why_nothing() if live.prediction is None else None
+        return {"prediction": live.prediction, "what_if": live.what_if, "what_if_at": live.what_if_at, "reason": reason}
+
+    @app.get("/admin/advice")
+    async def advice(request: Request) -> dict[str, Any]:
+        live = gateway.live_model()
+        try:
+            found = await live.advice(request.query_params)
+        except SpecError as error:
+            raise ApiError(400, "invalid_objective", str(error)) from None
+        return {"advice": found, "reason": None if found else live.why_nothing()}
+
+
+def _add_calibration(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/admin/calibrate")
     async def calibrate(request: Request) -> dict[str, Any]:
         plan = await parse(request, CalibrationRequest)
         if gateway.calibrating or gateway.admit().in_service or gateway.batcher.queue_length:
             raise ApiError(409, "busy", "calibration needs the engine to itself; wait until nothing is in service")
         profile: Profile = await Calibrator(gateway).run(plan)
+        gateway.begin_epoch()  # what waited meanwhile waited for the calibration
         return profile.to_dict()
 
     @app.post("/admin/drain")

@@ -20,6 +20,11 @@ RETRY_HEADER = b"x-stainless-retry-count"  # OpenAI's clients count their own re
 _SHOWN = ("n", "span", "rate", "rate_low", "rate_high", "gap_variation", "dispersion", "verdict", "poisson")
 
 
+def is_retry(headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    """Whether the client's library says that it has asked before."""
+    return any(name == RETRY_HEADER and value != b"0" for name, value in headers)
+
+
 class ArrivalsSeen:
     """The arrivals of one epoch: the last KEPT `instants`, how many there were, how many were retries."""
 
@@ -35,14 +40,12 @@ class ArrivalsSeen:
         self.count = 0
         self.retries = 0
 
-    def saw(self, instant: float, epoch: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    def saw(self, instant: float, epoch: int, *, retry: bool) -> None:
         """One call has arrived and will be queued."""
         self._begin(epoch)
         self.instants.append(instant)
         self.count += 1
-        for name, value in headers:
-            if name == RETRY_HEADER and value != b"0":
-                self.retries += 1
+        self.retries += retry
 
     def state(self, epoch: int) -> dict[str, Any]:
         """For `/admin/state`: what arrived in this epoch, and the audit of the last of it."""

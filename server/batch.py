@@ -24,6 +24,9 @@ class Observer(Protocol):
     def on_idle(self, server_id: int, at: float) -> None:
         """A server holds nothing any more."""
 
+    def on_settle(self, ticket: Ticket) -> None:
+        """A request met its one outcome: it has left the system."""
+
     def on_record(self, record: Record) -> None:
         """A request met its one outcome and everything about it is known."""
 

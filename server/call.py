@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from server.answer import Answer, AnswerOptions
+from server.arrivals_seen import is_retry
 from server.errors import ApiError
 from server.formats import ChatFormat, CompletionFormat
 from server.gateway import Gateway
@@ -74,8 +75,9 @@ async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[C
     call_id = gateway.next_call_id("chatcmpl" if chat else "cmpl")
     asked_id = _asked_id(scope)
     received_at = scope.get(RECEIVED_AT, arrived_at)
-    works = await gateway.works(call, call_id, arrived_at, asked_id, received_at)
-    gateway.arrivals.saw(received_at, batcher.epoch, scope["headers"])
+    retry = is_retry(scope["headers"])
+    works = await gateway.works(call, call_id, arrived_at, asked_id, received_at, retry=retry)
+    gateway.arrivals.saw(received_at, batcher.epoch, retry=retry)
     options = AnswerOptions(
         request_id=asked_id or call_id,
         stream=call.stream,

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from policies import SpecError, format_policy, parse_policy
-from server.settings import EngineName, Settings
+from server.settings import AutopilotMode, EngineName, Settings
 
 app = typer.Typer()
 
@@ -51,6 +51,15 @@ def serve_command(
     record_file: Annotated[Path | None, typer.Option(help="Write one JSON line per request here.")] = None,
     allow_forced_lengths: Annotated[bool, typer.Option(help="Accept the sealed test field that forces output lengths.")] = False,
     prediction_interval: Annotated[float, typer.Option(min=0, help="Seconds between live predictions; 0: none.")] = 5.0,
+    what_if_interval: Annotated[float, typer.Option(min=1, help="Seconds between what-ifs of every other policy.")] = 60.0,
+    prediction_window: Annotated[float, typer.Option(min=10, help="Seconds that estimates and observation go back.")] = 300.0,
+    state_file: Annotated[Path | None, typer.Option(help="Keep law and estimates here, so that they survive a restart.")] = None,
+    autopilot: Annotated[str, typer.Option(help="off | advise (say what it would do) | act (turn its own knobs).")] = "off",
+    autopilot_policies: Annotated[
+        list[str] | None, typer.Option(help="Policies autopilot may choose from; repeatable. Default: the one in force, its size free.")
+    ] = None,
+    max_clipped_fraction: Annotated[float, typer.Option(min=0, max=0.999, help="Most answers that autopilot may clip.")] = 0.05,
+    idle_probes: Annotated[bool, typer.Option("--idle-probes", help="Measure the engine's law while it is idle.")] = False,
     shutdown_timeout: Annotated[float, typer.Option(min=0, help="Seconds that requests in service may take after SIGTERM.")] = 30.0,
     log_level: Annotated[str, typer.Option(help="debug | info | warning | error.")] = "info",
 ) -> None:
@@ -77,6 +86,13 @@ def serve_command(
         record_file=record_file,
         allow_forced_lengths=allow_forced_lengths,
         prediction_interval=prediction_interval,
+        what_if_interval=what_if_interval,
+        prediction_window=prediction_window,
+        state_file=state_file,
+        autopilot=check_autopilot(autopilot),
+        autopilot_policies=tuple(format_policy(parse_policy(text)) for text in autopilot_policies or ()),
+        max_clipped_fraction=max_clipped_fraction,
+        idle_probes=idle_probes,
         shutdown_timeout=shutdown_timeout,
         engine_args=engine_args,
     )
@@ -90,6 +106,15 @@ def check_engine(name: str) -> EngineName:
             return name
         case _:
             raise SpecError(f"got --engine {name!r}; expected auto, vllm or emulated")
+
+
+def check_autopilot(mode: str) -> AutopilotMode:
+    """One of the modes. Raises SpecError."""
+    match mode:
+        case "off" | "advise" | "act":
+            return mode
+        case _:
+            raise SpecError(f"got --autopilot {mode!r}; expected off, advise or act")
 
 
 @app.command("calibrate")

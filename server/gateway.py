@@ -6,11 +6,11 @@ import asyncio
 import itertools
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from policies import Request, SpecError, format_policy, parse_policy, policy_batch_size
-from queueing.latency import LatencyModel
+from policies import Policy, Request, SpecError, format_policy, parse_policy, policy_batch_size
+from queueing.latency import LatencyModel, parse_law
 from queueing.profile import Profile
 from queueing.record import Header
 from server.arrivals_seen import ArrivalsSeen
@@ -75,6 +75,7 @@ class Gateway:
         self.metrics.switched(format_policy(self._policy), self.max_output_tokens, 0, changed_policy=False)
         named = f"{capabilities.engine} engine, model {self.settings.served_model_name}, policy {format_policy(self._policy)}"
         log.info("ready: %s, http://%s:%d", named, self.settings.host, self.settings.port)
+        self.live.restore()
         if self.settings.calibrate:
             from server.calibration import Calibrator  # noqa: PLC0415 - it needs scipy, and few start with it
 
@@ -129,6 +130,12 @@ class Gateway:
             raise ApiError(503, "engine_unavailable", "the engine is starting; ask /ready", retry_after=5)
         return self._batcher
 
+    def live_model(self) -> LiveModel:
+        """What it knows of itself; only once ready."""
+        if self.live is None:
+            raise ApiError(503, "engine_unavailable", "the engine is starting; ask /ready", retry_after=5)
+        return self.live
+
     def admit(self) -> Batcher:
         """The queue, if it takes requests now."""
         if self.dead is not None:
@@ -168,6 +175,27 @@ class Gateway:
             "epoch": batcher.epoch,
         }
 
+    def begin_epoch(self, policy: Policy | None = None) -> int:
+        """Another policy, or only another limit or law: statistics begin anew. Returns the epoch's number."""
+        epoch = self.batcher.switch(policy)
+        if self.live is not None:
+            self.live.begin_epoch(epoch)
+        return epoch
+
+    def engine_identity(self) -> dict[str, Any]:
+        """What a law and a state file are good for."""
+        return self.describe_engine(self.batcher.capabilities)
+
+    def restore_law(self, profile: Mapping[str, Any] | None, law: str | None) -> None:
+        """The law of an earlier life, unless one was given or measured at this start."""
+        if self.law is not None:
+            return
+        if profile is not None:
+            self.profile = Profile.from_dict(dict(profile))
+            self.law = self.profile.law
+        elif law is not None:
+            self.law = parse_law(law)
+
     def change(self, change: PolicyChange) -> dict[str, Any]:
         """Put policy and limits in force together, or raise and change nothing."""
         batcher = self.batcher
@@ -179,7 +207,7 @@ class Gateway:
             self.max_output_tokens = change.max_output_tokens
         if "patience" in change.model_fields_set:
             self.patience = change.patience
-        epoch = batcher.switch(policy)
+        epoch = self.begin_epoch(policy)
         self.metrics.switched(batcher.policy_text, self.max_output_tokens, epoch, changed_policy=policy is not None)
         log.info("epoch %d: policy %s, max_output_tokens %s", epoch, batcher.policy_text, self.max_output_tokens)
         return self.policy_in_force()
@@ -193,6 +221,8 @@ class Gateway:
         arrived_at: float,
         client_request_id: str | None = None,
         received_at: float | None = None,
+        *,
+        retry: bool = False,
     ) -> list[Work]:
         """The sequences of a call: prompts tokenised, limits applied, one per choice."""
         prompts = await self._encode(call)
@@ -213,7 +243,7 @@ class Gateway:
                 )
                 sampling = _sampling(call, limit, logprobs, seed)
                 forced = call.kendall_forced_output_tokens
-                works.append(Work(request, prompt, sampling, forced, client_request_id=client_request_id, received_at=received_at))
+                works.append(Work(request, prompt, sampling, forced, (), client_request_id, received_at, retry))
         return works
 
     async def _encode(self, call: CompletionRequest | ChatRequest) -> Sequence[Sequence[int]]:

@@ -47,6 +47,13 @@ class Metrics:
         self.policy_info = self._gauge("policy_info", "The policy in force", ["policy", "max_output_tokens", "epoch"])
         self.predicted = self._gauge("predicted_queueing_delay_seconds", "What the model says", ["policy", "method", "stat"])
         self.observed = self._gauge("observed_queueing_delay_seconds", "Over the window of the prediction", ["policy", "stat"])
+        self.predicted_sojourn = self._gauge("predicted_sojourn_time_seconds", "What the model says", ["policy", "method", "stat"])
+        self.observed_sojourn = self._gauge("observed_sojourn_time_seconds", "Where sojourns are compared: continuous", ["policy", "stat"])
+        self.what_if = self._gauge("what_if_queueing_delay_seconds", "Other policies, all else as it is", ["policy", "stat"])
+        self.assumption_holds = self._gauge("assumption_holds", "1 holds, 0 fails, NaN cannot be told", ["assumption"])
+        self.verdict = self._gauge("prediction_verdict", "1 for the verdict of the last look", ["verdict"])
+        self.check_holds = self._gauge("self_check_holds", "0: the measurement is wrong, not the theory", ["check"])
+        self.speed = self._gauge("engine_speed_ratio", "Measured service time over the calibrated law's; above 1 is slower")
         self.error = self._gauge("prediction_error_ratio", "observed / predicted - 1", ["policy"])
         self.load = self._gauge("load", "Arrival rate / largest stable arrival rate of the policy in force")
         self.utilisation = self._gauge("utilisation", "Fraction of the window in which a server was busy")
@@ -71,6 +78,9 @@ class Metrics:
 
     def on_idle(self, server_id: int, at: float) -> None:
         """The live window sees to it."""
+
+    def on_settle(self, ticket: Ticket) -> None:
+        """Counted with its record."""
 
     def on_record(self, record: Record) -> None:
         """Outcome and durations."""

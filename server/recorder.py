@@ -27,6 +27,9 @@ class Recorder:
     def on_idle(self, server_id: int, at: float) -> None:
         """Nothing yet."""
 
+    def on_settle(self, ticket: Ticket) -> None:
+        """Nothing yet."""
+
     def on_record(self, record: Record) -> None:
         """One line."""
         self._file.write(to_line(record))

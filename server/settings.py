@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+AutopilotMode = Literal["off", "advise", "act"]
 EngineName = Literal["auto", "vllm", "emulated"]
 
 
@@ -26,5 +27,12 @@ class Settings:
     record_file: Path | None = None
     allow_forced_lengths: bool = False
     prediction_interval: float = 5.0  # 0 switches the live prediction off
+    what_if_interval: float = 60.0  # seconds between looks at every other policy
+    prediction_window: float = 300.0  # seconds that estimates and observation go back, at most
+    state_file: Path | None = None  # where law and estimates survive a restart
+    autopilot: AutopilotMode = "off"
+    autopilot_policies: tuple[str, ...] = ()  # what it may choose from; none: the kind of policy stays
+    max_clipped_fraction: float = 0.05  # of the answers, by a token limit that autopilot chooses
+    idle_probes: bool = False  # measure the law's shape while nothing is there to serve
     shutdown_timeout: float = 30.0
     engine_args: dict[str, Any] = field(default_factory=dict)

@@ -196,7 +196,8 @@ class Sweep:
         """Whether a session came to its end, and all of it is still there."""
         if self.store.journal.last("finished") is None:
             return False
-        return all(self._is_refused(cell) or (self._is_done(cell) and not self._was_noisy(cell)) for cell in planned_cells(self.store.journal.events))
+        cells = planned_cells(self.store.journal.events)
+        return all(self._is_refused(cell) or (self._is_done(cell) and not self._was_noisy(cell)) for cell in cells)
 
     def _is_refused(self, cell: Cell) -> bool:
         return cell.load >= 1 and not self.plan.allow_unstable and cell.purpose == "grid"

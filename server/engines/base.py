@@ -58,6 +58,7 @@ class Work:
     output_token_ids: Sequence[int] = ()  # already made, after a preemption: continue behind them
     client_request_id: str | None = None  # the caller's own name for its call
     received_at: float | None = None  # its call's last byte was with the kernel
+    retry: bool = False  # the client's library says that it asks again
 
     @property
     def ends_by_itself(self) -> bool:

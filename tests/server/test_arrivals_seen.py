@@ -65,7 +65,7 @@ def test_the_verdict_is_about_what_arrives() -> None:
 def test_the_ring_keeps_the_last_instants_and_the_audit_is_done_once() -> None:
     seen = ArrivalsSeen()
     for instant in range(KEPT + 100):
-        seen.saw(float(instant), 0, [])
+        seen.saw(float(instant), 0, retry=False)
 
     first, second = seen.state(0), seen.state(0)
     assert (first["count"], first["n"], first["span"]) == (KEPT + 100, KEPT, KEPT - 1)

@@ -1,0 +1,5 @@
+"""The live model: what the gateway sees of itself, what theory says to it, and what would be better."""
+
+from server.live.model import LiveModel
+
+__all__ = ["LiveModel"]

@@ -1,0 +1,32 @@
+"""When servers were busy, by the dispatches and the idle moments that the batcher tells: for the utilisation."""
+
+from __future__ import annotations
+
+from collections import deque
+
+
+class BusyTime:
+    """Closed busy intervals of the last `seconds`, and the open ones."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._closed: deque[tuple[float, float]] = deque()
+        self._since: dict[int, float] = {}
+
+    def begin(self, server_id: int, at: float) -> None:
+        """A dispatch: the server is busy from here on, if it was not."""
+        self._since.setdefault(server_id, at)
+
+    def end(self, server_id: int, at: float) -> None:
+        """The server holds nothing any more."""
+        since = self._since.pop(server_id, None)
+        if since is not None:
+            self._closed.append((since, at))
+        while self._closed and self._closed[0][1] < at - self._seconds:
+            self._closed.popleft()
+
+    def fraction(self, start: float, now: float, servers: int) -> float:
+        """Share of [start, now] in which a server was busy, averaged over servers."""
+        closed = sum(max(0.0, min(end, now) - max(begin, start)) for begin, end in self._closed)
+        going = sum(now - max(begin, start) for begin in self._since.values())
+        return (closed + going) / max(1e-9, now - start) / servers

@@ -1,0 +1,86 @@
+"""What the live model says, as Prometheus gauges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from queueing.estimation.checks import Check
+    from server.metrics import Metrics
+
+VERDICTS = ("agree", "disagree", "not enough data")
+STATS = ("mean", "p50", "p90", "p95", "p99")
+
+
+class LiveGauges:
+    """Shows one look at a time; what a look does not know is not there, rather than stale."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def clear(self) -> None:
+        """A new epoch: nothing is averaged across."""
+        metrics = self._metrics
+        for gauge in (metrics.predicted, metrics.observed, metrics.predicted_sojourn, metrics.observed_sojourn, metrics.error):
+            gauge.clear()
+        metrics.assumption_holds.clear()
+        metrics.load.set(math.nan)
+
+    def show(self, found: Mapping[str, Any]) -> None:
+        """A look, as `/admin/prediction` has it."""
+        self.clear()
+        metrics, comparison = self._metrics, found["comparison"]
+        policy = metrics.label(found["policy"])
+        self._predicted(found, policy)
+        if found["observed_queueing_delay"] is not None:
+            self._observe(metrics.observed, policy, found["observed_queueing_delay"])
+        if found["compared"] == "sojourn_time":
+            self._observe(metrics.observed_sojourn, policy, comparison["observed"])
+        if comparison["error"] is not None:
+            metrics.error.labels(policy).set(comparison["error"])
+        metrics.load.set(_number(found["load"]))
+        metrics.speed.set(_number(found["speed"]))
+        for name, assumption in comparison["assumptions"].items():
+            metrics.assumption_holds.labels(name).set(_number(assumption["holds"]))
+        for verdict in VERDICTS:
+            metrics.verdict.labels(verdict).set(float(comparison["verdict"] == verdict))
+
+    def _predicted(self, found: Mapping[str, Any], policy: str) -> None:
+        """The interval is that of the quantity that is compared."""
+        gauges = {"queueing_delay": self._metrics.predicted, "sojourn_time": self._metrics.predicted_sojourn}
+        for field, gauge in gauges.items() if found["method"] is not None else ():
+            ends = _ends(found["interval"]) if field == found["compared"] else {}
+            for stat, value in (found[field] | ends).items():
+                gauge.labels(policy, found["method"], stat).set(_number(value))
+
+    def what_if(self, forecasts: Sequence[Mapping[str, Any]], limit: int | None) -> None:
+        """Other policies under the limit in force; other limits are at `/admin/prediction`."""
+        gauge = self._metrics.what_if
+        gauge.clear()
+        for each in forecasts:
+            if each["max_output_tokens"] == limit and each["queueing_delay"] is not None:
+                for stat in STATS:
+                    gauge.labels(self._metrics.label(each["policy"]), stat).set(_number(each["queueing_delay"][stat]))
+
+    def checks(self, found: Sequence[Check]) -> None:
+        """1 where the law holds."""
+        for check in found:
+            self._metrics.check_holds.labels(check.name).set(float(check.holds))
+
+    def _observe(self, gauge: Any, policy: str, observed: Mapping[str, Any]) -> None:
+        gauge.labels(policy, "mean").set(_number(observed["value"]))
+        for stat, value in _ends(observed).items():
+            gauge.labels(policy, stat).set(_number(value))
+        for stat in STATS[1:]:
+            if stat in observed:
+                gauge.labels(policy, stat).set(_number(observed[stat]["value"]))
+
+
+def _ends(interval: Mapping[str, Any]) -> dict[str, Any]:
+    return {"mean_low": interval["low"], "mean_high": interval["high"]}
+
+
+def _number(value: float | bool | None) -> float:
+    return math.nan if value is None else float(value)

@@ -1,0 +1,248 @@
+"""The live model: an observer of the batcher that feeds a window, and the loop that has it looked at.
+
+The window holds one epoch only. Rate, lengths, speed and residual are estimated from it, never a delay; all of it is computed
+in a niced process of its own, so that the event loop never waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from queueing.advice.forecast import Knobs
+from queueing.estimation.feed import Feed
+from queueing.record import Record
+from server.batch import Batch
+from server.live.busy import BusyTime
+from server.live.gauges import LiveGauges
+from server.live.predictor import Predictor
+from server.live.question import Question
+from server.live.self_checks import SelfChecks
+from server.live.state_file import load_state, save_state
+from server.ticket import Ticket
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from server.gateway import Gateway
+
+log = logging.getLogger("kendall.live")
+SHOWN = 60.0  # seconds over which the gauges of rate and utilisation average
+SAVED = 60.0  # seconds between two states on disk
+
+
+class LiveModel:
+    """Estimates, prediction beside observation, what-ifs and advice of one gateway."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        now = gateway.now()
+        self._feed = Feed()
+        self._feed.begin_epoch(0, now)
+        self._recent: deque[float] = deque()  # arrivals of the last minute, for the gauge
+        self._busy = BusyTime(SHOWN)
+        self._self_checks = SelfChecks(now, self._busy)
+        self._gauges = LiveGauges(gateway.metrics)
+        self._predictor = Predictor()
+        self._waiting_before = 0
+        self._what_if_due = now + gateway.settings.what_if_interval
+        self._save_due = now + SAVED
+        self._state: dict[str, Any] | None = None  # the estimates as they would be saved
+        self.prediction: dict[str, Any] | None = None  # the last look of this epoch, as `/admin/prediction` shows it
+        self.reason: str | None = None  # why the last look has no prediction
+        self.estimates: dict[str, Any] | None = None
+        self.what_if: list[dict[str, Any]] | None = None
+        self.what_if_at: float | None = None
+        self.checks: list[dict[str, Any]] = []
+        gateway.metrics.arrival_rate.set_function(self.arrival_rate)
+        gateway.metrics.utilisation.set_function(self.utilisation)
+
+    # what happens
+
+    def on_arrival(self, ticket: Ticket) -> None:
+        """Counted whatever becomes of it; its instant is the kernel's, which the event loop cannot have shaped."""
+        work, now = ticket.work, self._gateway.now()
+        arrived_at = work.request.arrived_at
+        self._feed.on_arrival(arrived_at if work.received_at is None else work.received_at, retry=work.retry)
+        self._recent.append(arrived_at)
+        if now - self._recent[0] > SHOWN:
+            self._recent.popleft()
+        self._self_checks.on_arrival(arrived_at, now)
+
+    def on_dispatch(self, batch: Batch) -> None:
+        """A busy server."""
+        self._busy.begin(batch.server_id, batch.dispatched_at)
+
+    def on_idle(self, server_id: int, at: float) -> None:
+        """A busy interval is over."""
+        self._busy.end(server_id, at)
+
+    def on_settle(self, ticket: Ticket) -> None:
+        """Out of the system."""
+        self._self_checks.on_settle(ticket, self._gateway.now())
+
+    def on_record(self, record: Record) -> None:
+        """Delay, length and service time."""
+        self._feed.on_record(record)
+        self._self_checks.on_record(record, self._gateway.now())
+
+    def begin_epoch(self, epoch: int) -> None:
+        """A policy, limit, patience or law changed: nothing is averaged across."""
+        self._feed.begin_epoch(epoch, self._gateway.now())
+        self._recent.clear()
+        self._waiting_before = self._gateway.batcher.queue_length
+        self.prediction = self.what_if = self.what_if_at = None
+        self._what_if_due = self._gateway.now()  # as soon as there is something to look at
+        self._gauges.clear()
+
+    # what it shows
+
+    def arrival_rate(self) -> float:
+        """Arrivals per second over the last minute of the epoch."""
+        now = self._gateway.now()
+        start = max(self._feed.epoch_at, now - SHOWN)
+        while self._recent and self._recent[0] < start:
+            self._recent.popleft()
+        return len(self._recent) / max(1e-9, now - start)
+
+    def utilisation(self) -> float:
+        """Fraction of the last minute in which a server was busy, averaged over servers."""
+        now = self._gateway.now()
+        start = max(self._feed.epoch_at, now - SHOWN)
+        return self._busy.fraction(start, now, self._gateway.batcher.capabilities.servers)
+
+    def why_nothing(self) -> str:
+        """The reason why there is no prediction."""
+        if self._gateway.law is None:
+            return "no latency law: POST /admin/calibrate or start with --latency"
+        return self.reason or "too few requests in the window"
+
+    # the loop
+
+    async def run(self, interval: float) -> None:
+        """Look every `interval` seconds."""
+        if self._state is not None:
+            await self._predictor.ask("restore", self._state)
+        while True:
+            await asyncio.sleep(interval)
+            try:
+                self.check()
+                if self._gateway.law is not None and not self._gateway.calibrating:
+                    await self.update()
+            except Exception:
+                log.exception("the live prediction failed; it is tried again")
+
+    def check(self) -> None:
+        """Little's law, conservation and the utilisation law over the stretch since the last time."""
+        batcher = self._gateway.batcher
+        found = self._self_checks.look(
+            self._gateway.now(), batcher.unanswered_tickets(), batcher.queue_length, batcher.capabilities.servers
+        )
+        self._gauges.checks(found)
+        self.checks = [
+            {"name": each.name, "holds": each.holds, "by_counters": _number(each.measured), "by_records": _number(each.expected)}
+            for each in found
+        ]
+
+    async def update(self) -> None:
+        """One look at the window as it is; what-ifs and the state file when they are due."""
+        question = self._question()
+        if question is None:
+            return
+        epoch = question.news.epoch
+        found = await self._predictor.ask("look", question)
+        if self._gateway.batcher.epoch != epoch:
+            return
+        self.estimates, self.reason = found["estimates"], found["reason"]
+        if found["prediction"] is not None:
+            self.prediction = found["prediction"]
+            self._gauges.show(self.prediction)
+        if found["state"] is not None:
+            self._state = found["state"]
+            self._save_due = question.at + SAVED
+            await asyncio.to_thread(self.save)
+        if self.prediction is not None and question.at >= self._what_if_due:
+            self._what_if_due = question.at + self._gateway.settings.what_if_interval
+            await self.update_what_if()
+
+    async def update_what_if(self) -> None:
+        """Every other policy, some limits and caps."""
+        epoch = self._gateway.batcher.epoch
+        found = await self._predictor.ask("ask_what_ifs")
+        if found and self._gateway.batcher.epoch == epoch:
+            self.what_if, self.what_if_at = found, self._gateway.now()
+            self._gauges.what_if(found, self._gateway.max_output_tokens)
+
+    async def advice(self, parameters: Mapping[str, str]) -> list[dict[str, Any]]:
+        """What would be best; raises SpecError. Empty before there are estimates."""
+        question = self._question()
+        if question is not None:
+            await self._predictor.ask("look", question)
+        found: list[dict[str, Any]] = await self._predictor.ask("ask_advice", dict(parameters))
+        return found
+
+    def _question(self) -> Question | None:
+        gateway = self._gateway
+        if gateway.law is None:
+            return None
+        batcher = gateway.batcher
+        bounds = batcher.capabilities
+        return Question(
+            news=self._feed.take(),
+            at=gateway.now(),
+            window=gateway.settings.prediction_window,
+            shape=gateway.law,
+            knobs=Knobs(policy=batcher.policy_text, max_output_tokens=gateway.max_output_tokens, servers=bounds.servers),
+            max_num_seqs=bounds.max_num_seqs,
+            patience=gateway.patience,
+            waiting=batcher.queue_length,
+            saving=gateway.settings.state_file is not None and gateway.now() >= self._save_due,
+            waiting_before=self._waiting_before,
+            in_service=self._in_service(ended=False),
+            ended=self._in_service(ended=True),
+        )
+
+    def _in_service(self, *, ended: bool) -> tuple[tuple[float, int], ...]:
+        """Dispatch and tokens so far of those whose own end has come, or has not."""
+        return tuple(
+            (ticket.at.dispatched, ticket.ending.output_tokens)
+            for ticket in self._gateway.batcher.unanswered_tickets()
+            if ticket.batch is not None and ticket.at.dispatched is not None and (ticket.ending.finish_reason is not None) == ended
+        )
+
+    # a restart
+
+    def restore(self) -> None:
+        """Take up law and estimates of an earlier life, if they are of this engine."""
+        path = self._gateway.settings.state_file
+        state = None if path is None else load_state(path, self._gateway.engine_identity())
+        if state is None:
+            return
+        self._gateway.restore_law(state.get("profile"), state.get("law"))
+        self._state = state.get("estimates")
+        log.info("took up the live model of %s from %s", state.get("saved_at"), path)
+
+    def save(self) -> None:
+        """Law and estimates into the state file. May run beside the event loop."""
+        gateway = self._gateway
+        path = gateway.settings.state_file
+        if path is None or gateway.law is None:
+            return
+        profile = None if gateway.profile is None else gateway.profile.to_dict()
+        try:
+            state = {"engine": gateway.engine_identity(), "law": str(gateway.law), "profile": profile, "estimates": self._state}
+            save_state(path, state)
+        except OSError as error:
+            log.warning("the state file %s could not be written: %s", path, error)
+
+    def close(self) -> None:
+        """Save, and let the predicting process go."""
+        self.save()
+        self._predictor.close()
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,174 @@
+"""What runs in the predicting process: looks at a window, what-ifs, advice. Plain values in, plain values out.
+
+The process keeps the last look, so that what-ifs and advice need not be sent what it already has, and the sensitivities for
+`KEPT` seconds, as each costs a dozen predictions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from policies import SpecError, parse_policy
+from queueing.advice.advise import advise, parse_objective
+from queueing.advice.what_if import forecast, what_ifs
+from queueing.estimation.assess import Assessment, Limits, assess
+from queueing.estimation.band import Sensitivity
+from queueing.estimation.estimates import Estimates
+from queueing.estimation.interval import Estimate, symmetric
+from queueing.estimation.mirror import Mirror
+from queueing.estimation.snapshot import Snapshot
+from queueing.estimation.verdict import judged
+from queueing.latency import LatencyModel
+from queueing.statistics import mean_interval
+from server.live.question import Question
+
+KEPT = 60.0  # seconds
+ENOUGH = 50  # requests of the epoch that met their end, before anything is predicted from them
+Answer = dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What the process keeps between questions."""
+
+    mirror: Mirror = field(default_factory=Mirror)
+    question: Question | None = None
+    estimates: Estimates | None = None  # of the last look with enough data, or restored
+    known: Sensitivity | None = None
+    known_for: tuple[int, LatencyModel] | None = None
+    known_at: float = -math.inf
+
+
+_memory = _Memory()
+
+
+def restore(state: Mapping[str, Any]) -> None:
+    """Estimates of an earlier life of the gateway: what-ifs and advice rest on them until the window has its own."""
+    _memory.estimates = Estimates.from_dict(state)
+
+
+def look(question: Question) -> Answer:
+    """The estimates, the prediction for the policy in force beside the observation, and the verdict; or the `reason` why not."""
+    seen = _seen(question)
+    _memory.question = question
+    try:
+        return _look(question, seen)
+    except SpecError as error:  # a limit beyond what the lengths are known for
+        return {"estimates": None, "prediction": None, "state": None, "reason": str(error)}
+
+
+def _look(question: Question, seen: Snapshot) -> Answer:
+    same = (seen.epoch, question.shape) == _memory.known_for and seen.now - _memory.known_at < KEPT
+    found = assess(seen, question.shape, _limits(question), known=_memory.known if same else None, waiting_before=question.waiting_before)
+    if found.sensitivity is not None and not same:
+        _memory.known, _memory.known_for, _memory.known_at = found.sensitivity, (seen.epoch, question.shape), seen.now
+    enough = found.estimates.count >= ENOUGH
+    if enough:
+        _memory.estimates = found.estimates
+    return {
+        "estimates": found.estimates.summary(),
+        "prediction": described(question, seen, found) if enough else None,
+        "state": found.estimates.to_dict() if enough and question.saving else None,
+        "reason": None if enough else f"{found.estimates.count} requests of this epoch have ended; {ENOUGH} are needed",
+    }
+
+
+def described(question: Question, seen: Snapshot, found: Assessment) -> Answer:
+    """As `/admin/prediction` shows it. An unstable queue has null delays."""
+    law = found.estimates.law(question.shape)
+    joins = parse_policy(seen.policy).joins_running
+    delays = judged(seen)
+    interval = mean_interval(delays)
+    observed = symmetric(interval.mean, interval.half_width, interval.effective_n) if delays.size else None
+    plain = {} if found.prediction is None else found.prediction.to_dict()
+    unknown: Answer = {
+        "policy": seen.policy,
+        "method": None,
+        "stable": None,
+        "load": found.load.value,
+        "queueing_delay": {},
+        "sojourn_time": {},
+    }
+    if not plain and found.load.value >= 1:
+        unknown["stable"] = False
+    return {
+        **(plain or unknown),
+        "epoch": seen.epoch,
+        "at": seen.now,
+        "window": {"start": seen.start, "end": seen.now, "seconds": seen.now - seen.start},
+        "n": int(delays.size),
+        "observed_mean": None if observed is None else observed.value,
+        "observed_queueing_delay": None if observed is None else observed.to_dict() | _quantiles(found, delays, joins=joins),
+        "arrival_rate": found.estimates.arrival_rate.value,
+        "speed": law.speed,
+        "cv": law.cv,
+        "law": dataclasses.asdict(law),
+        "compared": "sojourn_time" if joins else "queueing_delay",
+        "interval": found.compared.predicted.to_dict(),
+        "load_interval": found.load.to_dict(),
+        "wander_band": None if found.wander is None else _finite(dataclasses.asdict(found.wander)),
+        "estimates": found.estimates.summary(),
+        "comparison": found.compared.to_dict(),
+    }
+
+
+def ask_what_ifs() -> list[Answer]:
+    """Every other policy, some limits and caps, at the last look's estimates; none before there are any."""
+    question, estimates = _memory.question, _memory.estimates
+    if question is None or estimates is None:
+        return []
+    return [each.to_dict() for each in what_ifs(estimates, question.shape, question.knobs, _limits(question))]
+
+
+def ask_forecast() -> Answer | None:
+    """The setting in force at restored estimates, until the window has its own."""
+    question, estimates = _memory.question, _memory.estimates
+    if question is None or estimates is None:
+        return None
+    return forecast(estimates, question.shape, question.knobs, _limits(question)).to_dict()
+
+
+def ask_advice(parameters: Mapping[str, str]) -> list[Answer]:
+    """What would be best for an objective. Raises SpecError; empty before there are estimates."""
+    objective = parse_objective(parameters)
+    question, estimates = _memory.question, _memory.estimates
+    if question is None or estimates is None:
+        return []
+    targets = {"targets": (parameters["target"],)} if "target" in parameters else {}
+    family = parameters.get("family")
+    return [
+        each.to_dict() for each in advise(estimates, question.shape, question.knobs, _limits(question), objective, family=family, **targets)
+    ]
+
+
+def _seen(question: Question) -> Snapshot:
+    """The window with what is new."""
+    _memory.mirror.seconds = question.window
+    _memory.mirror.add(question.news)
+    knobs = question.knobs
+    return _memory.mirror.snapshot(
+        knobs.policy, question.at, in_service=question.in_service, ended=question.ended, waiting=question.waiting, servers=knobs.servers
+    )
+
+
+def _limits(question: Question) -> Limits:
+    knobs = question.knobs
+    return Limits(
+        max_output_tokens=knobs.max_output_tokens, max_num_seqs=question.max_num_seqs, patience=question.patience, servers=knobs.servers
+    )
+
+
+def _quantiles(found: Assessment, delays: Any, *, joins: bool) -> Answer:
+    """Of the queueing delay; the comparison has them, unless it compares sojourns."""
+    from queueing.estimation.verdict import observed_quantiles  # noqa: PLC0415
+
+    given: Mapping[str, Estimate] = observed_quantiles(delays) if joins else found.compared.observed_quantiles
+    return {name: each.to_dict() for name, each in given.items()}
+
+
+def _finite(numbers: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: number if math.isfinite(number) else None for name, number in numbers.items()}

@@ -1,0 +1,49 @@
+"""The predicting process, from the gateway's side: niced, one question at a time, started when first asked."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+NICENESS = 10
+
+
+class Predictor:
+    """Calls functions of `server.live.predicting` by name in the other process, which keeps what it saw last."""
+
+    def __init__(self) -> None:
+        self._pool: ProcessPoolExecutor | None = None
+        self._one = asyncio.Lock()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a question is being answered."""
+        return self._one.locked()
+
+    async def ask(self, function: str, *arguments: Any) -> Any:
+        """Its answer; what it raises is raised here. A process that died is started anew with the next question."""
+        async with self._one:
+            if self._pool is None:
+                context = multiprocessing.get_context("spawn")
+                self._pool = ProcessPoolExecutor(1, context, initializer=os.nice, initargs=(NICENESS,))
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self._pool, _call, function, arguments)
+            except BrokenProcessPool:
+                self._pool = None
+                raise
+
+    def close(self) -> None:
+        """Let the process go."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _call(function: str, arguments: tuple[Any, ...]) -> Any:
+    """In the predicting process: only there is the mathematics loaded."""
+    from server.live import predicting  # noqa: PLC0415
+
+    return getattr(predicting, function)(*arguments)

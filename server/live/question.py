@@ -1,0 +1,27 @@
+"""What the predicting process is asked: light to import, so that the gateway itself loads no numerics it does not use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from queueing.advice.forecast import Knobs
+from queueing.estimation.feed import News
+from queueing.latency import LatencyModel
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Question:
+    """One look: what was seen, the calibrated law, and what bounds the queue."""
+
+    news: News  # since the question before
+    at: float
+    window: float  # seconds
+    shape: LatencyModel
+    knobs: Knobs  # in force
+    max_num_seqs: int
+    patience: float | None = None  # seconds
+    waiting: int = 0
+    saving: bool = False  # the estimates are to be saved
+    waiting_before: int = 0  # requests that waited when the epoch began
+    in_service: tuple[tuple[float, int], ...] = ()  # dispatched at, output tokens so far
+    ended: tuple[tuple[float, int], ...] = ()  # the same of those whose own end has come, in padded batches that go on

@@ -1,0 +1,104 @@
+"""Laws that hold whatever the queue, evaluated on one stretch of time after another: the gateway's counters against its records.
+
+The counters are moved by events as they happen; the records are what tickets say of themselves afterwards. Conservation, Little's law
+and the utilisation law tie the two (`queueing.estimation.checks`). Where one breaks, the measurement is wrong, not the theory.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from queueing.record import Record
+from server.live.busy import BusyTime
+
+if TYPE_CHECKING:
+    from queueing.estimation.checks import Check
+    from server.ticket import Ticket
+
+log = logging.getLogger("kendall.live")
+NEVER = float("inf")
+Stay = tuple[float, float, float, float, int]  # arrived, left, dispatched, server free, server
+
+
+class SelfChecks:
+    """Fed like an observer; `look` judges the stretch since the last look."""
+
+    def __init__(self, now: float, busy: BusyTime) -> None:
+        self._busy = busy
+        self._since = self._last = now
+        self._area = 0.0  # request seconds of the stretch, by the counter
+        self._number = 0  # in the system, by the counter
+        self._arrived = 0
+        self._ended: Counter[str] = Counter()  # outcomes of records
+        self._stays: list[Stay] = []  # of records since the last look
+        self._unrecorded: dict[str, tuple[Ticket, float]] = {}  # with an outcome; padded ones until their server is free
+        self._broken: frozenset[str] = frozenset()
+
+    def on_arrival(self, arrived_at: float, now: float) -> None:
+        """In the system since `arrived_at`, which lies a little before now."""
+        self._count(now)
+        self._area += now - max(arrived_at, self._since)
+        self._number += 1
+        self._arrived += 1
+
+    def on_settle(self, ticket: Ticket, now: float) -> None:
+        """It has its outcome: out of the system."""
+        self._count(now)
+        self._number -= 1
+        self._unrecorded[ticket.id] = ticket, now
+
+    def on_record(self, record: Record, now: float) -> None:
+        """The record of one that has left."""
+        _, left = self._unrecorded.pop(record.request_id, (None, now))
+        self._ended[record.outcome] += 1
+        arrived = now if record.arrived_at is None else record.arrived_at
+        begun = NEVER if record.dispatched_at is None else record.dispatched_at
+        free = now if record.server_free_at is None else record.server_free_at
+        released = left if record.released_at is None else record.released_at
+        self._stays.append((arrived, released, begun, free, record.server_id or 0))
+
+    def look(self, now: float, unanswered: Iterable[Ticket], waiting: int, servers: int) -> list[Check]:
+        """Judge the stretch that ends now and begin the next; a law that breaks is logged once."""
+        import numpy as np  # noqa: PLC0415 - the gateway answers `--help` without numerics
+
+        from queueing.estimation.checks import conservation, little_law, utilisation_law  # noqa: PLC0415
+
+        self._count(now)
+        here = list(unanswered)
+        leaving = [each for each in self._unrecorded.values() if each[0].batch is not None and each[0].at.server_free is None]
+        in_service = sum(ticket.batch is not None for ticket in here) + len(leaving)
+        going = [_stay(ticket, NEVER) for ticket in here] + [_stay(*each) for each in leaving]
+        stays = np.array(self._stays + going, dtype=np.float64).reshape(-1, 5)
+        start, span = self._since, max(1e-9, now - self._since)
+        found = [
+            conservation(self._arrived, self._ended, waiting, in_service),
+            little_law(self._area / span, stays[:, 0], stays[:, 1], start, now),
+            utilisation_law(self._busy.fraction(start, now, servers), (stays[:, 2], stays[:, 3], stays[:, 4]), start, now, servers=servers),
+        ]
+        self._since, self._area = now, 0.0
+        self._stays.clear()
+        self._tell(found)
+        return found
+
+    def _count(self, now: float) -> None:
+        self._area += self._number * (now - self._last)
+        self._last = now
+
+    def _tell(self, found: list[Check]) -> None:
+        broken = frozenset(check.name for check in found if not check.holds)
+        for check in found:
+            if check.name in broken - self._broken:
+                values = check.name, check.measured, check.expected
+                log.error("self-check %s is broken: %.6g by counters, %.6g by records; believe no delay until it holds", *values)
+        self._broken = broken
+
+
+def _stay(ticket: Ticket, left: float) -> Stay:
+    """Of one whose record is still to come."""
+    batch, at = ticket.batch, ticket.at
+    begun = NEVER if batch is None or at.dispatched is None else at.dispatched
+    free = NEVER if at.server_free is None else at.server_free
+    return ticket.work.request.arrived_at, left, begun, free, 0 if batch is None else batch.server_id
