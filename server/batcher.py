@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from policies import Dispatch, Fixed, Policy, Preempt, QueueState, Running, Server, WaitUntil, format_policy
@@ -48,6 +48,8 @@ class Batcher:
         self.epoch = 0
         self.closing = False
         self.held = False  # True while something else (a calibration) has the engine to itself
+        self.moved_at = self.now()  # last arrival, outcome or end of a hold
+        self._let_go: Callable[[], None] | None = None  # frees the engine that is lent
         self._observers = tuple(observers)
         self._queue = WaitingQueue()
         self._slots = [_Slot(index) for index in range(capabilities.servers)]
@@ -75,6 +77,20 @@ class Batcher:
         """Requests without an outcome."""
         return len(self._unsettled)
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits, nothing is served, and the engine is its own."""
+        return not (self.held or self._unsettled or self.in_service)
+
+    @property
+    def lent(self) -> bool:
+        """Whether someone has borrowed the engine."""
+        return self._let_go is not None
+
+    def unanswered_tickets(self) -> Iterable[Ticket]:
+        """Those without an outcome: waiting, in service, or being written."""
+        return self._unsettled.values()
+
     def running(self) -> list[list[Running]]:
         """What each server has in service."""
         return [list(slot.running.values()) for slot in self._slots]
@@ -98,6 +114,8 @@ class Batcher:
                 self._expiries[ticket.id] = self._loop.call_at(deadline, self._expire, ticket)
             for observer in self._observers:
                 observer.on_arrival(ticket)
+        self.moved_at = self.now()
+        self.take_back()
         self._ask()
         return tickets
 
@@ -115,6 +133,7 @@ class Batcher:
     def close(self) -> None:
         """Nothing more will arrive: a partial batch is dispatched rather than kept waiting."""
         self.closing = True
+        self.take_back()
         self._ask()
 
     async def answered(self) -> None:
@@ -125,8 +144,19 @@ class Batcher:
 
     def hold(self, held: bool) -> None:
         """Stop dispatching (what waits keeps its place), or go on."""
-        self.held = held
+        self.take_back()
+        self.held, self.moved_at = held, self.now()
         self._ask()
+
+    def lend(self, let_go: Callable[[], None]) -> None:
+        """Give the idle engine away until someone arrives, holds it, or closes: `let_go` is called then, and frees it at once."""
+        self.held, self._let_go = True, let_go
+
+    def take_back(self) -> None:
+        """End a loan, if there is one."""
+        if self._let_go is not None:
+            let_go, self._let_go, self.held = self._let_go, None, False
+            let_go()
 
     # what ends
 
@@ -143,6 +173,7 @@ class Batcher:
 
     def lose_all(self, code: str, message: str) -> None:
         """The engine is gone or the gateway stops: every unanswered ticket fails, once."""
+        self.take_back()
         self.held = True  # nothing may be dispatched in between
         for ticket in list(self._unsettled.values()):
             self.lose(ticket, "failed", code, message)
@@ -163,6 +194,9 @@ class Batcher:
         ticket.outcome = outcome
         self._unsettled.pop(ticket.id, None)
         self._settled.set()
+        self.moved_at = self.now()
+        for observer in self._observers:
+            observer.on_settle(ticket)
         if ticket.at.server_free is not None or ticket.batch is None:
             self._emit(ticket)
 
