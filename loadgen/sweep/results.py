@@ -40,7 +40,11 @@ class CellResult:
     def to_dict(self) -> dict[str, Any]:
         """For sweep.json."""
         kept = {key: self.done.get(key) for key in ("files", "speeds", "outcomes", "lateness", "growth")} if self.done else {}
-        return dict(msgspec.to_builtins(self.cell)) | {"state": self.state, "reason": self.reason, "attempts": self.attempts, "noisy": self.noisy} | kept
+        return (
+            dict(msgspec.to_builtins(self.cell))
+            | {"state": self.state, "reason": self.reason, "attempts": self.attempts, "noisy": self.noisy}
+            | kept
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
