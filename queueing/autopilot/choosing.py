@@ -1,0 +1,160 @@
+"""Which of the settings one knob away, and what stands against it: in an unstable queue, in a stable one, outside the bounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from queueing.advice.forecast import Knobs
+from queueing.autopilot.bounds import Bounds, knob_between
+from queueing.autopilot.candidates import candidates
+from queueing.autopilot.decision import Decision
+from queueing.autopilot.judging import forbidden
+from queueing.autopilot.knowledge import Knowledge
+from queueing.autopilot.look import Look
+from queueing.autopilot.rules import Rules
+from queueing.autopilot.state import State
+from queueing.autopilot.weighing import Weighed, delay_of, gain_of, weigh
+from queueing.estimation.interval import UNKNOWN, Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A change, and what stands against it, if anything does."""
+
+    decision: Decision
+    against: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Chooser:
+    """Everything that a choice depends on."""
+
+    seen: Look
+    known: Knowledge
+    bounds: Bounds
+    state: State
+    rules: Rules
+
+    @property
+    def current(self) -> Knobs:
+        """In force."""
+        return self.seen.current
+
+    def loads(self, knobs: Knobs) -> list[float]:
+        """In each situation."""
+        return [each.model(knobs).load(each.rate) for each in self.known.situations]
+
+    def lowers(self, knobs: Knobs, by: float) -> bool:
+        """Whether the load falls by that fraction at least, in every situation."""
+        return all(then <= (1 - by) * now for then, now in zip(self.loads(knobs), self.loads(self.current), strict=True))
+
+    def safe(self, knobs: Knobs) -> bool:
+        """Stable with a margin at the upper ends of rate and speed, or nearer to stability than what is in force."""
+        worst = self.loads(knobs)[0] * self.known.highest
+        return worst <= 1 - self.rules.margin or self.lowers(knobs, 0.0)
+
+    def failed(self, knobs: Knobs) -> str | None:
+        """Why it is remembered not to work."""
+        found = forbidden(self.state, knobs, self.known.rate.value, self.seen.now, self.rules)
+        if found is None:
+            return None
+        return f"it did worse than predicted {found.times} time{'s' * (found.times > 1)} at this load and is not tried again yet"
+
+    def doubts(self) -> str | None:
+        """Why only the safe direction is open."""
+        failing = self.seen.failing()
+        if failing:
+            return "; ".join(each.says for each in failing)
+        return None if self.seen.enough and len(self.known.situations) == 1 else "there are not enough data for more"
+
+    def decision(self, after: Knobs, reason: str, gain: Estimate) -> Decision:
+        """The change to a setting."""
+        cautious = self.known.situations[0]
+        return Decision(
+            at=self.seen.now,
+            kind="change",
+            knob=knob_between(self.current, after),
+            before=self.current,
+            after=after,
+            reason=reason,
+            load_before=self.loads(self.current)[-1],
+            load_after=self.loads(after)[0],
+            predicted_before=delay_of(self.known.situations[-1], self.current),
+            predicted_after=delay_of(cautious, after),
+            predicted_gain=gain,
+            observed_before=self.seen.observed if self.seen.enough else UNKNOWN,
+        )
+
+
+def rescue(chooser: Chooser) -> Proposal | None:
+    """In a queue without a steady state: the lowest load one knob away."""
+    seen, current = chooser.seen, chooser.current
+    pool = [each for each in candidates(seen, chooser.bounds) if chooser.lowers(each, chooser.rules.safer)]
+    tried = [each for each in pool if chooser.failed(each) is None] or pool
+    load = chooser.loads(current)[-1]
+    words = f"the load is {load:.2f} ({load * chooser.known.lowest:.2f} to {load * chooser.known.highest:.2f}): the queue grows without bound"
+    if not tried:
+        against = "no setting one knob away is known to lower the load by much: fewer requests or more servers may be needed"
+        return Proposal(chooser.decision(current, words, UNKNOWN), against)
+    best = min(tried, key=lambda each: chooser.loads(each)[0])
+    then = chooser.loads(best)[0]
+    gain = 1 - then / chooser.loads(current)[0]
+    reason = f"{words}; of the settings one knob away this has the lowest load, {then:.2f}"
+    return Proposal(chooser.decision(best, reason, Estimate(gain, gain, gain, 0.0) if then >= 1 else Estimate(1.0, 1.0, 1.0, 0.0)))
+
+
+def to_bounds(chooser: Chooser, target: Knobs, why: str) -> Proposal:
+    """Back inside the bounds, if the queue stays stable there."""
+    reason = f"{why}; this is the nearest setting inside the bounds"
+    against = None if chooser.safe(target) else "but there the queue might have no steady state"
+    return Proposal(chooser.decision(target, reason, UNKNOWN), against)
+
+
+def search(chooser: Chooser) -> Proposal | None:
+    """In a stable queue: the shortest mean delay one knob away, if it is surely shorter."""
+    cautious, rules, doubts = chooser.known.situations[0], chooser.rules, chooser.doubts()
+    before = weigh(cautious, chooser.current)
+    pool = [each for each in candidates(chooser.seen, chooser.bounds) if doubts is None or chooser.lowers(each, rules.safer)]
+    ranked = sorted((weigh(cautious, each) for each in pool), key=lambda each: each.mean)
+    better = [each for each in ranked if _worth(before, each, rules)]
+    if not better:
+        return None
+    against = [_against(chooser, each.knobs) for each in better]
+    place = next((index for index, reason in enumerate(against) if reason is None), None)
+    if place is None:
+        return Proposal(_described(chooser, better[0], _gain(chooser, better[0].knobs), doubts), against[0])
+    chosen = better[place]
+    gain = _gain(chooser, chosen.knobs)
+    unsure = None if gain.low > 0 else "the gain is not sure: its interval holds 0"
+    return Proposal(_described(chooser, chosen, gain, doubts), unsure)
+
+
+def _worth(before: Weighed, after: Weighed, rules: Rules) -> bool:
+    """Whether the gain, as it is simulated, exceeds the thresholds."""
+    if math.isinf(after.mean):
+        return False
+    return after.mean <= (1 - rules.threshold) * before.mean and before.mean - after.mean >= rules.floor
+
+
+def _against(chooser: Chooser, knobs: Knobs) -> str | None:
+    if not chooser.safe(knobs):
+        load = chooser.loads(knobs)[0]
+        return f"at load {load:.2f} (up to {load * chooser.known.highest:.2f}) the queue might become unstable"
+    return chooser.failed(knobs)
+
+
+def _gain(chooser: Chooser, knobs: Knobs) -> Estimate:
+    """What holds in every situation."""
+    gains: Sequence[Estimate] = [
+        gain_of(each, weigh(each, chooser.current), weigh(each, knobs)) for each in chooser.known.situations
+    ]
+    return replace(gains[0], low=min(each.low for each in gains), high=max(each.high for each in gains))
+
+
+def _described(chooser: Chooser, chosen: Weighed, gain: Estimate, doubts: str | None) -> Decision:
+    reason = "the shortest mean delay one knob away"
+    if doubts is not None:
+        reason = f"only the safe direction, a lower load ({chosen.load:.2f}), as {doubts}"
+    return chooser.decision(chosen.knobs, reason, gain)

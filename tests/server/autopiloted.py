@@ -1,0 +1,159 @@
+"""A gateway core on virtual time with an autopilot: does what the gateway's own driver does, and keeps what happened."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from policies import Request, SpecError, parse_policy
+from queueing.advice.forecast import Knobs
+from queueing.autopilot.controller import Autopilot
+from queueing.autopilot.decision import Decision
+from queueing.autopilot.look import look
+from queueing.distributions import TokenDistribution
+from queueing.estimation.assess import Limits, assess
+from queueing.estimation.band import Sensitivity
+from queueing.estimation.window import Window
+from queueing.latency import LatencyModel
+from queueing.record import Record
+from server.batch import Batch
+from server.batcher import Batcher
+from server.engines.emulated import EmulatedEngine
+from server.ticket import Ticket
+from tests.server.harness import Collector, Immediate, work_of
+from tests.virtual_time import run_virtual
+
+LONGEST = 2048  # tokens: the engine's context
+
+
+class Fed(Collector):
+    """An observer that feeds the window, and knows who is in service."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.window = Window(epoch_at=0.0)
+        self.running: dict[str, Ticket] = {}
+
+    def on_arrival(self, ticket: Ticket) -> None:
+        self.window.on_arrival(ticket.work.request.arrived_at)
+
+    def on_dispatch(self, batch: Batch) -> None:
+        self.running.update((ticket.id, ticket) for ticket in batch.tickets)
+
+    def on_record(self, record: Record) -> None:
+        self.running.pop(record.request_id, None)
+        self.window.on_record(record)
+
+    def in_service(self) -> tuple[tuple[float, int], ...]:
+        """Dispatch and tokens so far of those whose own end has not come."""
+        return tuple(
+            (ticket.at.dispatched, ticket.ending.output_tokens)
+            for ticket in self.running.values()
+            if ticket.at.dispatched is not None and ticket.ending.finish_reason is None
+        )
+
+
+@dataclass
+class Run:
+    """What happened: every decision, and the settings in force from their instants on."""
+
+    decisions: list[Decision] = field(default_factory=list)
+    in_force: list[tuple[float, Knobs]] = field(default_factory=list)
+
+    def at(self, instant: float) -> Knobs:
+        """What was in force then."""
+        return [knobs for since, knobs in self.in_force if since <= instant][-1]
+
+
+@dataclass
+class Driver:
+    """Looks every `interval` seconds, asks, switches."""
+
+    autopilot: Autopilot
+    shape: LatencyModel
+    batcher: Batcher
+    fed: Fed
+    max_num_seqs: int
+    limit: int | None = None
+    interval: float = 5.0
+    run: Run = field(default_factory=Run)
+    known: Sensitivity | None = None
+    known_at: tuple[int, float] = (-1, 0.0)
+    waited: int = 0
+
+    @property
+    def knobs(self) -> Knobs:
+        return Knobs(policy=self.batcher.policy_text, max_output_tokens=self.limit)
+
+    async def drive(self, until: float) -> None:
+        loop = asyncio.get_running_loop()
+        self.run.in_force.append((loop.time(), self.knobs))
+        while loop.time() + self.interval <= until:
+            await asyncio.sleep(self.interval)
+            decision = self.decide(loop.time())
+            if decision is None:
+                continue
+            self.run.decisions.append(decision)
+            if decision.acts:
+                self.limit = decision.after.max_output_tokens
+                self.waited = self.batcher.queue_length
+                epoch = self.batcher.switch(parse_policy(decision.after.policy))
+                self.fed.window.begin_epoch(epoch, loop.time())
+                self.run.in_force.append((loop.time(), self.knobs))
+
+    def decide(self, now: float) -> Decision | None:
+        waiting = self.batcher.queue_length
+        seen = self.fed.window.snapshot(self.batcher.policy_text, now, in_service=self.fed.in_service(), waiting=waiting)
+        limits = Limits(max_output_tokens=self.limit, max_num_seqs=self.max_num_seqs)
+        kept = self.known_at[0] == seen.epoch and now - self.known_at[1] < 60
+        try:
+            found = assess(seen, self.shape, limits, known=self.known if kept else None, waiting_before=self.waited)
+            if found.sensitivity is not None and not kept:
+                self.known, self.known_at = found.sensitivity, (seen.epoch, now)
+        except SpecError:
+            found = None
+        return self.autopilot.decide(look(seen, self.shape, self.knobs, limits, found, longest=LONGEST))
+
+
+def steered(
+    autopilot: Autopilot,
+    start: Knobs,
+    rates: Sequence[tuple[float, float]],
+    lengths: TokenDistribution,
+    law: LatencyModel,
+    *,
+    shape: LatencyModel | None = None,
+    max_num_seqs: int = 64,
+    seed: int = 0,
+) -> Run:
+    """Poisson arrivals at each (seconds, rate) in turn; returns what the autopilot did. `shape`: what it believes of the law."""
+
+    async def main() -> Run:
+        engine = EmulatedEngine(law, seed=seed, max_num_seqs=max_num_seqs, max_model_len=LONGEST + 16, kv_cache_tokens=2**30)
+        fed = Fed()
+        batcher = Batcher(engine, await engine.start(), parse_policy(start.policy), [fed])
+        driver = Driver(autopilot, shape or law, batcher, fed, max_num_seqs, start.max_output_tokens)
+        feeding = asyncio.create_task(feed(driver))
+        await driver.drive(sum(seconds for seconds, _ in rates))
+        feeding.cancel()
+        return driver.run
+
+    async def feed(driver: Driver) -> None:
+        rng = np.random.default_rng(seed)
+        loop, end, number = asyncio.get_running_loop(), 0.0, 0
+        for seconds, rate in rates:
+            begin, end = end, end + seconds
+            for at in begin + np.sort(rng.uniform(0, seconds, rng.poisson(rate * seconds))):
+                await asyncio.sleep(float(at) - loop.time())
+                arrive(driver, str(number := number + 1), int(lengths.sample(rng, 1)[0]), loop.time())
+
+    def arrive(driver: Driver, name: str, tokens: int, now: float) -> None:
+        limit = LONGEST if driver.limit is None else driver.limit
+        request = Request(id=name, arrived_at=now, prompt_tokens=8, max_output_tokens=limit)
+        consumer = Immediate()
+        (consumer.ticket,) = driver.batcher.submit([work_of(request, tokens)], [consumer], LONGEST)
+
+    return run_virtual(main())
