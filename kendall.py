@@ -19,6 +19,7 @@ COMMANDS = {
     "predict": ("queueing.cli", "predict the queueing delay of a policy"),
     "simulate": ("queueing.cli", "simulate a policy on Poisson arrivals"),
     "optimize": ("queueing.optimize_cli", "choose a token limit, batch size, policy, servers or rate by prediction"),
+    "advise": ("server.advising", "ask a running gateway what its model would change"),
     "reproduce": ("queueing.reproduction.cli", "the papers' tables and figures, computed again and compared"),
 }
 USAGE = """Usage: kendall COMMAND [OPTIONS]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +45,7 @@ class Forecast:
             "servers": self.knobs.servers,
             "effective_max_batch_size": None if found is None else found.effective_max_batch_size,
             "stable": self.stable,
-            "load": self.load,
+            "load": self.load if math.isfinite(self.load) else None,  # not a number where nothing is known of the lengths
             "method": None if found is None else found.method,
             "queueing_delay": None if found is None else found.queueing_delay.to_dict(),
             "sojourn_time": None if found is None else found.sojourn_time.to_dict(),

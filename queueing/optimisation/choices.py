@@ -13,12 +13,15 @@ from policies.core import Policy
 from policies.text import SpecError, format_policy, parse_policy
 from queueing.model import Model
 from queueing.optimisation.objective import Objective
-from queueing.optimisation.search import Optimum, Point, choose, point_of, refined, score_of
+from queueing.optimisation.search import Optimum, Point, Predict, choose, point_of, refined, score_of
+from queueing.prediction import predict_model
 
 ALL_SIZES = 32  # up to this many every size is tried
 
 
-def best_batch_size(model: Model, arrival_rate: float | None, objective: Objective, largest: int = 64) -> Optimum:
+def best_batch_size(
+    model: Model, arrival_rate: float | None, objective: Objective, largest: int = 64, predict: Predict = predict_model
+) -> Optimum:
     """b* for fixed, capped, elastic or continuous; throughput alone needs no rate.
 
     Raises SpecError for a policy without a size, NoStableChoiceError.
@@ -29,7 +32,7 @@ def best_batch_size(model: Model, arrival_rate: float | None, objective: Objecti
 
     def score(size: int) -> float | None:
         sized = dataclasses.replace(model, policy=with_size(model.policy, size))
-        points[size] = scored({"batch_size": size}, sized, arrival_rate, objective)
+        points[size] = scored({"batch_size": size}, sized, arrival_rate, objective, predict)
         return score_of(points[size])
 
     if largest <= ALL_SIZES or objective.name == "slo":
@@ -50,12 +53,14 @@ def batch_size_by_rate(model: Model, arrival_rates: Sequence[float], objective: 
     return [best_batch_size(model, rate, objective, largest) for rate in arrival_rates]
 
 
-def best_policy(model: Model, candidates: Sequence[str], arrival_rate: float | None, objective: Objective) -> Optimum:
+def best_policy(
+    model: Model, candidates: Sequence[str], arrival_rate: float | None, objective: Objective, predict: Predict = predict_model
+) -> Optimum:
     """Among policy texts. Raises SpecError for a text that names none, NoStableChoiceError."""
     if not candidates:
         raise SpecError("got no candidates; expected policies, for example --candidates single --candidates capped:max_batch_size=8")
     policies = [parse_policy(text) for text in candidates]
-    curve = [scored({"policy": format_policy(p)}, dataclasses.replace(model, policy=p), arrival_rate, objective) for p in policies]
+    curve = [scored({"policy": format_policy(p)}, dataclasses.replace(model, policy=p), arrival_rate, objective, predict) for p in policies]
     return choose("policy", objective.name, curve, by_sojourn=objective.name != "throughput")
 
 
@@ -68,7 +73,7 @@ def with_size(policy: Policy, size: int) -> Policy:
     return dataclasses.replace(policy, **{key: size})  # type: ignore[type-var]
 
 
-def scored(choice: Point, model: Model, arrival_rate: float | None, objective: Objective) -> Point:
+def scored(choice: Point, model: Model, arrival_rate: float | None, objective: Objective, predict: Predict = predict_model) -> Point:
     """The choice with its prediction and its score: None where it is unstable at this rate, or breaks the SLO."""
     if objective.name in ("v1", "v2", "clipped"):
         raise SpecError(f"got --objective {objective.name}, which weighs token limits; expected delay, throughput or slo for this target")
@@ -79,7 +84,7 @@ def scored(choice: Point, model: Model, arrival_rate: float | None, objective: O
         return choice | {"largest_stable_rate": rate, "load": load, "stable": stable, "score": -rate if stable else None}
     if arrival_rate is None:
         raise SpecError(f"got --objective {objective.name} without a rate; expected --arrival-rate in requests per second > 0")
-    point, prediction = point_of(choice, model, arrival_rate)
+    point, prediction = point_of(choice, model, arrival_rate, predict)
     if prediction is None:
         return point
     allowed = objective.slo is None or objective.slo.kept(prediction)

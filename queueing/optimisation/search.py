@@ -14,6 +14,7 @@ from queueing.model import Model
 from queueing.prediction import predict_model
 from queueing.result import Prediction
 
+Predict = Callable[[Model, float], Prediction]  # model, arrival rate; raises UnstableQueueError
 Point = dict[str, Any]  # the choice, its load, its predicted values, its `score` (None where it may not be chosen)
 TIE = 1e-3  # delays, and then sojourns, nearer than this are one: the first choice decides
 NIL = 1e-6  # of the sojourn: delays that differ by less are one, however small they are
@@ -35,11 +36,11 @@ class Optimum:
         return answer if self.note is None else answer | {"note": self.note}
 
 
-def point_of(choice: Point, model: Model, arrival_rate: float) -> tuple[Point, Prediction | None]:
+def point_of(choice: Point, model: Model, arrival_rate: float, predict: Predict = predict_model) -> tuple[Point, Prediction | None]:
     """The choice with what is predicted for it; no values where it is unstable."""
     load = model.load(arrival_rate)
     try:
-        prediction = predict_model(model, arrival_rate)
+        prediction = predict(model, arrival_rate)
     except UnstableQueueError:
         return choice | {"load": load, "stable": False, "score": None}, None
     values = {

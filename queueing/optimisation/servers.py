@@ -12,10 +12,11 @@ from policies.text import SpecError
 from queueing.model import Model
 from queueing.optimisation.choices import scored
 from queueing.optimisation.objective import Objective
-from queueing.optimisation.search import Optimum, Point, choose
+from queueing.optimisation.search import Optimum, Point, Predict, choose
+from queueing.prediction import predict_model
 
 
-def fewest_servers(model: Model, arrival_rate: float, objective: Objective, largest: int = 64) -> Optimum:
+def fewest_servers(model: Model, arrival_rate: float, objective: Objective, largest: int = 64, predict: Predict = predict_model) -> Optimum:
     """Of 1 .. `largest`. Raises SpecError without an SLO, NoStableChoiceError."""
     if objective.name != "slo":
         raise SpecError(f"got --objective {objective.name} for servers; expected slo with --slo: more servers always wait less")
@@ -24,7 +25,7 @@ def fewest_servers(model: Model, arrival_rate: float, objective: Objective, larg
     points: dict[int, Point] = {}
 
     def kept(servers: int) -> bool:
-        point = scored({"servers": servers}, dataclasses.replace(model, servers=servers), arrival_rate, objective)
+        point = scored({"servers": servers}, dataclasses.replace(model, servers=servers), arrival_rate, objective, predict)
         points[servers] = point | {"score": None if point["score"] is None else float(servers)}
         return point["score"] is not None
 

@@ -15,13 +15,16 @@ from policies.immediate import Single
 from policies.text import SpecError
 from queueing.model import Model
 from queueing.optimisation.objective import Objective, utilities
-from queueing.optimisation.search import Optimum, Point, choose, point_of, refined, score_of
+from queueing.optimisation.search import Optimum, Point, Predict, choose, point_of, refined, score_of
+from queueing.prediction import predict_model
 
 TARGET = "max-output-tokens"
 REFINED = "not every limit was tried: a coarse grid, refined about its best (right for a score with one valley)"
 
 
-def best_token_limit(model: Model, arrival_rate: float, objective: Objective, largest: int | None = None) -> Optimum:
+def best_token_limit(
+    model: Model, arrival_rate: float, objective: Objective, largest: int | None = None, predict: Predict = predict_model
+) -> Optimum:
     """Over the limits 1 .. `largest` (the longest answer); `model` has the lengths before clipping.
 
     Raises SpecError, NoStableChoiceError.
@@ -38,17 +41,18 @@ def best_token_limit(model: Model, arrival_rate: float, objective: Objective, la
     useful = utilities(model.output_tokens)
 
     def score(limit: int) -> float | None:
-        points[limit] = _point(model, arrival_rate, objective, limit, float(useful[limit]))
+        points[limit] = _point(model, arrival_rate, objective, limit, float(useful[limit]), predict=predict)
         return score_of(points[limit])
 
     curve = [points[limit] for limit in refined(1, longest, score)]
     return choose(TARGET, objective.name, curve, None if len(curve) == longest else REFINED)
 
 
-def _point(model: Model, arrival_rate: float, objective: Objective, limit: int, utility: float) -> Point:
+def _point(model: Model, arrival_rate: float, objective: Objective, limit: int, utility: float, *, predict: Predict) -> Point:
     clipped = float(model.output_tokens.survival[limit])
     limited = dataclasses.replace(model, output_tokens=model.output_tokens.clip(limit))
-    point, prediction = point_of({"max_output_tokens": limit, "clipped_fraction": clipped, "utility": utility}, limited, arrival_rate)
+    choice = {"max_output_tokens": limit, "clipped_fraction": clipped, "utility": utility}
+    point, prediction = point_of(choice, limited, arrival_rate, predict)
     if prediction is None:
         return point
     delay, served = float(prediction.queueing_delay.mean or 0.0), float(prediction.served_queueing_delay.mean or 0.0)

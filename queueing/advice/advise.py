@@ -1,0 +1,87 @@
+"""Advice: the best choice of one knob for the stated objective, what it should gain, and one sentence for the operator.
+
+    gain = 1 - M(best) / M(current)        M: what the objective measures (queueing.advice.measure), smaller is better
+
+Both settings stand at the same estimates, so most of what is uncertain in either cancels in the gain (queueing.advice.response). A gain
+whose interval holds 0 is no reason to turn a knob. A setting without a steady state is never advised.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from policies import format_policy, parse_policy
+from policies.text import SpecError, suggest
+from queueing.advice.answer import simulated
+from queueing.advice.forecast import Advice, Forecast, Knobs
+from queueing.advice.measure import Measure, parse_objective
+from queueing.advice.response import Response
+from queueing.advice.searches import TARGETS, search
+from queueing.advice.sentence import sentence
+from queueing.advice.situation import Situation
+from queueing.estimation.assess import Limits
+from queueing.estimation.estimates import Estimates
+from queueing.estimation.interval import UNKNOWN, Estimate
+from queueing.latency import LatencyModel
+from queueing.optimisation.objective import Objective
+
+__all__ = ["TARGETS", "advise", "parse_objective"]
+
+
+def advise(
+    estimates: Estimates,
+    shape: LatencyModel,
+    current: Knobs,
+    limits: Limits,
+    objective: Objective,
+    *,
+    targets: Sequence[str] = TARGETS,
+    family: str | None = None,
+) -> list[Advice]:
+    """One advice a target, in their order. On demand: a few seconds, most of them for batch sizes and token limits.
+
+    Raises SpecError: an unknown target or family, v2 without patience.
+    """
+    for target in targets:
+        if target not in TARGETS:
+            raise SpecError(f"got target {target!r}; expected one of {', '.join(TARGETS)}{suggest(target, tuple(TARGETS))}")
+    situation = Situation(estimates=estimates, shape=shape, limits=limits, family=family)
+    current = dataclasses.replace(current, policy=format_policy(parse_policy(current.policy)))
+    return [_advice(situation, current, objective, target) for target in targets]
+
+
+def _advice(situation: Situation, current: Knobs, objective: Objective, target: str) -> Advice:
+    found = search(situation, current, objective, target)
+    now = situation.forecast(current)
+    best = None if found.knobs is None else situation.forecast(found.knobs)
+    gain = UNKNOWN if best is None else gained(situation, now, best, objective)
+    advice = Advice(target=target, objective=objective.name, current=now, best=best, gain=gain, curve=found.curve, says=found.why)
+    if best is None:
+        return dataclasses.replace(advice, says=f"no choice of {target}: {found.why}")
+    values = [None if each.prediction is None else measured(situation, each, objective) for each in (now, best)]
+    return dataclasses.replace(advice, says=sentence(advice, best, objective, values))
+
+
+def gained(situation: Situation, now: Forecast, then: Forecast, objective: Objective) -> Estimate:
+    """The gain of one setting over another, with its interval; 1 where the first has no steady state, unknown where either is."""
+    size = situation.effective_n
+    if now.knobs == then.knobs:
+        return Estimate(0.0, 0.0, 0.0, size)
+    if now.prediction is None and now.load >= 1:
+        return Estimate(1.0, 1.0, 1.0, size)
+    if now.prediction is None or then.prediction is None:
+        return UNKNOWN
+    before, after = (measured(situation, each, objective) for each in (now, then))
+    responses: list[Response] = [situation.response(each.knobs, Measure(objective)) for each in (now, then)]
+    return responses[1].gain(after, responses[0], before, size)
+
+
+def measured(situation: Situation, found: Forecast, objective: Objective) -> float:
+    """What the objective measures of a stable setting; simulated where its method cannot give it."""
+    assert situation.lengths is not None
+    assert found.prediction is not None
+    measure, model, whole = Measure(objective), situation.model(found.knobs), situation.lengths.whole
+    value = measure.of(found.prediction, model, whole)
+    return measure.of(simulated(model, situation.rate), model, whole) if math.isnan(value) else value

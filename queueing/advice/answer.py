@@ -1,0 +1,103 @@
+"""Predictions of a setting at three prices.
+
+    precise    exact or an approximation where there is one for up to `LARGEST_EXACT` in a batch; 0.2 to 0.5 s for batches
+    quick      simulated, unless the answer is a formula (single, continuous): 40 to 60 ms, standard error about 1 % at load 0.6
+    rough      simulated means, and at most one quantile: 5 ms; for ratios on common random numbers
+
+Simulated answers say so in `method` and in their assumptions; the same requests arrive in all of them.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from policies.immediate import Single
+from queueing.distributions import Vector
+from queueing.errors import NotConvergedError, UnstableQueueError
+from queueing.experiment import simulate_model, simulate_run
+from queueing.model import Model
+from queueing.optimisation.objective import Slo
+from queueing.prediction import best_method, infinite_mean, predict_model, without_means
+from queueing.result import LEVELS, Prediction, Quantiles
+
+SIMULATED, ROUGH = 100_000, 30_000  # requests
+LARGEST_EXACT = 64
+APPROXIMATE = 0.04  # relative standard error of the continuous approximation where it is not in doubt (table in queueing.continuous)
+NOTE = f"simulated with {SIMULATED:,} requests: an exact answer takes longer than this may"
+
+
+def precise(model: Model, arrival_rate: float) -> Prediction:
+    """The steady state. Raises UnstableQueueError."""
+    method = _checked(model, arrival_rate)
+    if method == "simulation" or (method == "exact" and (model.bound is None or model.bound > LARGEST_EXACT)):
+        return simulated(model, arrival_rate)
+    return _solved(model, arrival_rate, method)
+
+
+def quick(model: Model, arrival_rate: float) -> Prediction:
+    """The steady state. Raises UnstableQueueError."""
+    method = _checked(model, arrival_rate)
+    if method == "approximation" or (method == "exact" and isinstance(model.policy, Single)):
+        return _solved(model, arrival_rate, method)
+    return simulated(model, arrival_rate)
+
+
+def simulated(model: Model, arrival_rate: float) -> Prediction:
+    """By `SIMULATED` requests."""
+    found = simulate_model(model, arrival_rate, num_requests=SIMULATED, notes=(NOTE,))
+    return without_means(found) if infinite_mean(model, found.load) else found
+
+
+def rough(model: Model, arrival_rate: float, slo: Slo | None = None) -> Prediction:
+    """Mean delays and loss, and the quantile that `slo` bounds. A queue with a steady state."""
+    run = simulate_run(model, arrival_rate, ROUGH, np.random.SeedSequence(0)).after(ROUGH // 10)
+    served = ~run.lost
+    own = run.queueing_delay[served]
+    lost = 1 - own.size / served.size
+    every = own if not lost else np.where(served, run.queueing_delay, model.patience or math.inf)
+    return Prediction(
+        policy=model.text,
+        effective_max_batch_size=model.bound,
+        model=model.name,
+        method="simulation",
+        stable=True,
+        load=math.nan,
+        utilisation=None,
+        queueing_delay=_of(every, slo, "queueing_delay"),
+        sojourn_time=_of(run.sojourn_time[served], slo, "sojourn_time"),
+        served_queueing_delay=Quantiles(float(own.mean())),
+        loss_fraction=lost,
+    )
+
+
+def own_error(prediction: Prediction) -> float:
+    """Relative standard error that the method itself leaves in the mean delay."""
+    found = prediction.queueing_delay
+    if prediction.method == "approximation":
+        return APPROXIMATE
+    return found.standard_error / found.mean if found.standard_error and found.mean else 0.0
+
+
+def _checked(model: Model, arrival_rate: float) -> str:
+    load = model.load(arrival_rate)
+    if load >= 1 and model.patience is None:
+        raise UnstableQueueError(load)
+    return best_method(model)
+
+
+def _solved(model: Model, arrival_rate: float, method: str) -> Prediction:
+    try:
+        found = predict_model(model, arrival_rate, method)
+    except NotConvergedError:
+        return simulated(model, arrival_rate)
+    doubted = any(each.startswith("approximation in doubt") for each in found.assumptions)
+    return simulated(model, arrival_rate) if doubted else found
+
+
+def _of(values: Vector, slo: Slo | None, field: str) -> Quantiles:
+    mean = float(values.mean())
+    if slo is None or slo.field != field or slo.metric == "mean":
+        return Quantiles(mean)
+    return Quantiles(mean, **{slo.metric: float(np.quantile(values, LEVELS[slo.metric]))})

@@ -1,0 +1,60 @@
+"""One plain sentence of advice: what to set, what that should change, and how sure that is; or that nothing is worth changing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from queueing.advice.forecast import Advice, Forecast
+from queueing.advice.measure import Measure, forbidden
+from queueing.estimation.interval import Estimate
+from queueing.optimisation.objective import Objective
+
+
+def sentence(advice: Advice, best: Forecast, objective: Objective, values: Sequence[float | None]) -> str:
+    """For an advice that has a best choice; `values`: what the objective measures in force, and then."""
+    now, gain, target = advice.current, advice.gain, advice.target
+    here, there = setting(now, target), setting(best, target)
+    before, after = (_number(value, objective) for value in values)
+    change = f"{Measure(objective).name} {before} -> {after}"
+    against = forbidden(objective, now, limits_tokens=target == "max-output-tokens")
+    if now.knobs == best.knobs:
+        held = "" if against is None else f", though it {against}"
+        text = f"{there} is the best choice already{held}: {Measure(objective).name} {before}"
+    elif now.prediction is None and not now.load >= 1:
+        text = f"set {there}: {change}; what is in force cannot be forecast"
+    elif against is not None:
+        text = f"set {there}: the current {here} {against}; {change}"
+    elif target == "servers" and objective.slo is None:
+        text = f"one more server ({best.knobs.servers}): {change}, {percent(gain)}; without an SLO more is always faster"
+    elif objective.slo is not None and target in ("max-output-tokens", "servers"):
+        text = f"{there} is enough in place of {here}: {change}, within {objective.slo.seconds:g} s"
+    elif gain.low <= 0:
+        text = f"no change is worth making: {there} instead of {here} gives {percent(gain)}"
+    else:
+        text = f"set {there} instead of {here}: {change}, {percent(gain)}"
+    return text + "".join(f"; {note}" for note in best.notes)
+
+
+def setting(found: Forecast, target: str) -> str:
+    """The knob that the target turns, as it stands."""
+    knobs = found.knobs
+    if target == "servers":
+        return f"{knobs.servers} server{'' if knobs.servers == 1 else 's'}"
+    if target == "max-output-tokens":
+        return "no token limit" if knobs.max_output_tokens is None else f"the token limit {knobs.max_output_tokens}"
+    return knobs.policy
+
+
+def percent(gain: Estimate) -> str:
+    """`34 % less (28 to 40 %)`; an interval open below says so."""
+    low, high = (f"{100 * end:.0f}" if abs(end) < 100 else "minus much" for end in (gain.low, gain.high))
+    words = "less" if gain.value >= 0 else "more"
+    return f"{abs(100 * gain.value):.0f} % {words} (95 %: {low} to {high} % less)"
+
+
+def _number(value: float | None, objective: Objective) -> str:
+    if value is None:
+        return "without bound"
+    if not Measure(objective).seconds:
+        return f"{value:.4g}"
+    return f"{value:.3g} s" if value >= 1 else f"{1e3 * value:.3g} ms"

@@ -1,0 +1,170 @@
+"""A window's estimates as the common ground on which settings are compared: the same rate, lengths, speed and residual for all.
+
+A window says how fast the engine runs, not how: the speed that one policy's batches showed is taken for every policy's. Steps of a
+continuous engine show no residual, so from there other policies get the calibrated one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from policies import parse_policy
+from queueing.advice.answer import own_error, precise, rough
+from queueing.advice.forecast import Forecast, Knobs
+from queueing.advice.known_lengths import FEWEST, KnownLengths, known_lengths
+from queueing.advice.measure import Measure
+from queueing.advice.response import Asked, Response, scatter, slope
+from queueing.distributions import TokenDistribution
+from queueing.errors import UnstableQueueError
+from queueing.estimation.assess import Limits
+from queueing.estimation.band import Sensitivity
+from queueing.estimation.estimates import Estimates
+from queueing.estimation.interval import NORMAL, UNKNOWN, Estimate
+from queueing.latency import LatencyModel
+from queueing.model import Model
+from queueing.optimisation.search import Predict
+
+STEP = 0.05  # relative and downwards: never into an unstable queue, and wide enough to stand out of a simulation's noise
+UNKNOWN_ERROR = 1.0  # relative standard error of what was not seen
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Situation:
+    """`shape` is the calibrated law, `limits` what engine and clients bound; `family` names the law of lengths beyond the known ones.
+
+    `predict` is the price that a forecast may have (queueing.advice.answer).
+    """
+
+    estimates: Estimates
+    shape: LatencyModel
+    limits: Limits
+    family: str | None = None
+    predict: Predict = precise
+
+    @cached_property
+    def law(self) -> LatencyModel:
+        """The shape at the window's speed and residual."""
+        law = self.estimates.law(self.shape)
+        return dataclasses.replace(law, cv=self.shape.cv) if parse_policy(self.estimates.policy).joins_running else law
+
+    @cached_property
+    def lengths(self) -> KnownLengths | None:
+        """None where there are too few."""
+        return known_lengths(self.estimates.output_tokens, self.family)
+
+    @property
+    def rate(self) -> float:
+        """Arrivals per second."""
+        return self.estimates.arrival_rate.value
+
+    @property
+    def effective_n(self) -> float:
+        """Observations that tell as much as the estimates do."""
+        return min(self.estimates.arrival_rate.effective_n, self.estimates.speed.effective_n)
+
+    def refusal(self, limit: int | None) -> str | None:
+        """Why no setting with that token limit can be forecast; None where it can."""
+        if self.lengths is None:
+            return (
+                f"nothing is known of the lengths yet: got {self.estimates.output_tokens.counts.size} answers, expected at least {FEWEST}"
+            )
+        if not self.rate > 0:
+            return "nothing arrived in the window: there is no rate to forecast at"
+        return self.lengths.refusal(limit)
+
+    def model(self, knobs: Knobs, whole: TokenDistribution | None = None, law: LatencyModel | None = None) -> Model:
+        """The queue of a setting; `whole` and `law` in place of the estimated ones. Where `refusal` has nothing to say."""
+        law = self.law if law is None else law
+        prompts = self.estimates.prompt_tokens
+        given: dict[str, Any] = {"max_num_seqs": self.limits.max_num_seqs, "servers": knobs.servers, "patience": self.limits.patience}
+        if whole is None:
+            assert self.lengths is not None
+            whole = self.lengths.whole
+        return Model(
+            policy=parse_policy(knobs.policy),
+            output_tokens=whole if knobs.max_output_tokens is None else whole.clip(knobs.max_output_tokens),
+            law=law,
+            prompt_tokens=prompts.law() if law.kp and prompts.counts.size else None,
+            **given,
+        )
+
+    def forecast(self, knobs: Knobs, known: Sensitivity | None = None) -> Forecast:
+        """The setting's steady state here; `known`: an earlier sensitivity of the same setting, which saves a dozen simulations."""
+        if knobs not in self._forecasts:
+            self._forecasts[knobs] = self._forecast(knobs, known)
+        return self._forecasts[knobs]
+
+    def response(self, knobs: Knobs, measure: Measure) -> Response:
+        """How what is measured of the setting moves with the estimates. Only for a setting with a steady state."""
+        assert self.lengths is not None
+        base, pole = self._ask(knobs, measure), measure.has_pole and self.limits.patience is None
+        more = slope(base, self._ask(knobs, measure, rate=1 - STEP), STEP, pole=pole)
+        slower = slope(base, self._ask(knobs, measure, speed=1 - STEP), STEP, pole=pole)
+        moved = [more * _error(self.estimates.arrival_rate), slower * _error(self.estimates.speed), self._by_residual(knobs, measure, base)]
+        parts = scatter([self._ask(knobs, measure, whole=part) for part in self.lengths.parts], self.lengths.to_error)
+        found = self.forecast(knobs).prediction
+        return Response(np.concatenate([moved, parts]), 0.0 if found is None else own_error(found))
+
+    @cached_property
+    def _forecasts(self) -> dict[Knobs, Forecast]:
+        return {}
+
+    def _forecast(self, knobs: Knobs, known: Sensitivity | None) -> Forecast:
+        cut = None if self.lengths is None else self.lengths.clipped_fraction(knobs.max_output_tokens)
+        refusal = self.refusal(knobs.max_output_tokens)
+        if refusal is not None or self.lengths is None:
+            return Forecast(knobs=knobs, load=math.nan, prediction=None, mean=UNKNOWN, clipped_fraction=cut, notes=(refusal or "",))
+        model, notes = self.model(knobs), self.lengths.notes(knobs.max_output_tokens)
+        load = model.load(self.rate)
+        try:
+            found = self.predict(model, self.rate)
+        except UnstableQueueError as error:
+            return Forecast(knobs=knobs, load=load, prediction=None, mean=UNKNOWN, clipped_fraction=cut, notes=(*notes, str(error)))
+        bare = Forecast(knobs=knobs, load=load, prediction=found, mean=UNKNOWN, clipped_fraction=cut, notes=notes)
+        self._forecasts[knobs] = bare  # `response` reads its method's error
+        return dataclasses.replace(bare, mean=self._interval(bare, known if not notes else None))
+
+    def _interval(self, bare: Forecast, known: Sensitivity | None) -> Estimate:
+        assert bare.prediction is not None
+        mean = bare.prediction.served_queueing_delay.mean
+        if mean is None:
+            return UNKNOWN
+        if known is not None:
+            return known.interval(mean, self.estimates)
+        return self.response(bare.knobs, Measure()).interval(mean, self.effective_n)
+
+    def _ask(
+        self,
+        knobs: Knobs,
+        measure: Measure,
+        *,
+        rate: float = 1.0,
+        speed: float = 1.0,
+        cv: float | None = None,
+        whole: TokenDistribution | None = None,
+    ) -> Asked:
+        """The number at other estimates, by simulation."""
+        assert self.lengths is not None
+        law = dataclasses.replace(self.law, speed=self.law.speed * speed, cv=self.law.cv if cv is None else cv)
+        whole = self.lengths.whole if whole is None else whole
+        model, at = self.model(knobs, whole, law), self.rate * rate
+        load = model.load(at)
+        if load >= 1 and model.patience is None:
+            return Asked(math.inf, load)
+        return Asked(measure.of(rough(model, at, measure.slo), model, whole), load)
+
+    def _by_residual(self, knobs: Knobs, measure: Measure, base: Asked) -> float:
+        cv = self.estimates.cv
+        if not cv.known or cv.high <= self.law.cv or parse_policy(knobs.policy).joins_running:
+            return 0.0
+        return (self._ask(knobs, measure, cv=cv.high).log() - base.log()) / NORMAL
+
+
+def _error(estimate: Estimate) -> float:
+    return estimate.relative / NORMAL if estimate.known and estimate.value else UNKNOWN_ERROR

@@ -1,0 +1,112 @@
+"""`kendall advise`: what a running gateway's own model says should be changed, asked at `GET /admin/advice`.
+
+Exit status: 2 for an URL that is no gateway, or arguments that it cannot use; 3 where no target has a stable choice; 1 where the
+gateway cannot advise yet.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from policies.text import SpecError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Ask a running gateway what its model would change.")
+TIMEOUT = 120.0  # seconds: an advice for several servers is simulated
+GATEWAY = "expected the URL of a running `kendall serve`, for example http://127.0.0.1:8080"
+
+
+@app.command()
+def advise(
+    url: Annotated[str, typer.Argument(help="URL of a running gateway.")],
+    *,
+    objective: Annotated[str | None, typer.Option(help="delay (default), throughput, v1, v2, clipped, slo.")] = None,
+    slo: Annotated[str | None, typer.Option(help="For example p99_queueing_delay=2s; alone it means the objective slo.")] = None,
+    theta: Annotated[float | None, typer.Option(help="Weight of the answer's utility in v1 and v2; 0.5.")] = None,
+    loss_cost: Annotated[float | None, typer.Option(help="Cost of a lost request in v2; 1.")] = None,
+    max_clipped_fraction: Annotated[float | None, typer.Option(help="Largest share of answers that a token limit may cut; 0.05.")] = None,
+    family: Annotated[str | None, typer.Option(help="Law of lengths beyond the limits that were in force, for example lognormal.")] = None,
+    target: Annotated[str | None, typer.Option(help="batch-size, max-output-tokens, policy or servers; default: all.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """The best batch size, token limit, policy and number of servers for an objective, each with what it should gain."""
+    given = {"objective": objective, "slo": slo, "theta": theta, "loss_cost": loss_cost, "max_clipped_fraction": max_clipped_fraction}
+    params = {name: str(value) for name, value in (given | {"family": family, "target": target}).items() if value is not None}
+    _check(params)
+    found = ask(url, params)
+    if as_json:
+        sys.stdout.write(json.dumps(found) + "\n")
+    elif found["advice"]:
+        show(found["advice"], Console())
+    if not found["advice"]:
+        Console(stderr=True).print(f"no advice: {found['reason'] or 'the gateway gave no reason'}", highlight=False, soft_wrap=True)
+        raise typer.Exit(1)
+    if all(each["best"] is None for each in found["advice"]):
+        raise typer.Exit(3)
+
+
+def _check(params: Mapping[str, str]) -> None:
+    """What the gateway would refuse. Raises SpecError."""
+    from queueing.advice.advise import TARGETS, parse_objective  # noqa: PLC0415 - heavy: --help is instant
+
+    parse_objective(params)
+    if params.get("target") not in (None, *TARGETS):
+        raise SpecError(f"got --target {params['target']!r}; expected one of {', '.join(TARGETS)}")
+
+
+def ask(url: str, params: Mapping[str, str]) -> dict[str, Any]:
+    """The gateway's answer. Raises SpecError: no gateway there, or it refused."""
+    try:
+        with Console(stderr=True).status("the gateway predicts"):  # on a terminal only
+            response = httpx.get(url.rstrip("/") + "/admin/advice", params=dict(params), timeout=TIMEOUT)
+        answer = response.json()
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise SpecError(f"got {url}; {GATEWAY} ({error})") from None
+    except ValueError:
+        raise SpecError(f"got {url}, which answers, but not as a gateway does; {GATEWAY}") from None
+    if response.is_success and isinstance(answer, dict) and isinstance(answer.get("advice"), list):
+        return {"advice": answer["advice"], "reason": answer.get("reason")}
+    message = answer["error"].get("message") if isinstance(answer, dict) and isinstance(answer.get("error"), dict) else None
+    if message is None or response.status_code == httpx.codes.NOT_FOUND:
+        raise SpecError(f"got {url}, which answers {response.status_code} to /admin/advice; {GATEWAY}")
+    raise SpecError(f"{url} answered {response.status_code}: {message}")
+
+
+def show(advice: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """One row a target, then the sentences."""
+    table = Table("target", "in force", "best", "gain", "95 %", box=None, pad_edge=False, header_style="bold")
+    for each in advice:
+        gain = each["gain"]
+        ends = f"{_percent(gain['low'])} to {_percent(gain['high'])}"
+        now, best = (_setting(each[which], each["target"]) for which in ("current", "best"))
+        table.add_row(each["target"], now, best, _percent(gain["value"]), ends if gain["value"] is not None else "-")
+    console.print(f"objective {advice[0]['objective']}", highlight=False)
+    console.print(table)
+    for each in advice:
+        console.print(f"{each['target']}: {each['says']}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _setting(forecast: Mapping[str, Any] | None, target: str) -> str:
+    if forecast is None:
+        return "-"
+    if target == "servers":
+        return str(forecast["servers"])
+    if target == "max-output-tokens":
+        limit = forecast["max_output_tokens"]
+        return "none" if limit is None else str(limit)
+    return str(forecast["policy"])
+
+
+def _percent(value: float | None) -> str:
+    return "?" if value is None else f"{100 * value:.0f} %"
+
+
+if __name__ == "__main__":
+    app()

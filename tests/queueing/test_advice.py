@@ -1,0 +1,426 @@
+"""What-ifs and advice: right at the window's estimates, silent where nothing is known, and never unstable."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policies import Request, parse_policy
+from policies.text import SpecError
+from queueing.advice.advise import TARGETS, advise, parse_objective
+from queueing.advice.forecast import Advice, Forecast, Knobs
+from queueing.advice.known_lengths import known_lengths
+from queueing.advice.what_if import forecast, usual_policies, what_ifs
+from queueing.distributions import TokenDistribution, parse_distribution
+from queueing.estimation.assess import Limits
+from queueing.estimation.estimates import Estimates, estimate
+from queueing.estimation.lengths import lengths
+from queueing.experiment import simulate
+from queueing.model import Model
+from queueing.optimisation.choices import best_batch_size
+from queueing.optimisation.objective import Objective
+from queueing.optimisation.token_limit import best_token_limit
+from queueing.prediction import predict
+from queueing.record import Record
+from tests.queueing.estimation_runs import LAW, LENGTHS, Engine, poisson, seen, serve
+from tests.server.harness import replay
+from tests.virtual_time import run_virtual
+
+POLICY = "capped:max_batch_size=8"
+LIMITS = Limits(max_num_seqs=16)
+LONG = parse_distribution("lognormal:mu=2.5,sigma=0.7", 400)
+DELAY = Objective(name="delay")
+NAMES = {"single", "dynamic", "fixed", "capped", "elastic", "continuous"}
+N = 4000
+
+
+def capacity(policy: str = POLICY, tokens: TokenDistribution = LENGTHS) -> float:
+    return Model(policy=parse_policy(policy), output_tokens=tokens, law=LAW, max_num_seqs=16).largest_stable_rate
+
+
+def clipped(records: list[Record], limit: int) -> list[Record]:
+    """As the gateway marks them: those that would have gone beyond the limit."""
+    import msgspec
+
+    return [
+        msgspec.structs.replace(each, clipped=(each.output_tokens or 0) > limit, output_tokens=min(each.output_tokens or 0, limit))
+        for each in records
+    ]
+
+
+class Clipping(Engine):
+    """Stops every answer at the limit."""
+
+    limit: int = 10**9
+
+    def duration(self, at: float, batch: int, lengths: Sequence[int], rng: np.random.Generator) -> float:
+        return super().duration(at, batch, [min(each, self.limit) for each in lengths], rng)
+
+
+@cache
+def window(load: float = 0.6, limit: int | None = None, seed: int = 1, policy: str = POLICY, long: bool = False) -> Estimates:
+    """The estimates of a run of `N` requests, `load` of the capacity under the limit."""
+    tokens, engine = LONG if long else LENGTHS, Clipping(most=8)
+    if limit is not None:
+        object.__setattr__(engine, "limit", limit)
+    rate = load * capacity(policy, tokens if limit is None else tokens.clip(limit))
+    records = serve(poisson(rate, N, seed), engine, seed, lengths=tokens)
+    return estimate(seen(records if limit is None else clipped(records, limit), policy), parse_policy(policy), LAW)
+
+
+def delay(found: Forecast) -> float:
+    assert found.prediction is not None
+    assert found.prediction.queueing_delay.mean is not None
+    return found.prediction.queueing_delay.mean
+
+
+# what if
+
+
+def test_a_forecast_is_the_prediction_at_the_estimates() -> None:
+    """Of the policy in force and of others; the interval covers the truth at the run's own rate and law."""
+    found = window()
+    rate = found.arrival_rate.value
+    for policy in (POLICY, "single", "elastic:max_batch_size=8", "fixed:batch_size=8"):
+        what_if = forecast(found, LAW, Knobs(policy=policy), LIMITS)
+        if policy != "single":
+            expected = predict(parse_policy(policy), rate, found.output_tokens.law(), found.law(LAW), max_num_seqs=16)
+            assert delay(what_if) == pytest.approx(expected.queueing_delay.mean, rel=1e-9)
+            truth = predict(parse_policy(policy), 0.6 * capacity(), LENGTHS, LAW, max_num_seqs=16).queueing_delay.mean
+            assert truth is not None
+            assert what_if.mean.covers(truth), policy
+            assert 0.01 < what_if.mean.relative < 0.25, policy
+        else:
+            assert what_if.load > 1
+            assert what_if.prediction is None
+            assert not what_if.stable
+            assert "a steady state needs a load below 1" in what_if.notes[-1]
+
+
+def test_what_a_run_under_one_clip_says_of_a_smaller_one() -> None:
+    """A4, quick: run at the 90th percentile; the what-if for a clip at the median, against a run there: within 10 %."""
+    limit, smaller = LONG.quantile(0.9), LONG.quantile(0.5)
+    found = window(limit=limit, long=True)
+    what_if = forecast(found, LAW, Knobs(policy=POLICY, max_output_tokens=smaller), LIMITS)
+    there = simulate(parse_policy(POLICY), 0.6 * capacity(tokens=LONG.clip(limit)), LONG.clip(smaller), LAW, seed=5, num_requests=40_000)
+    assert there.queueing_delay.mean is not None
+    assert delay(what_if) == pytest.approx(there.queueing_delay.mean, rel=0.10)
+    assert what_if.mean.covers(there.queueing_delay.mean)
+    assert what_if.clipped_fraction == pytest.approx(LONG.survival[smaller], abs=0.03)
+    assert what_if.notes == ()
+
+
+def test_beyond_the_clip_nothing_is_said_without_a_family_and_with_one_it_is_marked() -> None:
+    """A4, quick, the other way: run at the median; at the 90th percentile only under a family, and the interval covers the truth."""
+    limit, larger = LONG.quantile(0.5), LONG.quantile(0.9)
+    found = window(limit=limit, long=True, load=0.3)
+    silent = forecast(found, LAW, Knobs(policy=POLICY, max_output_tokens=larger), LIMITS)
+    assert silent.prediction is None
+    assert not silent.mean.known
+    assert silent.clipped_fraction is None
+    assert "name a family" in silent.notes[0]
+    assert silent.to_dict()["load"] is None
+    told = forecast(found, LAW, Knobs(policy=POLICY, max_output_tokens=larger), LIMITS, family="lognormal")
+    assert told.notes[0].startswith("extrapolated: ")
+    truth = predict(parse_policy(POLICY), 0.3 * capacity(tokens=LONG.clip(limit)), LONG.clip(larger), LAW).queueing_delay.mean
+    assert truth is not None
+    assert told.mean.covers(truth)
+    assert told.mean.relative < 0.5
+    inside = forecast(found, LAW, Knobs(policy=POLICY, max_output_tokens=limit), LIMITS)
+    assert inside.notes == ()
+    assert told.mean.relative > inside.mean.relative  # the family's parameters are uncertain too
+
+
+def test_answers_that_end_by_themselves_at_the_limit_do_not_hide_that_others_go_on() -> None:
+    """Some end with the very token at which others are cut: the law is still unknown beyond."""
+    limit = LONG.quantile(0.5)
+    sample = window(limit=limit, long=True, load=0.3).output_tokens
+    assert sample.unknown_mass == pytest.approx(LONG.survival[limit], abs=0.03)
+    assert sample.law(limit).pmf[limit] == pytest.approx(LONG.clip(limit).pmf[limit], abs=0.03)
+
+
+def test_a_family_that_there_is_not_is_refused_and_one_that_cannot_fit_is_noted() -> None:
+    found = window(limit=LONG.quantile(0.5), long=True, load=0.3)
+    with pytest.raises(SpecError, match="did you mean 'lognormal'"):
+        forecast(found, LAW, Knobs(policy=POLICY), LIMITS, family="lognormall")
+    noted = forecast(found, LAW, Knobs(policy=POLICY), LIMITS, family="deterministic")
+    assert noted.prediction is None
+    assert "deterministic could not be fitted" in noted.notes[0]
+
+
+def test_too_few_answers_are_said_to_be_too_few() -> None:
+    assert known_lengths(lengths([3, 4])) is None
+    few = estimate(seen(serve(poisson(20.0, 12, 1), Engine(most=8), 1), POLICY), parse_policy(POLICY), LAW)
+    found = forecast(few, LAW, Knobs(policy=POLICY), LIMITS)
+    assert "expected at least 50" in found.notes[0]
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["stable"] is False
+
+
+def test_known_lengths_put_what_is_unknown_one_token_further() -> None:
+    known = known_lengths(lengths([2] * 30 + [5] * 30, [False] * 30 + [True] * 30))
+    assert known is not None
+    assert known.whole.pmf.tolist() == pytest.approx([0, 0, 0.5, 0, 0, 0, 0.5])
+    assert known.law(5).pmf.tolist() == pytest.approx([0, 0, 0.5, 0, 0, 0.5])
+    assert (known.clipped_fraction(2), known.clipped_fraction(4)) == (pytest.approx(0.5), pytest.approx(0.5))
+    assert known.clipped_fraction(5) is None  # between 0 and a half
+    assert known.refusal(5) is None
+    assert known.refusal(6) is not None
+    assert known.refusal(None) is not None
+
+
+def test_the_usual_what_ifs_turn_one_knob_at_a_time() -> None:
+    found = window(limit=LONG.quantile(0.9), long=True)
+    current = Knobs(policy=POLICY, max_output_tokens=LONG.quantile(0.9))
+    answers = what_ifs(found, LAW, current, LIMITS)
+    turned = [(each.knobs.policy != current.policy) + (each.knobs.max_output_tokens != current.max_output_tokens) for each in answers]
+    assert turned == [1] * len(answers)
+    names = {each.knobs.policy.partition(":")[0] for each in answers}
+    assert names == NAMES
+    assert sum(each.knobs.max_output_tokens != current.max_output_tokens for each in answers) >= 2
+    assert len({each.knobs for each in answers}) == len(answers)
+    for each in answers:
+        json.dumps(each.to_dict(), allow_nan=False)
+        assert each.stable == (each.load < 1)
+        assert each.mean.known == each.stable
+
+
+def test_usual_policies_keep_the_size_in_force_within_the_engines_bound() -> None:
+    assert "elastic:max_batch_size=6" in usual_policies(Knobs(policy="capped:max_batch_size=6"), LIMITS)
+    assert "continuous:max_batch_size=4" in usual_policies(Knobs(policy="dynamic"), Limits(max_num_seqs=4))
+    assert "capped:max_batch_size=8" in usual_policies(Knobs(policy="single"), LIMITS)
+    assert "elastic" in usual_policies(Knobs(policy="elastic"), LIMITS)
+
+
+@pytest.mark.slow
+def test_the_intervals_of_what_ifs_cover_the_truth() -> None:
+    """Of policies that did not run, from forty runs at load 0.6: 95 % intervals, covering in 35 or more."""
+    for policy in ("elastic:max_batch_size=8", "dynamic", "fixed:batch_size=8"):
+        truth = predict(parse_policy(policy), 0.6 * capacity(), LENGTHS, LAW, max_num_seqs=16).queueing_delay.mean
+        assert truth is not None
+        found = [forecast(window(seed=seed), LAW, Knobs(policy=policy), LIMITS) for seed in range(40)]
+        assert sum(each.mean.covers(truth) for each in found) >= 35, policy
+        assert np.median([each.mean.relative for each in found]) < 0.2, policy
+
+
+# advice
+
+
+def asked(objective: Objective = DELAY, *, load: float = 0.6, current: Knobs | None = None, **options: Any) -> list[Advice]:
+    return advise(window(load), LAW, current or Knobs(policy=POLICY), options.pop("limits", LIMITS), objective, **options)
+
+
+def test_advice_is_what_the_optimisers_find_on_the_estimated_model() -> None:
+    """Advice simulates where the optimisers are exact: its size is as good within 1 %; where there is a formula it is the same limit."""
+    found, bound = window(0.3), Limits(max_num_seqs=5)
+    (size,) = asked(current=Knobs(policy="capped:max_batch_size=2"), load=0.3, limits=bound, targets=["batch-size"])
+    rate, tokens, law = found.arrival_rate.value, found.output_tokens.law(), found.law(LAW)
+    best = best_batch_size(Model(policy=parse_policy(POLICY), output_tokens=tokens, law=law, max_num_seqs=5), rate, DELAY, 5).best
+    assert size.best is not None
+    assert delay(size.best) <= 1.01 * best["queueing_delay"]
+    assert size.best.prediction is not None
+    assert size.best.prediction.method == "exact"
+    (limit,) = asked(Objective(name="v1", theta=0.05), load=0.2, current=Knobs(policy="single"), targets=["max-output-tokens"])
+    light = window(0.2)
+    model = Model(policy=parse_policy("single"), output_tokens=light.output_tokens.law(), law=light.law(LAW))
+    cut = best_token_limit(model, light.arrival_rate.value, Objective(name="v1", theta=0.05)).best["max_output_tokens"]
+    assert limit.best is not None
+    assert limit.best.knobs.max_output_tokens == cut
+
+
+def test_a_policy_that_is_better_is_advised_and_its_gain_covers_the_true_one() -> None:
+    """From fixed batches of 8, which wait for company: the gain of the best policy at the true rate, lengths and law."""
+    current = Knobs(policy="fixed:batch_size=8")
+    (found,) = asked(current=current, targets=["policy"])
+    assert found.best is not None
+    rate = 0.6 * capacity()
+    before, after = (
+        predict(parse_policy(each.knobs.policy), rate, LENGTHS, LAW, max_num_seqs=16).queueing_delay.mean
+        for each in (found.current, found.best)
+    )
+    assert before
+    assert after is not None
+    assert found.gain.covers(1 - after / before)
+    assert found.gain.low > 0.3
+    assert found.says.startswith(f"set {found.best.knobs.policy} instead of fixed:batch_size=8: mean queueing delay ")
+
+
+def test_a_gain_is_known_better_than_the_delays() -> None:
+    """Both stand at the same estimates: differencing independent intervals would give several times the width."""
+    (found,) = asked(current=Knobs(policy="capped:max_batch_size=6"), targets=["policy"])
+    assert found.best is not None
+    ratio = 1 - found.gain.value
+    apart = ratio * math.hypot(found.current.mean.relative, found.best.mean.relative)
+    assert (found.gain.high - found.gain.low) / 2 < 0.75 * apart
+
+
+def test_the_best_in_force_is_left_in_peace() -> None:
+    best = asked(targets=["policy"])[0].best
+    assert best is not None
+    (again,) = asked(current=best.knobs, targets=["policy"])
+    assert again.best is not None
+    assert again.best.knobs == best.knobs
+    assert again.gain.value == 0
+    assert "is the best choice already" in again.says
+
+
+def test_a_gain_that_may_be_none_is_no_reason_to_change() -> None:
+    """At light load a cap of 15 instead of 16 changes nothing that could be known."""
+    (found,) = asked(current=Knobs(policy="capped:max_batch_size=15"), load=0.6, targets=["batch-size"])
+    assert found.gain.low <= 0 or found.gain.value == 0
+    assert "no change is worth making" in found.says or "is the best choice already" in found.says
+
+
+def test_an_unstable_setting_is_left_and_never_advised() -> None:
+    (found,) = asked(current=Knobs(policy="single"), targets=["policy"])
+    assert not found.current.stable
+    assert found.best is not None
+    assert found.best.stable
+    assert found.gain.value == 1
+    assert "the current single has no steady state" in found.says
+    every = advise(window(load=2.5), LAW, Knobs(policy=POLICY), Limits(max_num_seqs=8), DELAY, targets=["policy", "batch-size"])
+    for each in every:
+        assert each.best is None or each.best.load < 1
+    for each in every:
+        if each.best is None:
+            assert each.says.startswith(f"no choice of {each.target}: ")
+            assert "none is stable" in each.says
+
+
+def test_a_token_limit_for_the_delay_cuts_no_more_than_is_allowed() -> None:
+    (found,) = asked(Objective(name="delay", max_clipped_fraction=0.1), targets=["max-output-tokens"])
+    assert found.best is not None
+    assert found.best.clipped_fraction is not None
+    assert 0.05 < found.best.clipped_fraction <= 0.1
+    assert found.gain.low > 0
+    assert len(found.curve) <= 80
+
+
+def test_a_limit_in_force_that_cuts_too_much_is_said_to() -> None:
+    limit = LONG.quantile(0.5)
+    estimates, current = window(limit=limit, long=True, load=0.3), Knobs(policy=POLICY, max_output_tokens=limit)
+    (blind,) = advise(estimates, LAW, current, LIMITS, DELAY, targets=["max-output-tokens"])
+    assert blind.best is None
+    assert "none keeps the constraint" in blind.says
+    (found,) = advise(estimates, LAW, current, LIMITS, DELAY, targets=["max-output-tokens"], family="lognormal")
+    assert found.best is not None
+    assert found.best.knobs.max_output_tokens == pytest.approx(LONG.quantile(0.95), rel=0.15)
+    assert "of the answers, more than 5.0%" in found.says
+    assert "; extrapolated: " in found.says
+
+
+def test_servers_for_an_slo_are_the_fewest() -> None:
+    objective = parse_objective({"slo": "p90_queueing_delay=60ms"})
+    (found,) = asked(objective, current=Knobs(policy="single"), targets=["servers"])
+    assert found.best is not None
+    assert found.best.knobs.servers >= 2
+    broken = [point for point in found.curve if point["servers"] == found.best.knobs.servers - 1]
+    assert all(point["score"] is None for point in broken)
+    assert "servers" in found.says
+
+
+def test_without_an_slo_one_more_server_is_shown() -> None:
+    (found,) = asked(targets=["servers"])
+    assert found.best is not None
+    assert found.best.knobs.servers == 2
+    assert found.says.startswith("one more server (2): mean queueing delay ")
+    assert found.gain.low > 0.3
+
+
+def test_single_has_no_batch_size() -> None:
+    (found,) = asked(load=0.2, current=Knobs(policy="single"), targets=["batch-size"])
+    assert found.best is None
+    assert "takes one request at a time" in found.says
+
+
+def test_an_slo_on_a_quantile_that_an_approximation_lacks_is_simulated() -> None:
+    (found,) = asked(parse_objective({"slo": "p50_queueing_delay=20ms"}), targets=["policy"])
+    assert found.best is not None
+    assert {str(point["policy"]).partition(":")[0] for point in found.curve} == {
+        "single",
+        "dynamic",
+        "fixed",
+        "capped",
+        "elastic",
+        "continuous",
+    }
+
+
+@pytest.mark.parametrize("name", ["delay", "throughput", "v1", "clipped", "slo"])
+def test_every_objective_speaks_json(name: str) -> None:
+    objective = parse_objective({"objective": name} | ({"slo": "mean_queueing_delay=30ms"} if name == "slo" else {}))
+    for each in asked(objective, targets=["policy", "max-output-tokens"]):
+        plain = json.loads(json.dumps(each.to_dict(), allow_nan=False))
+        assert plain["objective"] == name
+        assert plain["says"]
+        assert each.best is None or each.best.stable
+
+
+def test_every_target_has_an_advice() -> None:
+    found = asked()
+    assert [each.target for each in found] == list(TARGETS)
+    assert all(each.best is not None for each in found)
+
+
+def test_wrong_questions_are_refused() -> None:
+    for params, message in (
+        ({"objective": "speed"}, "expected one of delay"),
+        ({"theta": "0.3"}, "theta with the objective delay; expected it with v1 or v2"),
+        ({"objective": "v1", "theta": "much"}, "expected a number"),
+        ({"objektive": "v1"}, "did you mean 'objective'"),
+        ({"slo": "fast"}, "expected {mean,p50"),
+    ):
+        with pytest.raises(SpecError, match=message):
+            parse_objective(params)
+    with pytest.raises(SpecError, match="did you mean 'policy'"):
+        asked(targets=["polcy"])
+    with pytest.raises(SpecError, match="v2 without --patience"):
+        asked(Objective(name="v2"), targets=["max-output-tokens"])
+
+
+def test_an_objective_is_read_from_a_query() -> None:
+    assert parse_objective({}) == DELAY
+    assert parse_objective({"objective": "v2", "theta": "0.9", "loss_cost": "3", "family": "lognormal"}) == Objective(
+        name="v2", theta=0.9, loss_cost=3.0
+    )
+    assert parse_objective({"slo": "p99_queueing_delay=2s", "target": "servers"}).name == "slo"
+    assert parse_objective({"max_clipped_fraction": "0.2"}).max_clipped_fraction == 0.2
+
+
+# the gateway itself, on virtual time
+
+
+def gateway_run(limit: int, rate: float, seed: int, count: int = 8000) -> list[Record]:
+    """The gateway's batcher on the emulated engine; it marks itself what the limit cut."""
+    rng = np.random.default_rng(seed)
+    arrivals, drawn = np.cumsum(rng.exponential(1 / rate, count)), LONG.sample(rng, count)
+    jobs = [
+        (Request(id=str(i), arrived_at=float(at), prompt_tokens=32, max_output_tokens=limit), int(tokens))
+        for i, (at, tokens) in enumerate(zip(arrivals, drawn, strict=True))
+    ]
+    return run_virtual(replay(parse_policy(POLICY), jobs, LAW, seed=seed))
+
+
+def observed(records: list[Record]) -> float:
+    return float(np.mean([each.queueing_delay or 0.0 for each in records]))
+
+
+@pytest.mark.slow
+def test_a_what_if_for_a_smaller_clip_is_met_by_the_gateway_there() -> None:
+    """A4 on the emulated engine: estimated at the 90th percentile, run at the median, and the other way under a family."""
+    large, small = LONG.quantile(0.9), LONG.quantile(0.5)
+    rate = 0.6 * capacity(tokens=LONG.clip(large))
+    runs = {limit: gateway_run(limit, rate, seed) for seed, limit in enumerate((large, small))}
+    met = {limit: observed(records) for limit, records in runs.items()}
+    found = {limit: estimate(seen(records, POLICY), parse_policy(POLICY), LAW) for limit, records in runs.items()}
+    down = forecast(found[large], LAW, Knobs(policy=POLICY, max_output_tokens=small), LIMITS)
+    assert delay(down) == pytest.approx(met[small], rel=0.10)
+    assert forecast(found[small], LAW, Knobs(policy=POLICY, max_output_tokens=large), LIMITS).prediction is None
+    up = forecast(found[small], LAW, Knobs(policy=POLICY, max_output_tokens=large), LIMITS, family="lognormal")
+    assert up.notes[0].startswith("extrapolated: ")
+    assert up.mean.covers(met[large])

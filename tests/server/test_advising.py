@@ -1,0 +1,148 @@
+"""`kendall advise` against a stub gateway: the table, the JSON, the exit statuses, and what it asks."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+import kendall
+from queueing.advice.forecast import Advice, Forecast, Knobs
+from queueing.estimation.interval import UNKNOWN, Estimate
+from queueing.result import Prediction
+
+STABLE = Prediction(policy="x", effective_max_batch_size=8, model="m", method="exact", stable=True, load=0.5, utilisation=None)
+
+
+def forecast(policy: str) -> Forecast:
+    return Forecast(knobs=Knobs(policy=policy), load=0.5, prediction=STABLE, mean=UNKNOWN, clipped_fraction=0.0)
+
+
+def advice(target: str = "policy", *, best: bool = True) -> dict[str, Any]:
+    gain = Estimate(0.34, 0.28, 0.4, 900.0) if best else UNKNOWN
+    says = "set elastic instead of dynamic: mean queueing delay 12 ms -> 8 ms, 34 % less (95 %: 28 to 40 % less)"
+    return Advice(
+        target=target,
+        objective="delay",
+        current=forecast("dynamic"),
+        best=forecast("elastic") if best else None,
+        gain=gain,
+        curve=({"policy": "elastic", "queueing_delay": 0.008},),
+        says=says if best else f"no choice of {target}: none is stable",
+    ).to_dict()
+
+
+class Stub:
+    """A gateway that always gives the same answer, and remembers the question."""
+
+    def __init__(self) -> None:
+        self.status, self.body = 200, json.dumps({"advice": [advice()], "reason": None})
+        self.path = ""
+        stub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                stub.path = self.path
+                self.send_response(stub.status)
+                self.end_headers()
+                self.wfile.write(stub.body.encode())
+
+            def log_message(self, format: str, *args: object) -> None: ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def answers(self, body: object, status: int = 200) -> None:
+        self.status, self.body = status, body if isinstance(body, str) else json.dumps(body)
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    found = Stub()
+    thread = threading.Thread(target=found.server.serve_forever, args=(0.01,))
+    thread.start()
+    yield found
+    found.server.shutdown()
+    thread.join()
+    found.server.server_close()
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        kendall.main(["advise", *arguments])
+    return int(stop.value.code or 0)
+
+
+def test_a_table_and_the_sentence(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(stub.url) == 0
+    shown = capsys.readouterr().out
+    for part in ("dynamic", "elastic", "34 %", "28 % to 40 %", "policy: set elastic instead of dynamic"):
+        assert part in shown
+
+
+def test_one_json_object_and_nothing_else(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(stub.url, "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"advice": [advice()], "reason": None}
+
+
+def test_the_question_is_the_contracts(stub: Stub) -> None:
+    flags = ["--objective", "v2", "--theta", "0.9", "--loss-cost", "3", "--family", "lognormal", "--target", "max-output-tokens"]
+    assert run(stub.url + "/", *flags) == 0
+    asked = urlsplit(stub.path)
+    assert asked.path == "/admin/advice"
+    expected = {"objective": "v2", "theta": "0.9", "loss_cost": "3.0", "family": "lognormal", "target": "max-output-tokens"}
+    assert {name: values[0] for name, values in parse_qs(asked.query).items()} == expected
+    assert run(stub.url, "--slo", "p99_queueing_delay=2s", "--json") == 0
+    assert parse_qs(urlsplit(stub.path).query) == {"slo": ["p99_queueing_delay=2s"]}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--objective", "speed"], "expected one of delay"),
+        (["--target", "polcy"], "expected one of batch-size"),
+        (["--theta", "0.3"], "expected it with v1 or v2"),
+        (["--slo", "soon"], "expected {mean"),
+    ],
+)
+def test_wrong_arguments_are_exit_2_without_asking(stub: Stub, flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(stub.url, *flags) == 2
+    assert message in capsys.readouterr().err
+    assert stub.path == ""
+
+
+def test_an_url_that_is_no_gateway_is_exit_2(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    for body, status in (("<html>", 200), ({"detail": "Not Found"}, 404), ({"pages": []}, 200), ([1], 200)):
+        stub.answers(body, status)
+        assert run(stub.url) == 2
+        assert "expected the URL of a running `kendall serve`" in capsys.readouterr().err
+    for url in ("localhost:8080", "http://127.0.0.1:9", "not a url"):
+        assert run(url) == 2
+        assert "expected the URL of a running `kendall serve`" in capsys.readouterr().err
+
+
+def test_what_the_gateway_refuses_is_exit_2_in_its_words(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    stub.answers({"error": {"message": "got v2 without patience", "type": "invalid_request_error", "param": None, "code": "bad"}}, 400)
+    assert run(stub.url, "--objective", "v2") == 2
+    assert "answered 400: got v2 without patience" in capsys.readouterr().err
+
+
+def test_no_stable_choice_is_exit_3(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    stub.answers({"advice": [advice("policy", best=False), advice("batch-size", best=False)], "reason": None})
+    assert run(stub.url) == 3
+    assert "none is stable" in capsys.readouterr().out
+    stub.answers({"advice": [advice("policy"), advice("batch-size", best=False)], "reason": None})
+    assert run(stub.url) == 0
+
+
+def test_a_gateway_that_knows_too_little_yet_is_exit_1_with_its_reason(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    stub.answers({"advice": [], "reason": "50 requests so far; 200 are needed"})
+    assert run(stub.url) == 1
+    assert "no advice: 50 requests so far; 200 are needed" in capsys.readouterr().err
+    assert run(stub.url, "--json") == 1
+    assert json.loads(capsys.readouterr().out)["advice"] == []
