@@ -20,8 +20,10 @@ from queueing.estimation.client_assumptions import client_assumptions
 from queueing.estimation.engine_assumptions import engine_assumptions, settled, stable_queue
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.interval import UNKNOWN, Estimate
+from queueing.estimation.snapshot import Snapshot
+from queueing.estimation.speed_curve import SpeedCurve
+from queueing.estimation.speeds import Speeds
 from queueing.estimation.verdict import Compared, compare, judged
-from queueing.estimation.window import Snapshot
 from queueing.experiment import simulate_run
 from queueing.latency import LatencyModel
 from queueing.model import Model
@@ -48,37 +50,35 @@ class Assessment:
     estimates: Estimates
     load: Estimate
     prediction: Prediction | None
-    sensitivity: Sensitivity | None  # to be handed to the next assessment for a minute or so: it costs a dozen predictions
+    sensitivity: Sensitivity | None  # to be handed to the next assessment, which renews it when it is due: it costs 16 simulations
     wander: WanderBand | None
     compared: Compared
 
 
 def assess(seen: Snapshot, shape: LatencyModel, limits: Limits, *, known: Sensitivity | None = None, waiting_before: int = 0) -> Assessment:
-    """`shape` is the calibrated law; `known` an earlier sensitivity of this epoch; `waiting_before` waited when the epoch began.
+    """`shape` is the calibrated law; `known` the last assessment's sensitivity; `waiting_before` waited when the epoch began.
 
     Raises SpecError where a limit lies beyond what the lengths are known for.
     """
     policy = parse_policy(seen.policy)
-    estimates = estimate(seen, policy, shape)
-    law = estimates.law(shape)
+    speeds = Speeds(batch_times(policy, seen.mine, shape))
+    estimates = estimate(seen, policy, shape, speeds=speeds)
     if not estimates.count or not estimates.arrival_rate.value > 0:
         return _nothing(seen, estimates, policy)
-    model = _model(policy, estimates.output_tokens.law(limits.max_output_tokens), law, limits, estimates)
+    model = _model(policy, estimates.output_tokens.law(limits.max_output_tokens), estimates.law(shape), limits, estimates)
     load = _load(model, estimates)
     prediction = _predict(model, estimates.arrival_rate.value)
-    asked = _asking(policy, limits, estimates)
-    slope = known or (sensitivity(asked, estimates, law, limits.max_output_tokens) if prediction is not None else None)
+    slope = None if prediction is None else _renewed(known, model, load.value, estimates, limits)
     compared_mean = _mean(prediction, policy)
     relaxation = _relaxation(model, load.value, prediction)
-    wandering = estimates.wander.significant and compared_mean is not None
-    band = _band(asked, model, estimates, relaxation, compared_mean) if wandering and compared_mean else None
+    band = None
+    if slope is not None and compared_mean and estimates.wander.significant:
+        band = _band(slope.curve, model, estimates, relaxation, compared_mean)
     predicted = UNKNOWN if slope is None or compared_mean is None else slope.interval(compared_mean, estimates)
     free = model.largest_stable_rate - estimates.arrival_rate.value
     assumptions = (
         *client_assumptions(seen),
-        *engine_assumptions(
-            batch_times(policy, seen.mine, shape), continuous=policy.joins_running, wander_effect=_effect(band, compared_mean)
-        ),
+        *engine_assumptions(speeds, continuous=policy.joins_running, wander_effect=_effect(band, compared_mean)),
         stable_queue(load, judged(seen), patience=limits.patience is not None),
         settled(seen.now - seen.start, seen.start - seen.epoch_at, relaxation, waiting_before=waiting_before, free_rate=max(free, 1e-9)),
     )
@@ -149,13 +149,20 @@ def _relaxation(model: Model, load: float, prediction: Prediction | None) -> flo
     return relaxation_time(load, service / model.servers, one_by_one=model.bound == 1)
 
 
-def _band(asked: Ask, model: Model, estimates: Estimates, relaxation: float, mean: float) -> WanderBand:
-    """The simulated band, scaled to the predicted mean."""
-    slow, law, rate = estimates.wander, model.law, estimates.arrival_rate.value
-    scale = mean / asked(rate, model.output_tokens, law)
+def _renewed(known: Sensitivity | None, model: Model, load: float, estimates: Estimates, limits: Limits) -> Sensitivity:
+    """The known one while it is fresh."""
+    if known is not None and known.fresh(estimates.epoch, estimates.now, load):
+        return known
+    ask = _asking(model.policy, limits, estimates)
+    return sensitivity(ask, estimates, model.law, load, limit=limits.max_output_tokens, pole=model.patience is None)
+
+
+def _band(curve: SpeedCurve, model: Model, estimates: Estimates, relaxation: float, mean: float) -> WanderBand:
+    slow, speed = estimates.wander, model.law.speed
+    load = model.load(estimates.arrival_rate.value) if model.patience is None else 0.0
     return wander_band(
-        lambda speed: scale * asked(rate, model.output_tokens, law.at_speed(speed)),
-        law.speed,
+        lambda factor: mean * curve.ratio(math.log(factor / speed), load),
+        speed,
         slow.sigma.value,
         slow.tau,
         relaxation=relaxation,

@@ -25,22 +25,37 @@ from scipy.special import stdtrit
 from queueing.distributions import TokenDistribution
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.interval import NORMAL, Estimate
+from queueing.estimation.speed_curve import SpeedCurve, speed_curve
 from queueing.latency import LatencyModel
 
 Ask = Callable[[float, TokenDistribution, LatencyModel], float]  # rate, lengths, law -> mean delay, seconds; infinite if unstable
 STEP = 0.01  # relative, to either side
 GROUPS = 5
 NODES = 9
+KEPT = 60.0  # seconds
+MOVED = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """Elasticities of the mean delay, and the relative standard errors that lengths and cv leave. May be kept for minutes."""
+    """Elasticities of the mean delay, the relative standard errors that lengths and cv leave, the delay against the speed.
+
+    May be kept for a while: see `fresh`.
+    """
 
     rate: float
     speed: float
     lengths_error: float
     cv_error: float
+    curve: SpeedCurve
+    epoch: int
+    at: float  # seconds, of the window that it was found for
+    load: float
+
+    def fresh(self, epoch: int, now: float, load: float) -> bool:
+        """Whether it may stand for this window: of the same epoch, no older than `KEPT`, the load moved by less than `MOVED` of what is free."""
+        near = abs(load - self.load) <= MOVED * max(1 - load, 0.02)
+        return epoch == self.epoch and 0 <= now - self.at < KEPT and near
 
     def interval(self, mean: float, estimates: Estimates) -> Estimate:
         """The predicted mean with its 95 % interval."""
@@ -52,17 +67,27 @@ class Sensitivity:
         return Estimate(mean, mean / factor, mean * factor, min(estimates.arrival_rate.effective_n, estimates.speed.effective_n))
 
 
-def sensitivity(ask: Ask, estimates: Estimates, law: LatencyModel, limit: int | None = None) -> Sensitivity:
-    """By 6 + `GROUPS` predictions; `law` at the window's speed and cv, `limit` the token limit in force."""
+def sensitivity(
+    ask: Ask, estimates: Estimates, law: LatencyModel, load: float, limit: int | None = None, *, pole: bool = True
+) -> Sensitivity:
+    """By 11 + `GROUPS` predictions; `law` at the window's speed and cv, `limit` the token limit in force, `pole`: no patience."""
     lengths, rate = estimates.output_tokens.law(limit), estimates.arrival_rate.value
     ends = [dataclasses.replace(law, cv=value) for value in (estimates.cv.low, estimates.cv.high) if estimates.cv.known]
+
+    def at_speed(factor: float) -> float:
+        return ask(rate, lengths, law.at_speed(law.speed * factor))
+
     at_ends = [ask(rate, lengths, end) for end in ends]
     parts = [ask(rate, estimates.output_tokens.without(g, GROUPS).law(_shorter(limit, estimates, g)), law) for g in range(GROUPS)]
     return Sensitivity(
         rate=_elasticity(lambda factor: ask(rate * factor, lengths, law)),
-        speed=_elasticity(lambda factor: ask(rate, lengths, law.at_speed(law.speed * factor))),
+        speed=_elasticity(at_speed),
         lengths_error=_jackknife(np.array(parts)),
         cv_error=abs(_log_ratio(at_ends[1], at_ends[0])) / (2 * NORMAL) if at_ends else 0.0,
+        curve=speed_curve(at_speed, load if pole else 0.0),
+        epoch=estimates.epoch,
+        at=estimates.now,
+        load=load,
     )
 
 

@@ -28,7 +28,7 @@ import numpy as np
 from queueing.arrival_audit import audit_arrivals
 from queueing.estimation.assumption import Assumption
 from queueing.estimation.change import FEW_CHANGES, Change, Vector, burstiness, changes
-from queueing.estimation.window import Snapshot
+from queueing.estimation.snapshot import Snapshot
 
 RETRY_SHARE = 0.02
 DEPENDENT = 4.5

@@ -28,9 +28,8 @@ from queueing.estimation.assumption import Assumption
 from queueing.estimation.batch_times import BatchTimes
 from queueing.estimation.change import Vector
 from queueing.estimation.interval import Estimate
-from queueing.estimation.speed_change import speed_change
-from queueing.estimation.speed_process import stalls, without_stalls
-from queueing.estimation.wander import wander
+from queueing.estimation.speed_process import Stalls, stalls
+from queueing.estimation.speeds import Speeds
 
 STALL_SHARE = 0.02
 MATERIAL = 0.10
@@ -42,18 +41,21 @@ TREND, RISES = 10, 35
 RELAXATIONS, UNSETTLED = 3.0, 0.2
 
 
-def engine_assumptions(times: BatchTimes, *, continuous: bool, wander_effect: float | None = None) -> tuple[Assumption, ...]:
+def engine_assumptions(speeds: Speeds, *, continuous: bool, wander_effect: float | None = None) -> tuple[Assumption, ...]:
     """no_stalls, constant_speed, law_shape; `wander_effect`: relative half width or shift that the wander gives to the mean delay."""
-    steady = without_stalls(times)
-    constant = constant_speed(steady, wander_effect)
-    return (no_stalls(times), constant, law_shape(steady, judged=constant.holds is not False and not continuous))
+    constant = _constant_speed(speeds, wander_effect)
+    shape = law_shape(speeds.steady, judged=constant.holds is not False and not continuous)
+    return (_no_stalls(speeds.times.count, speeds.stalls), constant, shape)
 
 
 def no_stalls(times: BatchTimes) -> Assumption:
     """Rare long batches."""
-    if not times.count:
+    return _no_stalls(times.count, stalls(times))
+
+
+def _no_stalls(count: int, found: Stalls) -> Assumption:
+    if not count:
         return Assumption("no_stalls", None, math.nan, "no batch was served whole")
-    found = stalls(times)
     says = (
         f"{found.count} stalls hold {found.time_share:.1%} of the busy time, the longest {found.longest:.3g} s"
         if found.count
@@ -64,7 +66,11 @@ def no_stalls(times: BatchTimes) -> Assumption:
 
 def constant_speed(times: BatchTimes, wander_effect: float | None = None) -> Assumption:
     """A step in the speed, or wander."""
-    stepped, slow = speed_change(times), wander(times)
+    return _constant_speed(Speeds(times), wander_effect)
+
+
+def _constant_speed(speeds: Speeds, wander_effect: float | None) -> Assumption:
+    stepped, slow = speeds.step, speeds.slow
     if stepped is not None:
         word = "slower" if stepped.ratio > 1 else "faster"
         says = f"the engine became {word} by a factor of {max(stepped.ratio, 1 / stepped.ratio):.2f} at {stepped.at:.6g} s"

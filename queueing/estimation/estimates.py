@@ -22,10 +22,10 @@ from queueing.estimation.batch_times import SLOT_ERROR, BatchTimes, batch_times
 from queueing.estimation.change import FEW_CHANGES, Change, changes
 from queueing.estimation.interval import NORMAL, Estimate, symmetric
 from queueing.estimation.lengths import Lengths, weigh
-from queueing.estimation.speed_change import speed_change
-from queueing.estimation.speed_process import Stalls, residual_cv, speed, stalls
-from queueing.estimation.wander import Wander, wander
-from queueing.estimation.window import CENSORED, WITHOUT_LENGTH, Snapshot
+from queueing.estimation.snapshot import CENSORED, WITHOUT_LENGTH, Snapshot
+from queueing.estimation.speed_process import Stalls, residual_cv, speed
+from queueing.estimation.speeds import Speeds
+from queueing.estimation.wander import Wander
 from queueing.latency import LatencyModel
 
 SCHEMA_VERSION = 1
@@ -89,53 +89,60 @@ class Estimates:
         return cls(**fields, wander=wandering, stalls=Stalls(**plain["stalls"]), notes=tuple(plain["notes"]))
 
 
-def estimate(seen: Snapshot, policy: Policy, shape: LatencyModel, *, half_life: float = math.inf) -> Estimates:
-    """From a snapshot; `shape` is the calibrated law, `half_life` (s) lets older arrivals and lengths count less."""
+def estimate(
+    seen: Snapshot, policy: Policy, shape: LatencyModel, *, half_life: float = math.inf, speeds: Speeds | None = None
+) -> Estimates:
+    """From a snapshot; `shape` is the calibrated law, `half_life` (s) lets older arrivals and lengths count less.
+
+    `speeds`: those of the snapshot's batch times, where the caller has use for them too.
+    """
     changed: Sequence[Change] = changes(seen.arrivals)
     if len(changed) > FEW_CHANGES:
         changed = []  # bursts, not changes: their rate is that of the whole window, their interval wide
     rate_from = changed[-1].at if changed else seen.start
-    mine = seen.mine
-    times = batch_times(policy, mine, shape)
-    stepped = speed_change(times)
-    recent = times if stepped is None else times.part(times.at >= stepped.at)
-    slow = wander(recent)
+    found = Speeds(batch_times(policy, seen.mine, shape)) if speeds is None else speeds
+    recent = found.recent
     return Estimates(
         policy=seen.policy,
         epoch=seen.epoch,
         start=seen.start,
         now=seen.now,
-        count=len(mine.rows),
+        count=len(seen.mine.rows),
         arrival_rate=arrival_rate(seen.arrivals, rate_from, seen.now, half_life=half_life),
         dispersion=dispersion(seen.arrivals, seen.start, seen.now),
         rate_changed_at=changed[-1].at if changed else None,
         output_tokens=output_lengths(seen, half_life),
         prompt_tokens=prompt_lengths(seen, half_life),
-        speed=_speed(recent, slow, continuous=policy.joins_running),
+        speed=_speed(recent, found.slow, continuous=policy.joins_running),
         cv=Estimate(0.0, 0.0, 0.0, recent.count) if policy.joins_running else residual_cv(recent),
-        wander=slow,
-        speed_changed_at=None if stepped is None else stepped.at,
-        stalls=stalls(times),
+        wander=found.slow,
+        speed_changed_at=None if found.step is None else found.step.at,
+        stalls=found.stalls,
         notes=_notes(seen),
     )
 
 
 def output_lengths(seen: Snapshot, half_life: float = math.inf) -> Lengths:
-    """Of every request dispatched in the window: ended, clipped, left, or still in service with some tokens."""
-    since = max(seen.carried_from, -math.inf)
-    rows = seen.having(seen.rows[(seen.column("ending") < WITHOUT_LENGTH) & (seen.column("dispatched_at") >= since)])
-    going = [(at, tokens) for at, tokens in seen.in_service if at >= since]
-    counts = np.concatenate([rows.column("output_tokens"), [tokens + 1 for _, tokens in going]]).astype(np.int64)
-    censored = np.concatenate([rows.column("ending") == CENSORED, np.ones(len(going), dtype=bool)])
-    ages = seen.now - np.concatenate([rows.column("dispatched_at"), [at for at, _ in going]])
+    """Of every request dispatched in the window: ended, clipped, left, or still in service with some tokens.
+
+    One cut after n tokens says N >= n + 1, as one in service does: an answer that ends with its n-th token is not cut.
+    """
+    ending, dispatched_at = seen.column("ending"), seen.column("dispatched_at")
+    kept = (ending < WITHOUT_LENGTH) & (dispatched_at >= seen.carried_from)
+    going = [(at, tokens + 1, True) for at, tokens in seen.in_service if at >= seen.carried_from]
+    going += [(at, tokens, False) for at, tokens in seen.ended if at >= seen.carried_from]
+    cut = ending[kept] == CENSORED
+    counts = np.concatenate([seen.column("output_tokens")[kept] + cut, [tokens for _, tokens, _ in going]]).astype(np.int64)
+    censored = np.concatenate([cut, np.array([is_open for *_, is_open in going], dtype=bool)])
+    ages = seen.now - np.concatenate([dispatched_at[kept], [at for at, _, _ in going]])
     return Lengths(counts, censored, weigh(ages, half_life))
 
 
 def prompt_lengths(seen: Snapshot, half_life: float = math.inf) -> Lengths:
     """Of every request dispatched in the window; nothing censors a prompt."""
-    rows = seen.having(seen.rows[seen.column("prompt_tokens") >= 1])
-    counts = rows.column("prompt_tokens").astype(np.int64)
-    return Lengths(counts, np.zeros(counts.size, dtype=bool), weigh(seen.now - rows.column("dispatched_at"), half_life))
+    kept = seen.column("prompt_tokens") >= 1
+    counts = seen.column("prompt_tokens")[kept].astype(np.int64)
+    return Lengths(counts, np.zeros(counts.size, dtype=bool), weigh(seen.now - seen.column("dispatched_at")[kept], half_life))
 
 
 def _speed(times: BatchTimes, slow: Wander, *, continuous: bool) -> Estimate:

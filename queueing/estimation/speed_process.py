@@ -74,5 +74,6 @@ def stalls(times: BatchTimes) -> Stalls:
 
 
 def without_stalls(times: BatchTimes) -> BatchTimes:
-    """The others."""
-    return times.part(times.ratio <= STALL * float(np.median(times.ratio))) if times.count else times
+    """The others; the same object where there are none."""
+    kept = times.ratio <= STALL * float(np.median(times.ratio)) if times.count else np.ones(0, dtype=bool)
+    return times if kept.all() else times.part(kept)

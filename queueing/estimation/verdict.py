@@ -28,7 +28,7 @@ import numpy as np
 from queueing.estimation.assumption import Assumption, Name
 from queueing.estimation.change import Vector
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
-from queueing.estimation.window import Snapshot
+from queueing.estimation.snapshot import Snapshot
 from queueing.quantile_interval import quantile_intervals
 from queueing.result import LEVELS
 from queueing.statistics import WARM_UP, mean_interval
@@ -81,7 +81,7 @@ def compare(seen: Snapshot, predicted: Estimate, assumptions: Sequence[Assumptio
         observed=observed,
         predicted=predicted,
         error=observed.value / predicted.value - 1 if predicted.value else math.nan,
-        observed_quantiles=_quantiles(values),
+        observed_quantiles=observed_quantiles(values),
         assumptions=tuple(sorted(assumptions, key=lambda each: ORDER.index(each.name))),
     )
 
@@ -93,8 +93,8 @@ def judged(seen: Snapshot, *, sojourn: bool = False) -> Vector:
     return values[int(WARM_UP * values.size) :] if seen.start <= seen.epoch_at else values
 
 
-def _quantiles(values: Vector) -> dict[str, Estimate]:
-    """With the interval where the run can tell it."""
+def observed_quantiles(values: Vector) -> dict[str, Estimate]:
+    """Of values in their order, with the interval where the run can tell it."""
     found = quantile_intervals(values, LEVELS.values())
     given = {name: found[level] for name, level in LEVELS.items()}
     return {

@@ -17,6 +17,7 @@ from queueing.estimation.band import relaxation_time, wander_band
 from queueing.estimation.client_assumptions import open_loop
 from queueing.estimation.estimates import estimate
 from queueing.estimation.interval import UNKNOWN, Estimate
+from queueing.estimation.speed_curve import speed_curve
 from queueing.estimation.verdict import compare
 from queueing.estimation.window import Snapshot
 from queueing.latency import LatencyModel
@@ -227,6 +228,41 @@ def test_the_band_of_the_wander_is_a_quasi_static_mixture() -> None:
     assert fast.mean == pytest.approx(delay(1.0), rel=1e-3)  # averages out within the queue's memory
     assert math.isinf(wander_band(delay, 1.7, 0.2, 1e6, relaxation=1.0, window=1e9).high)
     assert wander_band(delay, 1.0, 0.0, 1.0, relaxation=1.0, window=10.0).high == delay(1.0)
+
+
+@pytest.mark.parametrize(
+    "policy", ["single", POLICY, "dynamic", "fixed:batch_size=4", "elastic:max_batch_size=8", "continuous:max_batch_size=8"]
+)
+@pytest.mark.parametrize("load", [0.3, 0.75])
+def test_the_curve_of_the_delay_against_the_speed_is_that_of_theory(policy: str, load: float) -> None:
+    """Between and somewhat beyond the points that it was drawn through, within 3 %; beyond capacity infinite."""
+    parsed, rate = parse_policy(policy), load * capacity(policy)
+
+    def at(factor: float) -> float:
+        found = predict(parsed, rate, LENGTHS, LAW.at_speed(factor), max_num_seqs=64)
+        return (found.sojourn_time if parsed.joins_running else found.queueing_delay).mean or math.nan
+
+    curve, here = speed_curve(at, load), at(1.0)
+    assert curve.ratio(0.0, load) == 1.0
+    for log_factor in (-0.25, -0.1, 0.1, 0.2):
+        if load * math.exp(log_factor) < 0.95:
+            assert curve.ratio(log_factor, load) == pytest.approx(at(math.exp(log_factor)) / here, rel=0.03), log_factor
+    assert math.isinf(curve.ratio(-math.log(load) + 0.01, load))
+
+
+def test_a_sensitivity_stands_for_a_minute_of_its_epoch_near_its_load() -> None:
+    first = judge(clean(1))
+    found = first.sensitivity
+    assert found is not None
+    epoch, at, load = found.epoch, found.at, found.load
+    assert found.fresh(epoch, at + 59, load + 0.06)  # a fifth of the 0.4 that is free
+    assert not found.fresh(epoch, at + 61, load)
+    assert not found.fresh(epoch + 1, at, load)
+    assert not found.fresh(epoch, at, load + 0.12)
+    assert assess(seen(clean(1), POLICY), LAW, LIMITS, known=found).sensitivity is found
+    renewed = assess(seen(clean(1, 0.8), POLICY), LAW, LIMITS, known=found).sensitivity
+    assert renewed is not None
+    assert renewed.load == pytest.approx(0.8, abs=0.05)
 
 
 def test_relaxation_grows_with_the_load() -> None:

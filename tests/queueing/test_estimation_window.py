@@ -92,7 +92,7 @@ def test_endings_say_what_is_known_of_a_length() -> None:
     window.on_record(record(6, 1.0, outcome="abandoned", dispatched_at=None, released_at=4.0))
     snapshot = window.snapshot(POLICY, 9.0, in_service=((2.0, 6),))
     sample = estimate(snapshot, parse_policy(POLICY), LAW).output_tokens
-    assert sorted(zip(sample.counts.tolist(), sample.censored.tolist(), strict=True)) == [(7, True), (10, False), (10, True), (10, True)]
+    assert sorted(zip(sample.counts.tolist(), sample.censored.tolist(), strict=True)) == [(7, True), (10, False), (11, True), (11, True)]
     assert snapshot.lost_at.tolist() == [4.0]
 
 

@@ -1,0 +1,98 @@
+"""The window at one instant, as arrays: what every estimator reads."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from queueing.estimation.change import Vector
+
+FIELDS = (
+    "arrived_at",
+    "dispatched_at",
+    "server_free_at",
+    "released_at",
+    "batch_id",
+    "batch_size",
+    "server_id",
+    "prompt_tokens",
+    "output_tokens",
+    "ending",
+    "epoch",
+)
+ENDED, CENSORED, WITHOUT_LENGTH = 0.0, 1.0, 2.0  # values of `ending`: by itself or its client's limit; cut by the gateway or left; failed
+WIDTH = len(FIELDS)
+COLUMN = {name: index for index, name in enumerate(FIELDS)}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Snapshot:
+    """The window at one instant. Instants and durations in seconds on the feeder's clock; nan where a row does not know.
+
+    `rows` are dispatched requests that met their end, in the order of their ends, those of earlier epochs included (`mine`
+    says which are of this one); `arrivals` all arrivals of this epoch in the window, refused and lost ones too.
+    """
+
+    policy: str
+    epoch: int
+    epoch_at: float
+    start: float  # of the window: the epoch's start, or later
+    now: float
+    arrivals: Vector
+    rows: npt.NDArray[np.float64]
+    in_service: tuple[tuple[float, int], ...] = ()  # dispatched_at, output tokens so far
+    ended: tuple[tuple[float, int], ...] = ()  # the same of those whose own end has come in a padded batch that goes on
+    waiting: int = 0
+    retries: int = 0  # arrivals that said they are a client library's second try (`x-stainless-retry-count`)
+    lost_at: Vector = field(default_factory=lambda: np.empty(0))  # ends of those that were never dispatched
+    servers: int = 1
+    carried_from: float = -math.inf  # instant from which on lengths may be used
+
+    def column(self, name: str) -> Vector:
+        """One field of every row."""
+        values: Vector = self.rows[:, COLUMN[name]]
+        return values
+
+    @cached_property
+    def mine(self) -> Snapshot:
+        """The rows of this epoch that arrived and were dispatched in the window."""
+        kept = (self.column("epoch") == self.epoch) & (self.column("arrived_at") >= self.start)
+        return self if kept.all() else self.having(picked(self.rows, kept))
+
+    def having(self, rows: npt.NDArray[np.float64]) -> Snapshot:
+        """With other rows."""
+        return self._but(rows=rows)
+
+    def since(self, start: float) -> Snapshot:
+        """The later part of the window."""
+        return self._but(start=start, arrivals=self.arrivals[self.arrivals > start])
+
+    def _but(self, **changed: Any) -> Snapshot:
+        return Snapshot(**{name: getattr(self, name) for name in self.__dataclass_fields__ if name not in changed}, **changed)
+
+    @cached_property
+    def _order(self) -> npt.NDArray[np.intp]:
+        return np.argsort(self.column("arrived_at"), kind="stable")
+
+    @property
+    def queueing_delay(self) -> Vector:
+        """Of the rows, in order of arrival."""
+        delays: Vector = (self.column("dispatched_at") - self.column("arrived_at"))[self._order]
+        return delays
+
+    @property
+    def sojourn_time(self) -> Vector:
+        """Of the rows that were released, in order of arrival."""
+        sojourns = (self.column("released_at") - self.column("arrived_at"))[self._order]
+        kept: Vector = sojourns[np.isfinite(sojourns)]
+        return kept
+
+
+def picked(rows: npt.NDArray[np.float64], kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+    """A copy of some rows, column after column in memory."""
+    return np.compress(kept, rows.T, axis=1).T

@@ -1,0 +1,129 @@
+"""The predicting process's copy of the window is the window, however it is cut into messages; the feeding side keeps nothing."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from queueing.estimation.feed import Feed, row
+from queueing.estimation.mirror import Mirror
+from queueing.estimation.snapshot import COLUMN, Snapshot
+from queueing.estimation.window import Window
+from queueing.record import Record
+from tests.queueing.test_estimation_window import record
+
+POLICY = "capped:max_batch_size=8"
+
+
+@dataclass
+class Everything:
+    """The same in plain lists that never forget: what a window says by its definition."""
+
+    seconds: float
+    most: int
+    epoch: int = 0
+    epoch_at: float = -math.inf
+    carried_from: float = -math.inf
+    arrivals: list[float] = field(default_factory=list)
+    retries: list[float] = field(default_factory=list)
+    lost: list[float] = field(default_factory=list)
+    rows: list[tuple[float, ...]] = field(default_factory=list)
+
+    def begin_epoch(self, epoch: int, at: float, *, carry_lengths: bool) -> None:
+        self.epoch, self.epoch_at = epoch, at
+        self.arrivals, self.retries, self.lost = [], [], []
+        if not carry_lengths:
+            self.rows, self.carried_from = [], at
+
+    def on_arrival(self, at: float, *, retry: bool) -> None:
+        self.arrivals.append(at)
+        self.retries += [at] if retry else []
+
+    def on_record(self, each: Record) -> None:
+        assert each.arrived_at is not None
+        if each.dispatched_at is not None:
+            self.rows.append(row(each, each.arrived_at, each.dispatched_at))
+        elif each.epoch == self.epoch:
+            self.lost.append(each.released_at or each.arrived_at)
+
+    def check(self, seen: Snapshot, now: float) -> None:
+        oldest = self.arrivals[-self.most] if len(self.arrivals) > self.most else -math.inf
+        start = max(self.epoch_at, now - self.seconds, oldest)
+        assert (seen.epoch, seen.epoch_at, seen.start, seen.now) == (self.epoch, self.epoch_at, start, now)
+        assert seen.arrivals.tolist() == [at for at in self.arrivals if at > start]
+        assert seen.retries == sum(at > start for at in self.retries)
+        assert seen.lost_at.tolist() == [at for at in self.lost if at > start]
+        kept = [each for each in self.rows[-self.most :] if each[COLUMN["dispatched_at"]] >= now - self.seconds]
+        np.testing.assert_array_equal(seen.rows, np.reshape(kept, (-1, len(COLUMN))))
+        assert seen.carried_from == max(self.carried_from, now - self.seconds)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_however_the_feed_is_cut_the_mirror_is_the_window(seed: int) -> None:
+    """Arrivals, retries, losses, two epochs without and one with forgotten lengths, gaps beyond the window, more rows than are kept."""
+    rng = np.random.default_rng(seed)
+    seconds, most = 30.0, 60
+    feed, mirror = Feed(most=most), Mirror(seconds=seconds, most=most)
+    window, truth = Window(seconds=seconds, most=most), Everything(seconds, most)
+    now = 0.0
+    checks = 0
+    for number in range(1500):
+        now += rng.exponential(0.1) if rng.random() < 0.995 else 40.0
+        kind = rng.random()
+        retry = bool(rng.random() < 0.1)
+        each = record(number, now, epoch=truth.epoch) if kind < 0.8 else _lost(number, now, truth.epoch)
+        for side in (feed, window, truth):
+            side.on_arrival(now, retry=retry)
+            side.on_record(each)
+            if number in (400, 900, 1300):
+                side.begin_epoch(number, now, carry_lengths=number != 900)
+        if rng.random() < 0.05:
+            mirror.add(pickle.loads(pickle.dumps(feed.take())))
+            if rng.random() < 0.7:
+                truth.check(mirror.snapshot(POLICY, now), now)
+                truth.check(window.snapshot(POLICY, now), now)
+                checks += 1
+    assert checks > 20
+
+
+def _lost(number: int, at: float, epoch: int) -> Record:
+    return record(number, at, epoch=epoch, outcome="abandoned", dispatched_at=None, released_at=at)
+
+
+def test_what_was_taken_is_forgotten() -> None:
+    feed = Feed()
+    feed.on_arrival(1.0, retry=True)
+    feed.on_record(record(1, 1.0))
+    feed.on_record(_lost(2, 1.0, 0))
+    first, second = feed.take(), feed.take()
+    assert [len(first.arrivals), len(first.retries), len(first.lost), len(first.rows)] == [1, 1, 1, 11]
+    assert [len(second.arrivals), len(second.retries), len(second.lost), len(second.rows)] == [0, 0, 0, 0]
+
+
+def test_a_feed_that_nobody_takes_is_bounded() -> None:
+    feed = Feed(most=50)
+    for number in range(1000):
+        feed.on_arrival(float(number), retry=True)
+        feed.on_record(record(number, float(number)))
+        feed.on_record(_lost(number, float(number), 0))
+    news = feed.take()
+    assert max(len(news.arrivals), len(news.retries), len(news.lost), len(news.rows) // 11) <= 100
+    assert news.arrivals[-1] == news.retries[-1] == news.lost[-1] == 999.0
+
+
+def test_a_mirror_without_news_says_so() -> None:
+    with pytest.raises(ValueError, match="expected at least one `add`"):
+        Mirror().snapshot(POLICY, 1.0)
+
+
+def test_a_message_is_small() -> None:
+    """5 s at 500 requests/s: 88 bytes a row and 8 an arrival, no more than 1 % beyond."""
+    feed = Feed()
+    for number in range(2500):
+        feed.on_arrival(float(number))
+        feed.on_record(record(number, float(number)))
+    assert len(pickle.dumps(feed.take(), protocol=5)) < 1.01 * 2500 * 96
