@@ -42,7 +42,7 @@ class Rules:
 
 QUIET_MACHINE = Rules()
 FAST = Rules(
-    look=1.0, settle=0.5, least=3.0, most=6.0, block=1.0, bracket=0.3, repeats=2, prediction_interval=1.0, overhead=3.0, half_width=0.2
+    look=1.0, settle=0.5, least=4.0, most=10.0, block=1.0, bracket=0.3, repeats=2, prediction_interval=1.0, overhead=3.0, half_width=0.2
 )
 
 
@@ -75,7 +75,7 @@ def plan_of(rules: Rules, seed: int, *, fast: bool) -> Plan:
 
 def gateway_arguments(rules: Rules, *, fast: bool) -> list[str]:
     """Flags of `kendall serve` beyond those of a sweep: the live prediction, its window as long as any cell."""
-    window = ["--prediction-interval", f"{rules.prediction_interval:g}", "--prediction-window", f"{rules.most:g}"]
+    window = ["--prediction-interval", f"{rules.prediction_interval:g}", "--prediction-window", f"{max(60.0, rules.most):g}"]
     limit = ["--max-output-tokens", str(LONGEST), "--what-if-interval", "100000"]
     return window + limit + (["--latency", EMULATED_LAW] if fast else [])
 

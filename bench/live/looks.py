@@ -73,5 +73,6 @@ async def look(client: GatewayClient, follower: Follower) -> Look:
 
 
 def enough(seen: Look, seconds: float, *, half_width: float, least: float) -> bool:
-    """Whether the mean is known well enough, and by a run that is not too short to say so."""
-    return seconds >= least and seen.observed.relative <= half_width and not seen.observed.too_short
+    """Whether the mean is known well enough, by a run that is not too short to say so, and there is a prediction to set beside it."""
+    known = seen.observed.relative <= half_width and not seen.observed.too_short
+    return seconds >= least and known and seen.live is not None

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from policies import parse_policy
+from queueing.estimation.batch_times import SLOT_ERROR
 from queueing.estimation.estimates import estimate
+from queueing.latency import parse_law
 from queueing.model import Model
 from tests.queueing.estimation_runs import LAW, LENGTHS
 from tests.queueing.estimation_windows import window_of
@@ -40,6 +42,18 @@ def test_rate_length_speed_and_residual_of_every_policy(policy: str, load: float
     assert rate < 0.06  # an interval that covers everything says nothing
     assert length < 0.04
     assert speed < 0.04
+
+
+@pytest.mark.parametrize("turnaround", [0.0, 0.0015, 0.003])
+@pytest.mark.parametrize("slots", [2, 8])
+def test_the_speed_of_slots_is_right_within_what_is_stated(slots: int, turnaround: float) -> None:
+    """Who waited for a slot enters in step with the engine, turnarounds take as much longer as steps: neither looks like another speed."""
+    shape = parse_law(f"k1=0.0003,k2=0,k3=0.00002,k4=0.0012,turnaround={turnaround}")
+    for load in (0.3, 0.9):
+        model = Model(policy=parse_policy(f"continuous:max_batch_size={slots}"), output_tokens=LENGTHS, law=shape.at_speed(SPEED))
+        found = estimate(window_of(model, load, 20_000, 3), model.policy, shape).speed
+        assert abs(found.value / SPEED - 1) < SLOT_ERROR
+        assert found.covers(SPEED)
 
 
 def test_a_window_from_arrays_is_that_of_the_records() -> None:
