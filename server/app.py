@@ -168,6 +168,7 @@ def _add_admin(app: FastAPI, gateway: Gateway) -> None:
             "draining": gateway.draining,
             "arrivals": gateway.arrivals.state(batcher.epoch),
             "estimates": gateway.live_model().estimates,
+            "autopilot": gateway.live_model().autopilot,
             "self_checks": gateway.live_model().checks,
         }
 

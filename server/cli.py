@@ -64,7 +64,8 @@ def serve_command(
     log_level: Annotated[str, typer.Option(help="debug | info | warning | error.")] = "info",
 ) -> None:
     """Serve an OpenAI-style endpoint with a queue under a policy you choose."""
-    from server.serving import serve  # noqa: PLC0415 - heavy
+    from server.live.pilot import autopilot_bounds  # noqa: PLC0415 - heavy
+    from server.serving import serve  # noqa: PLC0415
 
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s  %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("vllm").setLevel(logging.WARNING)
@@ -72,6 +73,8 @@ def serve_command(
     for name, value in (("max_num_seqs", max_num_seqs), ("max_model_len", max_model_len)):
         if value is not None:
             engine_args[name] = value
+    if autopilot != "off":
+        autopilot_bounds(policy, autopilot_policies or (), max_clipped_fraction)
     settings = Settings(
         model=model,
         served_model_name=served_model_name or model.rstrip("/").rsplit("/", 1)[-1],
@@ -90,7 +93,7 @@ def serve_command(
         prediction_window=prediction_window,
         state_file=state_file,
         autopilot=check_autopilot(autopilot),
-        autopilot_policies=tuple(format_policy(parse_policy(text)) for text in autopilot_policies or ()),
+        autopilot_policies=tuple(autopilot_policies or ()),
         max_clipped_fraction=max_clipped_fraction,
         idle_probes=idle_probes,
         shutdown_timeout=shutdown_timeout,

@@ -92,7 +92,7 @@ class Gateway:
         if self._batcher is not None:
             self._batcher.lose_all("shutting_down", "the gateway is shutting down")
         if self.live is not None:
-            self.live.close()
+            await self.live.close()
         await self.engine.stop()
         if self._recorder is not None:
             self._recorder.close()

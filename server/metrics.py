@@ -53,6 +53,7 @@ class Metrics:
         self.assumption_holds = self._gauge("assumption_holds", "1 holds, 0 fails, NaN cannot be told", ["assumption"])
         self.verdict = self._gauge("prediction_verdict", "1 for the verdict of the last look", ["verdict"])
         self.check_holds = self._gauge("self_check_holds", "0: the measurement is wrong, not the theory", ["check"])
+        self.decisions = Counter("kendall_autopilot_decisions", "What the autopilot did or found", ["kind"], registry=self.registry)
         self.speed = self._gauge("engine_speed_ratio", "Measured service time over the calibrated law's; above 1 is slower")
         self.error = self._gauge("prediction_error_ratio", "observed / predicted - 1", ["policy"])
         self.load = self._gauge("load", "Arrival rate / largest stable arrival rate of the policy in force")

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from queueing.advice.forecast import Knobs
@@ -18,6 +19,7 @@ from queueing.record import Record
 from server.batch import Batch
 from server.live.busy import BusyTime
 from server.live.gauges import LiveGauges
+from server.live.pilot import Pilot
 from server.live.predictor import Predictor
 from server.live.question import Question
 from server.live.self_checks import SelfChecks
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kendall.live")
 SHOWN = 60.0  # seconds over which the gauges of rate and utilisation average
+LAST_LOOK = 5.0  # seconds that a shutdown waits for it
 SAVED = 60.0  # seconds between two states on disk
 
 
@@ -47,9 +50,10 @@ class LiveModel:
         self._self_checks = SelfChecks(now, self._busy)
         self._gauges = LiveGauges(gateway.metrics)
         self._predictor = Predictor()
+        self._pilot = Pilot(gateway)
         self._waiting_before = 0
         self._what_if_due = now + gateway.settings.what_if_interval
-        self._save_due = now + SAVED
+        self._save_due = now
         self._state: dict[str, Any] | None = None  # the estimates as they would be saved
         self.prediction: dict[str, Any] | None = None  # the last look of this epoch, as `/admin/prediction` shows it
         self.reason: str | None = None  # why the last look has no prediction
@@ -100,6 +104,11 @@ class LiveModel:
 
     # what it shows
 
+    @property
+    def autopilot(self) -> dict[str, Any]:
+        """Its mode, bounds and last decisions."""
+        return self._pilot.shown()
+
     def arrival_rate(self) -> float:
         """Arrivals per second over the last minute of the epoch."""
         now = self._gateway.now()
@@ -123,17 +132,31 @@ class LiveModel:
     # the loop
 
     async def run(self, interval: float) -> None:
-        """Look every `interval` seconds."""
-        if self._state is not None:
-            await self._predictor.ask("restore", self._state)
-        while True:
-            await asyncio.sleep(interval)
-            try:
+        """Check and look every `interval` seconds; a look that takes longer is waited for by the next one, not by the checks."""
+        looking = asyncio.create_task(self._begin())
+        try:
+            while True:
+                await asyncio.sleep(interval)
                 self.check()
-                if self._gateway.law is not None and not self._gateway.calibrating:
-                    await self.update()
-            except Exception:
-                log.exception("the live prediction failed; it is tried again")
+                if looking.done() and self._gateway.law is not None and not self._gateway.calibrating:
+                    looking = asyncio.create_task(self._look())
+        finally:
+            looking.cancel()
+
+    async def _begin(self) -> None:
+        """The predicting process comes up with what an earlier life knew."""
+        try:
+            if self._state is not None:
+                self.estimates = await self._predictor.ask("restore", self._state)
+            await self._pilot.start(self._predictor)
+        except Exception:
+            log.exception("the predicting process could not take up what was known")
+
+    async def _look(self) -> None:
+        try:
+            await self.update()
+        except Exception:
+            log.exception("the live prediction failed; it is tried again")
 
     def check(self) -> None:
         """Little's law, conservation and the utilisation law over the stretch since the last time."""
@@ -156,15 +179,21 @@ class LiveModel:
         found = await self._predictor.ask("look", question)
         if self._gateway.batcher.epoch != epoch:
             return
-        self.estimates, self.reason = found["estimates"], found["reason"]
+        if found["decision"] is not None:
+            self._pilot.carry_out(found["decision"])
+        if self._gateway.batcher.epoch != epoch:
+            return  # the autopilot turned a knob: what was predicted is of the epoch before
+        self.reason = found["reason"]
+        if found["prediction"] is not None or self.estimates is None:
+            self.estimates = found["estimates"]
         if found["prediction"] is not None:
             self.prediction = found["prediction"]
             self._gauges.show(self.prediction)
         if found["state"] is not None:
-            self._state = found["state"]
+            self._state, self._pilot.state = found["state"], found["pilot"]
             self._save_due = question.at + SAVED
             await asyncio.to_thread(self.save)
-        if self.prediction is not None and question.at >= self._what_if_due:
+        if found["can_say_what_if"] and question.at >= self._what_if_due:
             self._what_if_due = question.at + self._gateway.settings.what_if_interval
             await self.update_what_if()
 
@@ -197,6 +226,7 @@ class LiveModel:
             shape=gateway.law,
             knobs=Knobs(policy=batcher.policy_text, max_output_tokens=gateway.max_output_tokens, servers=bounds.servers),
             max_num_seqs=bounds.max_num_seqs,
+            longest=bounds.max_model_len,
             patience=gateway.patience,
             waiting=batcher.queue_length,
             saving=gateway.settings.state_file is not None and gateway.now() >= self._save_due,
@@ -223,6 +253,7 @@ class LiveModel:
             return
         self._gateway.restore_law(state.get("profile"), state.get("law"))
         self._state = state.get("estimates")
+        self._pilot.restore(state)
         log.info("took up the live model of %s from %s", state.get("saved_at"), path)
 
     def save(self) -> None:
@@ -234,12 +265,16 @@ class LiveModel:
         profile = None if gateway.profile is None else gateway.profile.to_dict()
         try:
             state = {"engine": gateway.engine_identity(), "law": str(gateway.law), "profile": profile, "estimates": self._state}
-            save_state(path, state)
+            save_state(path, state | self._pilot.saved())
         except OSError as error:
             log.warning("the state file %s could not be written: %s", path, error)
 
-    def close(self) -> None:
-        """Save, and let the predicting process go."""
+    async def close(self) -> None:
+        """Save what is known now, and let the predicting process go."""
+        if self._gateway.settings.state_file is not None and not self._predictor.busy:
+            self._save_due = -math.inf
+            with suppress(Exception):  # then what was saved last is kept
+                await asyncio.wait_for(self.update(), LAST_LOOK)
         self.save()
         self._predictor.close()
 

@@ -14,7 +14,10 @@ from typing import Any
 
 from policies import SpecError, parse_policy
 from queueing.advice.advise import advise, parse_objective
-from queueing.advice.what_if import forecast, what_ifs
+from queueing.advice.what_if import what_ifs
+from queueing.autopilot.bounds import Bounds
+from queueing.autopilot.controller import Autopilot, Mode
+from queueing.autopilot.look import look as pilot_look
 from queueing.estimation.assess import Assessment, Limits, assess
 from queueing.estimation.band import Sensitivity
 from queueing.estimation.estimates import Estimates
@@ -38,6 +41,7 @@ class _Memory:
     mirror: Mirror = field(default_factory=Mirror)
     question: Question | None = None
     estimates: Estimates | None = None  # of the last look with enough data, or restored
+    pilot: Autopilot = field(default_factory=Autopilot)  # off until it is told otherwise
     known: Sensitivity | None = None
     known_for: tuple[int, LatencyModel] | None = None
     known_at: float = -math.inf
@@ -46,26 +50,43 @@ class _Memory:
 _memory = _Memory()
 
 
-def restore(state: Mapping[str, Any]) -> None:
+def restore(state: Mapping[str, Any]) -> Answer:
     """Estimates of an earlier life of the gateway: what-ifs and advice rest on them until the window has its own."""
     _memory.estimates = Estimates.from_dict(state)
+    return _memory.estimates.summary() | {"restored": True}
+
+
+def start_pilot(mode: Mode, bounds: Bounds, state: Mapping[str, Any] | None, shift: float) -> None:
+    """Decide with every look from here on; `state` of an earlier life, on a clock that showed `shift` seconds less."""
+    _memory.pilot = Autopilot(bounds=bounds, mode=mode)
+    if state is not None:
+        _memory.pilot.restore(state, shift)
 
 
 def look(question: Question) -> Answer:
     """The estimates, the prediction for the policy in force beside the observation, and the verdict; or the `reason` why not."""
     seen = _seen(question)
     _memory.question = question
+    found, reason = None, None
     try:
-        return _look(question, seen)
+        found = _assessed(question, seen)
     except SpecError as error:  # a limit beyond what the lengths are known for
-        return {"estimates": None, "prediction": None, "state": None, "reason": str(error)}
+        reason = str(error)
+    decision = _memory.pilot.decide(pilot_look(seen, question.shape, question.knobs, _limits(question), found, longest=question.longest))
+    answer = {"estimates": None, "prediction": None, "state": None, "reason": reason} if found is None else _answer(question, seen, found)
+    steering = None if decision is None else decision.to_dict() | {"acts": decision.acts}
+    return answer | {"can_say_what_if": _memory.estimates is not None, "decision": steering, "pilot": _memory.pilot.to_dict() if question.saving else None}
 
 
-def _look(question: Question, seen: Snapshot) -> Answer:
+def _assessed(question: Question, seen: Snapshot) -> Assessment:
     same = (seen.epoch, question.shape) == _memory.known_for and seen.now - _memory.known_at < KEPT
     found = assess(seen, question.shape, _limits(question), known=_memory.known if same else None, waiting_before=question.waiting_before)
     if found.sensitivity is not None and not same:
         _memory.known, _memory.known_for, _memory.known_at = found.sensitivity, (seen.epoch, question.shape), seen.now
+    return found
+
+
+def _answer(question: Question, seen: Snapshot, found: Assessment) -> Answer:
     enough = found.estimates.count >= ENOUGH
     if enough:
         _memory.estimates = found.estimates
@@ -122,14 +143,6 @@ def ask_what_ifs() -> list[Answer]:
     if question is None or estimates is None:
         return []
     return [each.to_dict() for each in what_ifs(estimates, question.shape, question.knobs, _limits(question))]
-
-
-def ask_forecast() -> Answer | None:
-    """The setting in force at restored estimates, until the window has its own."""
-    question, estimates = _memory.question, _memory.estimates
-    if question is None or estimates is None:
-        return None
-    return forecast(estimates, question.shape, question.knobs, _limits(question)).to_dict()
 
 
 def ask_advice(parameters: Mapping[str, str]) -> list[Answer]:

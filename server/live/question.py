@@ -19,6 +19,7 @@ class Question:
     shape: LatencyModel
     knobs: Knobs  # in force
     max_num_seqs: int
+    longest: int  # answer that the engine can give, tokens
     patience: float | None = None  # seconds
     waiting: int = 0
     saving: bool = False  # the estimates are to be saved

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -44,3 +45,31 @@ def test_a_serving_gateway_predicts_its_own_delay(tmp_path: Path) -> None:
             assert (await gateway.ask("GET", "/admin/prediction"))["prediction"] is None
 
     asyncio.run(main())
+
+
+def test_what_is_known_survives_a_restart(tmp_path: Path) -> None:
+    """Estimates and the autopilot's memory are in the state file; after a restart advice rests on them before a single request."""
+    state = tmp_path / "state.json"
+    arguments = ["tiny", "--engine", "emulated", "--policy", "dynamic", "--prediction-interval", "0.5", "--state-file", str(state)]
+    arguments += ["--allow-forced-lengths", "--autopilot", "advise"]
+
+    async def life(number: int, requests: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        async with GatewayProcess(arguments, free_port(0), tmp_path / f"log{number}") as gateway:
+            await gateway.ready()
+            if requests:
+                lengths, prompts = parse_distribution("uniform:low=4,high=20"), parse_distribution("deterministic:value=8")
+                await run_load(Target(base_url=gateway.url, model="tiny"), draw(100.0, requests, 3, prompts, lengths), seed=3)
+            async with asyncio.timeout(60):
+                while not (advice := await gateway.ask("GET", "/admin/advice?objective=delay&target=policy"))["advice"]:
+                    await asyncio.sleep(0.5)
+                while not (known := await gateway.ask("GET", "/admin/state"))["estimates"]:
+                    await asyncio.sleep(0.5)
+            return advice, known
+
+    asyncio.run(life(1, 600))
+    assert state.exists()
+    after, known = asyncio.run(life(2, 0))
+    assert known["estimates"]["restored"]
+    assert known["autopilot"]["mode"] == "advise"
+    assert known["estimates"]["output_tokens"]["mean"]["value"] == pytest.approx(12, rel=0.05)
+    assert after["advice"][0]["current"]["queueing_delay"]["mean"] > 0

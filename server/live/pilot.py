@@ -1,0 +1,84 @@
+"""The autopilot's hands: what it may turn, putting its decisions in force, and telling of each.
+
+It decides in the predicting process with every look (`queueing.autopilot`); here its decisions are logged, kept and carried out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from policies import parse_policy
+from queueing.advice.forecast import Knobs
+from queueing.autopilot.bounds import Bounds
+from server.schema import PolicyChange
+
+if TYPE_CHECKING:
+    from server.gateway import Gateway
+    from server.live.predictor import Predictor
+
+log = logging.getLogger("kendall.autopilot")
+KEPT = 100  # decisions
+
+
+def autopilot_bounds(policy: str, allowed: Sequence[str], max_clipped_fraction: float) -> Bounds:
+    """By the flags; without a list, the kind of policy stays and its batch size is free (of dynamic: capped). Raises SpecError."""
+    name = parse_policy(policy).name
+    own = ("dynamic", "capped") if name == "dynamic" else (name,)
+    return Bounds(policies=tuple(allowed) or own, max_clipped_fraction=max_clipped_fraction)
+
+
+class Pilot:
+    """The gateway's side of the autopilot."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        settings = gateway.settings
+        self._gateway = gateway
+        self._mode = settings.autopilot
+        self._bounds = autopilot_bounds(settings.policy, settings.autopilot_policies, settings.max_clipped_fraction)
+        self._shift = 0.0
+        self._decisions: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self.state: dict[str, Any] | None = None  # what it remembers, as it would be saved
+
+    async def start(self, predictor: Predictor) -> None:
+        """Let it decide from here on."""
+        if self._mode != "off":
+            await predictor.ask("start_pilot", self._mode, self._bounds, self.state, self._shift)
+
+    def carry_out(self, decision: dict[str, Any]) -> None:
+        """Log it, keep it, and turn the knob if it says so."""
+        log.info("%s", decision["says"])
+        self._decisions.append(decision)
+        self._gateway.metrics.decisions.labels(decision["kind"]).inc()
+        if decision["acts"] and self._mode == "act":
+            self._turn(Knobs(**decision["after"]))
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Its memory, and where it had turned the knobs to, from a state file."""
+        if self._mode == "off" or saved.get("autopilot") is None:
+            return
+        self.state = saved["autopilot"]
+        self._shift = self._gateway.now() - float(saved["clock"])
+        if self._mode == "act":
+            self._turn(Knobs(**saved["knobs"]))
+
+    def saved(self) -> dict[str, Any]:
+        """For the state file."""
+        batcher = self._gateway.batcher
+        knobs = {
+            "policy": batcher.policy_text,
+            "max_output_tokens": self._gateway.max_output_tokens,
+            "servers": batcher.capabilities.servers,
+        }
+        return {"autopilot": self.state, "clock": self._gateway.now(), "knobs": knobs}
+
+    def shown(self) -> dict[str, Any]:
+        """For `/admin/state`."""
+        bounds = self._bounds
+        inside = {"policies": list(bounds.policies), "max_clipped_fraction": bounds.max_clipped_fraction}
+        return {"mode": self._mode, "bounds": inside, "decisions": list(self._decisions)}
+
+    def _turn(self, knobs: Knobs) -> None:
+        self._gateway.change(PolicyChange(policy=knobs.policy, max_output_tokens=knobs.max_output_tokens))
