@@ -1,0 +1,450 @@
+"""Probes in idle moments: which cell, when, what becomes of the law, and that nobody else notices. Virtual time throughout."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Executor, Future
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies import Request, SpecError
+from queueing.fit import Measured
+from queueing.latency import LatencyModel, parse_law
+from queueing.profile import Profile
+from queueing.record import read_run
+from server.calibration import Calibrator
+from server.designed import Cell, DesignedBatches, InterruptedCellError, design
+from server.engines.emulated import EmulatedEngine
+from server.gateway import Gateway
+from server.idle_probes import IdleProbes
+from server.law_offer import InForce, Offer, weigh
+from server.probe_book import LOOP, Limits, ProbeBook
+from server.schema import CalibrationRequest
+from server.settings import Settings
+from server.turnaround import ClosedLoop, slot_time
+from tests.server.harness import Immediate, work_of
+from tests.virtual_time import run_virtual
+
+LAW = parse_law("k1=0.25e-3,k2=2e-3,k3=50e-6,k4=0.9e-3,turnaround=1.5e-3")
+NOISY = dataclasses.replace(LAW, cv=0.05)
+QUICK = Limits(fewest=3, kept=3)
+LOOP_DESIGN = ClosedLoop(4, (8, 24, 16, 12, 9), 32)
+LEVELS = [(size, length) for size in (1, 2, 4, 8) for length in (1, 4, 16)]
+
+
+class Here(Executor):
+    """Runs a function where it is submitted: virtual time knows no other process."""
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(function(*arguments, **named))
+        return done
+
+
+@asynccontextmanager
+async def probing(
+    law: LatencyModel, known: LatencyModel | None = None, limits: Limits = QUICK, policy: str = "dynamic", **changed: Any
+) -> AsyncIterator[tuple[Gateway, IdleProbes]]:
+    """A gateway on an engine of 8 under `law`, with answers up to 16 tokens, and its probes."""
+    options = {"model": "tiny", "served_model_name": "tiny", "policy": policy, "prediction_interval": 0, "max_output_tokens": 16}
+    gateway = Gateway(Settings(**(options | changed)), EmulatedEngine(law, seed=4, max_num_seqs=8), known)
+    await gateway.start()
+    probes = IdleProbes(gateway, limits, executor=Here, seed=2)
+    task = asyncio.create_task(probes.run())
+    try:
+        yield gateway, probes
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await gateway.stop()
+
+
+def submit(gateway: Gateway, count: int = 1, length: int = 8) -> list[Immediate]:
+    """A call of so many sequences, now."""
+    now, batcher = gateway.now(), gateway.batcher
+    requests = [Request(id=f"r{now!r}-{index}", arrived_at=now, prompt_tokens=4, max_output_tokens=16) for index in range(count)]
+    consumers = [Immediate() for _ in requests]
+    for consumer, ticket in zip(consumers, batcher.submit([work_of(request, length) for request in requests], consumers), strict=True):
+        consumer.ticket = ticket
+    return consumers
+
+
+async def until(true: Callable[[], bool], step: float = 0.001, at_most: float = 1000.0) -> None:
+    left = at_most
+    while not true():
+        await asyncio.sleep(step)
+        left -= step
+        assert left > 0, "it did not happen"
+
+
+def run(main: Awaitable[Any]) -> Any:
+    return run_virtual(main)  # type: ignore[arg-type]
+
+
+# --- the whole, on the emulated engine ---
+
+
+def test_idle_time_alone_finds_the_law_of_the_engine() -> None:
+    """Without any law: within 60 s of idle time the times of all cells are known to 3 %, the turnaround to 0.5 ms."""
+
+    async def main() -> tuple[Gateway, IdleProbes, float]:
+        async with probing(NOISY) as (gateway, probes):
+            await until(lambda: gateway.law is not None, step=0.1)
+            return gateway, probes, gateway.now()
+
+    gateway, probes, took = run(main())
+    assert took < 60
+    law = gateway.law
+    errors = [law.padded(size, length, 32 * size) / LAW.padded(size, length, 32 * size) - 1 for size, length in LEVELS]
+    assert max(map(abs, errors)) < 0.03
+    assert law.turnaround == pytest.approx(LAW.turnaround, abs=0.5e-3)
+    assert 0.03 < law.cv < 0.07
+    assert probes.offer is not None
+    assert probes.offer.verdict == "first"
+    assert gateway.profile is not None
+    assert gateway.profile.note == "measured in idle moments"
+    assert len(gateway.profile.cells) == 3 * len(probes.book.grid)
+
+
+def test_the_share_of_idle_time_is_kept() -> None:
+    """At most a fifth while learning, a fiftieth afterwards (and one probe at the edge of the stretch), and it is really used."""
+
+    async def main() -> tuple[float, float, float, float]:
+        async with probing(NOISY) as (gateway, probes):
+            await until(lambda: gateway.law is not None, step=0.1)
+            learned, used = gateway.now(), probes.seconds
+            await asyncio.sleep(150)
+            return learned, used, gateway.now() - learned, probes.seconds - used
+
+    learned, used, later, used_later = run(main())
+    assert 0.1 < used / learned <= 0.2
+    longest = LAW.padded(8, 16, 256) + LAW.padded(8, 4, 256)
+    assert 0.015 * later < used_later <= 0.02 * later + 1.2 * longest
+
+
+def test_a_request_that_arrives_during_a_probe_is_served_at_once_and_as_fast_as_ever() -> None:
+    """Its delay is 0 on an engine that lets go at once, far below the bound of one cell; its service time is the law's."""
+
+    async def main() -> tuple[list[Immediate], int, int]:
+        async with probing(LAW, limits=dataclasses.replace(QUICK, quiet=0.1)) as (gateway, probes):
+            asked, met = [], 0
+            for step in range(60):
+                await until(lambda: gateway.batcher.lent)
+                await asyncio.sleep(0.0003 + 0.0007 * step)  # other moments of other cells, none at the start of a step
+                met += gateway.batcher.lent
+                asked += submit(gateway)
+                await gateway.batcher.answered()
+            return asked, met, probes.interrupted
+
+    asked, met, interrupted = run(main())
+    assert 20 < met == interrupted
+    for consumer in asked:
+        assert consumer.ticket is not None
+        record = consumer.ticket.record()
+        assert (record.outcome, record.output_tokens) == ("completed", 8)
+        assert record.queueing_delay == pytest.approx(0, abs=1e-9)
+        assert record.service_time == pytest.approx(LAW.padded(1, 8, 4), abs=1e-9)
+
+
+def test_a_call_of_four_that_ends_a_probe_is_one_batch() -> None:
+    async def main() -> list[Immediate]:
+        async with probing(LAW) as (gateway, _):
+            await until(lambda: gateway.batcher.lent)
+            asked = submit(gateway, count=4)
+            await gateway.batcher.answered()
+            return asked
+
+    assert [consumer.ticket and consumer.ticket.batch_size for consumer in run(main())] == [4] * 4
+
+
+def test_a_probe_interrupted_between_its_two_batches_does_not_serve_the_second() -> None:
+    """The arrival comes in the very iteration in which the warm batch ends."""
+
+    async def main() -> tuple[int, float | None]:
+        async with probing(LAW) as (gateway, probes):
+            await until(lambda: gateway.batcher.lent)
+            warm = LAW.padded(1, 1, 32)  # the smallest cell comes first
+            asyncio.get_running_loop().call_at(2.0 + warm, submit, gateway)
+            await asyncio.sleep(0.5)
+            assert gateway.batcher.unanswered == 0
+            return probes.measured, probes.interrupted
+
+    assert run(main()) == (0, 1)
+
+
+def test_nothing_of_the_probes_is_visible(tmp_path: Path) -> None:
+    """Metrics, run file, arrivals, epoch and queue are after a minute of probing what they were before."""
+
+    async def main() -> tuple[bytes, bytes, int, int]:
+        async with probing(NOISY, LAW, record_file=tmp_path / "run.jsonl") as (gateway, probes):
+            before = gateway.metrics.exposition()
+            await asyncio.sleep(60.0)
+            await until(lambda: not gateway.batcher.lent)
+            after = gateway.metrics.exposition()
+            assert (gateway.batcher.queue_length, gateway.batcher.in_service, gateway.batcher.unanswered) == (0, 0, 0)
+            assert gateway.arrivals.count == 0
+            return before, after, probes.measured, gateway.batcher.epoch
+
+    before, after, measured, epoch = run(main())
+    assert measured > 30
+    assert before == after
+    assert epoch == 0
+    assert read_run(tmp_path / "run.jsonl")[1] == []
+
+
+def test_there_are_no_probes_under_traffic_or_while_draining() -> None:
+    """A request each second leaves no two quiet seconds; a gateway that drains takes on nothing."""
+
+    async def main() -> tuple[int, int]:
+        async with probing(LAW) as (gateway, probes):
+            for _ in range(30):
+                submit(gateway)
+                await asyncio.sleep(1.0)
+            under_traffic = probes.measured + probes.interrupted
+            await gateway.drain()
+            await asyncio.sleep(30.0)
+            return under_traffic, probes.measured + probes.interrupted
+
+    assert run(main()) == (0, 0)
+
+
+def test_a_calibration_interrupts_a_probe_and_has_the_engine_to_itself() -> None:
+    async def main() -> tuple[Profile, IdleProbes, int]:
+        async with probing(LAW) as (gateway, probes):
+            await until(lambda: gateway.batcher.lent)
+            profile = await Calibrator(gateway).run(CalibrationRequest(repeats=2, max_output_tokens=16))
+            during = probes.measured
+            await asyncio.sleep(5.0)
+            return profile, probes, during
+
+    profile, probes, during = run(main())
+    assert profile.law.k4 == pytest.approx(LAW.k4, rel=1e-6)
+    assert profile.law.turnaround == pytest.approx(LAW.turnaround, abs=1e-4)
+    assert (probes.interrupted, during) == (1, 0)
+    assert probes.measured > 0, "they go on afterwards"
+
+
+def test_a_gateway_that_stops_in_the_middle_of_a_probe_leaves_the_engine_free() -> None:
+    async def main() -> bool:
+        async with probing(LAW) as (gateway, _):
+            await until(lambda: gateway.batcher.lent)
+            batcher = gateway.batcher
+        return batcher.lent
+
+    assert run(main()) is False
+
+
+def test_a_law_of_another_shape_is_replaced_and_the_same_shape_at_another_speed_is_not() -> None:
+    async def main(known: LatencyModel) -> tuple[LatencyModel | None, Offer | None]:
+        async with probing(NOISY, known) as (gateway, probes):
+            await until(lambda: probes.offer is not None, step=0.1)
+            return gateway.law, probes.offer
+
+    other = dataclasses.replace(LAW, k3=LAW.k3 * 4)
+    law, offer = run(main(other))
+    assert offer is not None
+    assert offer.verdict == "replaces"
+    assert "k3" in offer.says
+    assert law is not None
+    assert law.k3 == pytest.approx(LAW.k3, rel=0.2)
+
+    slower = LAW.at_speed(0.5)
+    law, offer = run(main(slower))
+    assert law is slower
+    assert offer is not None
+    assert (offer.verdict, offer.factor) == ("agrees", pytest.approx(2.0, rel=0.03))
+
+
+def test_an_engine_too_slow_for_any_probe_is_left_alone() -> None:
+    """A step of 0.3 s: one look at the smallest batch a minute, and no law."""
+
+    async def main() -> tuple[int, Gateway]:
+        async with probing(parse_law("k1=0,k2=0,k3=0,k4=0.3")) as (gateway, probes):
+            await asyncio.sleep(600.0)
+            return probes.measured, gateway
+
+    measured, gateway = run(main())
+    assert 5 <= measured <= 10
+    assert gateway.law is None
+
+
+# --- designed batches ---
+
+
+def test_an_interrupted_batch_frees_the_engine_for_the_next() -> None:
+    """In mid-batch of any kind; the next batch takes what the law says."""
+
+    async def main() -> list[float]:
+        engine = EmulatedEngine(LAW, max_num_seqs=8)
+        batches = DesignedBatches(engine, await engine.start())
+        rng, loop = np.random.default_rng(0), asyncio.get_running_loop()
+        times = []
+        for start in (
+            lambda: batches.measure(Cell((16,) * 8, 32), rng),
+            lambda: batches.measure(Cell((16, 2, 1), 32, padded=False), rng),
+            lambda: batches.slot_time(LOOP_DESIGN, rng),
+        ):
+            loop.call_later(0.01, batches.interrupt)
+            with pytest.raises(InterruptedCellError):
+                await start()
+            times.append((await batches.measure(Cell((4, 4), 32), rng)).service_time)
+        return times
+
+    assert run(main()) == [pytest.approx(LAW.padded(2, 4, 64), abs=1e-9)] * 3
+
+
+def test_the_closed_loop_is_held_as_long_as_its_law_says() -> None:
+    async def main() -> float:
+        engine = EmulatedEngine(LAW, max_num_seqs=8)
+        return await DesignedBatches(engine, await engine.start()).slot_time(LOOP_DESIGN, np.random.default_rng(0))
+
+    assert run(main()) == pytest.approx(slot_time(LAW, LOOP_DESIGN), rel=1e-9)
+
+
+# --- which cell, and when ---
+
+GRID = [Cell((length,) * size, 32) for size in (1, 2, 4, 8, 64) for length in (1, 4, 16, 256)]
+coefficient = st.floats(0, 0.05)
+laws = st.builds(LatencyModel, k1=coefficient, k2=coefficient, k3=st.floats(1e-6, 0.01), k4=coefficient, kp=st.floats(0, 1e-3))
+
+
+def exact(law: LatencyModel, cell: Cell) -> Measured:
+    size = len(cell.lengths)
+    prompts = size * cell.prompt_tokens
+    return Measured(cell.lengths, prompts, law.padded(size, max(cell.lengths), prompts))
+
+
+@settings(max_examples=40)
+@given(laws, st.integers(0, 2**32 - 1))
+def test_no_cell_but_the_smallest_ever_takes_longer_than_stated(law: LatencyModel, seed: int) -> None:
+    """Whatever the law; and what is measured is measured evenly."""
+    book, rng = ProbeBook(GRID, LOOP_DESIGN, Limits(longest=0.25)), np.random.default_rng(seed)
+    seen = []
+    for _ in range(60):
+        index = book.next(rng)
+        if index is None:
+            break
+        found = slot_time(law, LOOP_DESIGN) if index == LOOP else exact(law, GRID[index])
+        if isinstance(found, Measured) and index != 0:
+            assert found.service_time <= 0.25 * (1 + 1e-9)
+        book.add(index, found)
+        seen.append(index)
+    counts = [seen.count(index) for index in book.admitted()]
+    assert not counts or max(counts) - min(counts) <= 1
+
+
+def test_a_round_is_fitted_once_and_only_with_enough_repeats() -> None:
+    book, rng = ProbeBook(GRID[:8], LOOP_DESIGN, Limits(fewest=3, kept=4)), np.random.default_rng(1)
+    fits = []
+    while book.rounds < 6:
+        index = book.next(rng)
+        assert index is not None
+        book.add(index, slot_time(LAW, LOOP_DESIGN) if index == LOOP else exact(LAW, GRID[index]))
+        if book.due_for_fit():
+            fits.append((book.rounds, len(book.measured())))
+    cells = len([index for index in book.admitted() if index != LOOP])
+    assert cells == 6, "256 tokens are too long"
+    assert fits == [(3, 3 * cells), (4, 4 * cells), (5, 4 * cells), (6, 4 * cells)]
+    assert book.full
+
+
+def test_the_rest_keeps_the_share() -> None:
+    """A probe of 0.1 s is followed by 0.4 s of rest: a fifth."""
+    assert ProbeBook(GRID, LOOP_DESIGN, Limits(share=0.2)).rest(0.1) == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("wrong", [{"share": 0.0}, {"share": 1.5}, {"upkeep": 0.5}, {"longest": 0.0}, {"fewest": 1}, {"kept": 2}])
+def test_limits_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(SpecError, match="expected"):
+        Limits(**wrong)
+
+
+# --- the law against the one in force ---
+
+
+def measurements(law: LatencyModel, cv: float, repeats: int = 4, seed: int = 0, cells: int | None = None) -> list[Measured]:
+    rng, found = np.random.default_rng(seed), []
+    noise = dataclasses.replace(LAW, cv=cv)
+    for cell in [Cell((length,) * size, prompt) for size, length in LEVELS for prompt in (32, 128)][:cells]:
+        one = exact(law, cell)
+        found += [dataclasses.replace(one, service_time=one.service_time * noise.residual(rng)) for _ in range(repeats)]
+    return found
+
+
+def verdict(found: list[Measured], in_force: InForce | None, slot: float | None = None) -> Offer:
+    return weigh(found, in_force, LOOP_DESIGN, slot, 3, bootstrap=20)
+
+
+def test_the_true_law_in_force_stays_in_force() -> None:
+    """Not replaced in any of 20 runs of noisy measurements, though its cells seem to differ by more than 3 % in some."""
+    offers = [verdict(measurements(LAW, 0.1, seed=seed), InForce(LAW)) for seed in range(20)]
+    assert not any(offer.taken for offer in offers)
+    assert max(offer.gap or 0 for offer in offers) > 0.03
+
+
+def test_a_step_dearer_by_a_fifth_is_noticed() -> None:
+    """k4 + 20 % (factored out, a few cells differ by 10 %) at a residual of 3 %: replaced in 10 of 10 runs."""
+    other = dataclasses.replace(LAW, k4=LAW.k4 * 1.2)
+    assert all(verdict(measurements(LAW, 0.03, seed=seed), InForce(other)).verdict == "replaces" for seed in range(10))
+
+
+def test_exact_measurements_of_the_law_in_force_agree_at_any_speed() -> None:
+    """Intervals of width 0 do not make a difference of 1e-16 a difference."""
+    for speed in (0.5, 1.0, 3.0):
+        offer = verdict(measurements(LAW.at_speed(speed), 0.0), InForce(LAW))
+        assert (offer.verdict, offer.factor) == ("agrees", pytest.approx(speed))
+
+
+def test_a_law_measured_on_far_larger_batches_is_not_replaced_by_a_narrow_one() -> None:
+    other = dataclasses.replace(LAW, k3=LAW.k3 * 4)
+    assert verdict(measurements(LAW, 0.02), InForce(other, 8, 16)).verdict == "replaces"
+    narrow = verdict(measurements(LAW, 0.02), InForce(other, 64, 16))
+    assert (narrow.verdict, narrow.taken) == ("narrow", False)
+    assert "calibrate in full" in narrow.says
+
+
+def test_times_that_obey_no_law_give_none() -> None:
+    """Cells whose means are off by a factor of up to 2: nothing is offered for use, not even as a first law."""
+    rng = np.random.default_rng(5)
+    wild = [dataclasses.replace(one, service_time=one.service_time * factor) for one, factor in _each_cell(measurements(LAW, 0.0), rng)]
+    offer = verdict(wild, None)
+    assert (offer.verdict, offer.taken) == ("poor", False)
+
+
+def _each_cell(found: list[Measured], rng: np.random.Generator) -> list[tuple[Measured, float]]:
+    factors: dict[tuple[Any, int], float] = {}
+    return [(one, factors.setdefault((one.lengths, one.prompt_tokens), float(rng.uniform(0.5, 2)))) for one in found]
+
+
+def test_a_turnaround_that_was_not_measured_is_kept_and_doubted() -> None:
+    known = verdict(measurements(LAW, 0.0), InForce(LAW.at_speed(2.0)))
+    assert known.fit.law.turnaround == pytest.approx(2 * LAW.turnaround)
+    assert any("turnaround" in doubt for doubt in known.doubts)
+    solved = verdict(measurements(LAW, 0.0), None, slot_time(LAW, LOOP_DESIGN))
+    assert solved.fit.law.turnaround == pytest.approx(LAW.turnaround, abs=1e-5)
+    assert not any("turnaround" in doubt for doubt in solved.doubts)
+
+
+def test_lengths_that_were_never_varied_raise() -> None:
+    """Only batches of one and one length: no law at all."""
+    with pytest.raises(ValueError, match="grid"):
+        verdict(measurements(LAW, 0.02, cells=2), None)
+
+
+def test_the_grid_stays_within_the_engine() -> None:
+    async def main() -> list[Cell]:
+        engine = EmulatedEngine(LAW, max_num_seqs=24, max_model_len=200, max_num_batched_tokens=512)
+        return design(await engine.start(), 32, None, 1000)
+
+    cells = run(main())
+    assert max(len(cell.lengths) for cell in cells) == 16
+    assert max(cell.prompt_tokens + max(cell.lengths) for cell in cells) <= 200
+    assert all(len(cell.lengths) * cell.prompt_tokens <= 512 for cell in cells)
