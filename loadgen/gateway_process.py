@@ -66,6 +66,8 @@ class GatewayClient:
 class GatewayProcess(GatewayClient):
     """Starts on entering, stops on leaving; the log goes to a file."""
 
+    module = "loadgen.gateway_child"  # what the child runs
+
     def __init__(self, arguments: Sequence[str], port: int, log_file: Path) -> None:
         super().__init__(f"http://127.0.0.1:{port}")
         self._arguments = [*arguments, "--port", str(port)]
@@ -74,7 +76,7 @@ class GatewayProcess(GatewayClient):
 
     async def __aenter__(self) -> Self:
         self._log_file.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "loadgen.gateway_child", str(os.getpid()), "serve", *self._arguments]
+        command = [sys.executable, "-m", self.module, str(os.getpid()), "serve", *self._arguments]
         with self._log_file.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log, start_new_session=True)
         return self
