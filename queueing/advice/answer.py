@@ -2,7 +2,7 @@
 
     precise    exact or an approximation where there is one for up to `LARGEST_EXACT` in a batch; 0.2 to 0.5 s for batches
     quick      simulated, unless the answer is a formula (single, continuous): 40 to 60 ms, standard error about 1 % at load 0.6
-    rough      simulated means, and at most one quantile: 5 ms; for ratios on common random numbers
+    rough      simulated means, and at most one quantile: 5 ms for 30,000 requests; for ratios on common random numbers
 
 Simulated answers say so in `method` and in their assumptions; the same requests arrive in all of them.
 """
@@ -39,7 +39,7 @@ def precise(model: Model, arrival_rate: float) -> Prediction:
 def quick(model: Model, arrival_rate: float) -> Prediction:
     """The steady state. Raises UnstableQueueError."""
     method = _checked(model, arrival_rate)
-    if method == "approximation" or (method == "exact" and isinstance(model.policy, Single)):
+    if _formula(model, method):
         return _solved(model, arrival_rate, method)
     return simulated(model, arrival_rate)
 
@@ -50,9 +50,9 @@ def simulated(model: Model, arrival_rate: float) -> Prediction:
     return without_means(found) if infinite_mean(model, found.load) else found
 
 
-def rough(model: Model, arrival_rate: float, slo: Slo | None = None) -> Prediction:
+def rough(model: Model, arrival_rate: float, slo: Slo | None = None, requests: int = ROUGH) -> Prediction:
     """Mean delays and loss, and the quantile that `slo` bounds. A queue with a steady state."""
-    run = simulate_run(model, arrival_rate, ROUGH, np.random.SeedSequence(0)).after(ROUGH // 10)
+    run = simulate_run(model, arrival_rate, requests, np.random.SeedSequence(0)).after(requests // 10)
     served = ~run.lost
     own = run.queueing_delay[served]
     lost = 1 - own.size / served.size
@@ -72,6 +72,17 @@ def rough(model: Model, arrival_rate: float, slo: Slo | None = None) -> Predicti
     )
 
 
+def searched(model: Model, arrival_rate: float, slo: Slo | None = None) -> Prediction:
+    """One of dozens in a search: a formula, or as `rough` with more requests. Raises UnstableQueueError."""
+    method = _checked(model, arrival_rate)
+    if _formula(model, method):
+        found = _solved(model, arrival_rate, method)
+        if slo is None or slo.value(found) is not None:
+            return found
+    found = rough(model, arrival_rate, slo, SIMULATED)
+    return without_means(found) if infinite_mean(model, model.load(arrival_rate)) else found
+
+
 def own_error(prediction: Prediction) -> float:
     """Relative standard error that the method itself leaves in the mean delay."""
     found = prediction.queueing_delay
@@ -85,6 +96,10 @@ def _checked(model: Model, arrival_rate: float) -> str:
     if load >= 1 and model.patience is None:
         raise UnstableQueueError(load)
     return best_method(model)
+
+
+def _formula(model: Model, method: str) -> bool:
+    return method == "approximation" or (method == "exact" and isinstance(model.policy, Single))
 
 
 def _solved(model: Model, arrival_rate: float, method: str) -> Prediction:

@@ -15,18 +15,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from policies import format_policy, parse_policy, policy_batch_size
-from queueing.advice.answer import quick, simulated
+from queueing.advice.answer import searched
 from queueing.advice.forecast import Knobs
 from queueing.advice.situation import Situation
 from queueing.advice.what_if import sized_policy, usual_policies
 from queueing.errors import NoStableChoiceError
-from queueing.model import Model
 from queueing.optimisation.choices import best_batch_size, best_policy, with_size
 from queueing.optimisation.objective import Objective
 from queueing.optimisation.search import Optimum, Predict, point_of
 from queueing.optimisation.servers import fewest_servers
 from queueing.optimisation.token_limit import best_token_limit
-from queueing.result import Prediction
 
 LARGEST_SIZE, LARGEST_SERVERS = 64, 16
 NEVER = 1e-6  # limits that cut fewer requests than this are not searched
@@ -117,14 +115,7 @@ def _at_a_limit(objective: Objective) -> Objective:
 
 
 def _predicting(objective: Objective) -> Predict:
-    """The quick answer, or a simulation where that lacks the quantile which the SLO bounds."""
-
-    def predict(model: Model, arrival_rate: float) -> Prediction:
-        found = quick(model, arrival_rate)
-        lacking = objective.slo is not None and objective.slo.value(found) is None
-        return simulated(model, arrival_rate) if lacking else found
-
-    return predict
+    return lambda model, arrival_rate: searched(model, arrival_rate, objective.slo)
 
 
 def _thinned(found: Optimum) -> Curve:

@@ -102,6 +102,11 @@ class Situation:
 
     def response(self, knobs: Knobs, measure: Measure) -> Response:
         """How what is measured of the setting moves with the estimates. Only for a setting with a steady state."""
+        if (knobs, measure) not in self._responses:
+            self._responses[knobs, measure] = self._response(knobs, measure)
+        return self._responses[knobs, measure]
+
+    def _response(self, knobs: Knobs, measure: Measure) -> Response:
         assert self.lengths is not None
         base, pole = self._ask(knobs, measure), measure.has_pole and self.limits.patience is None
         more = slope(base, self._ask(knobs, measure, rate=1 - STEP), STEP, pole=pole)
@@ -110,6 +115,10 @@ class Situation:
         parts = scatter([self._ask(knobs, measure, whole=part) for part in self.lengths.parts], self.lengths.to_error)
         found = self.forecast(knobs).prediction
         return Response(np.concatenate([moved, parts]), 0.0 if found is None else own_error(found))
+
+    @cached_property
+    def _responses(self) -> dict[tuple[Knobs, Measure], Response]:
+        return {}
 
     @cached_property
     def _forecasts(self) -> dict[Knobs, Forecast]:

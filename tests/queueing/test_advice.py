@@ -20,6 +20,7 @@ from queueing.advice.what_if import forecast, usual_policies, what_ifs
 from queueing.distributions import TokenDistribution, parse_distribution
 from queueing.estimation.assess import Limits
 from queueing.estimation.estimates import Estimates, estimate
+from queueing.estimation.interval import Estimate, symmetric
 from queueing.estimation.lengths import lengths
 from queueing.experiment import simulate
 from queueing.model import Model
@@ -28,6 +29,7 @@ from queueing.optimisation.objective import Objective
 from queueing.optimisation.token_limit import best_token_limit
 from queueing.prediction import predict
 from queueing.record import Record
+from queueing.statistics import mean_interval
 from tests.queueing.estimation_runs import LAW, LENGTHS, Engine, poisson, seen, serve
 from tests.server.harness import replay
 from tests.virtual_time import run_virtual
@@ -87,7 +89,7 @@ def test_a_forecast_is_the_prediction_at_the_estimates() -> None:
     """Of the policy in force and of others; the interval covers the truth at the run's own rate and law."""
     found = window()
     rate = found.arrival_rate.value
-    for policy in (POLICY, "single", "elastic:max_batch_size=8", "fixed:batch_size=8"):
+    for policy in (POLICY, "single", "fixed:batch_size=8"):
         what_if = forecast(found, LAW, Knobs(policy=policy), LIMITS)
         if policy != "single":
             expected = predict(parse_policy(policy), rate, found.output_tokens.law(), found.law(LAW), max_num_seqs=16)
@@ -199,13 +201,25 @@ def test_usual_policies_keep_the_size_in_force_within_the_engines_bound() -> Non
 
 @pytest.mark.slow
 def test_the_intervals_of_what_ifs_cover_the_truth() -> None:
-    """Of policies that did not run, from forty runs at load 0.6: 95 % intervals, covering in 35 or more."""
-    for policy in ("elastic:max_batch_size=8", "dynamic", "fixed:batch_size=8"):
+    """Of policies that did not run, from 24 runs at load 0.6: 95 % intervals, covering in 21 or more."""
+    for policy in ("elastic:max_batch_size=8", "fixed:batch_size=8"):
         truth = predict(parse_policy(policy), 0.6 * capacity(), LENGTHS, LAW, max_num_seqs=16).queueing_delay.mean
         assert truth is not None
-        found = [forecast(window(seed=seed), LAW, Knobs(policy=policy), LIMITS) for seed in range(40)]
-        assert sum(each.mean.covers(truth) for each in found) >= 35, policy
-        assert np.median([each.mean.relative for each in found]) < 0.2, policy
+        found = [forecast(window(seed=seed), LAW, Knobs(policy=policy), LIMITS) for seed in range(24)]
+        assert sum(each.mean.covers(truth) for each in found) >= 21, policy
+        assert np.median([each.mean.relative for each in found]) < 0.1, policy
+
+
+@pytest.mark.slow
+def test_the_intervals_beyond_the_clip_cover_the_truth() -> None:
+    """Clipped at the median, asked at the 90th percentile under the family of the lengths: 21 of 24."""
+    limit, larger = LONG.quantile(0.5), LONG.quantile(0.9)
+    truth = predict(parse_policy(POLICY), 0.3 * capacity(tokens=LONG.clip(limit)), LONG.clip(larger), LAW).queueing_delay.mean
+    assert truth is not None
+    knobs = Knobs(policy=POLICY, max_output_tokens=larger)
+    found = [forecast(window(0.3, limit, seed, long=True), LAW, knobs, LIMITS, family="lognormal") for seed in range(24)]
+    assert sum(each.mean.covers(truth) for each in found) >= 21
+    assert np.median([each.mean.relative for each in found]) < 0.1
 
 
 # advice
@@ -262,7 +276,7 @@ def test_a_gain_is_known_better_than_the_delays() -> None:
 def test_the_best_in_force_is_left_in_peace() -> None:
     best = asked(targets=["policy"])[0].best
     assert best is not None
-    (again,) = asked(current=best.knobs, targets=["policy"])
+    (again,) = asked(current=best.knobs, targets=["policy"])  # the same window
     assert again.best is not None
     assert again.best.knobs == best.knobs
     assert again.gain.value == 0
@@ -293,7 +307,8 @@ def test_an_unstable_setting_is_left_and_never_advised() -> None:
 
 
 def test_a_token_limit_for_the_delay_cuts_no_more_than_is_allowed() -> None:
-    (found,) = asked(Objective(name="delay", max_clipped_fraction=0.1), targets=["max-output-tokens"])
+    objective = Objective(name="delay", max_clipped_fraction=0.1)
+    (found,) = asked(objective, load=0.2, current=Knobs(policy="single"), targets=["max-output-tokens"])
     assert found.best is not None
     assert found.best.clipped_fraction is not None
     assert 0.05 < found.best.clipped_fraction <= 0.1
@@ -354,7 +369,8 @@ def test_an_slo_on_a_quantile_that_an_approximation_lacks_is_simulated() -> None
 @pytest.mark.parametrize("name", ["delay", "throughput", "v1", "clipped", "slo"])
 def test_every_objective_speaks_json(name: str) -> None:
     objective = parse_objective({"objective": name} | ({"slo": "mean_queueing_delay=30ms"} if name == "slo" else {}))
-    for each in asked(objective, targets=["policy", "max-output-tokens"]):
+    targets = ["policy"] if name == "slo" else ["policy", "max-output-tokens"]
+    for each in asked(objective, load=0.2, current=Knobs(policy="single"), targets=targets):
         plain = json.loads(json.dumps(each.to_dict(), allow_nan=False))
         assert plain["objective"] == name
         assert plain["says"]
@@ -406,8 +422,10 @@ def gateway_run(limit: int, rate: float, seed: int, count: int = 8000) -> list[R
     return run_virtual(replay(parse_policy(POLICY), jobs, LAW, seed=seed))
 
 
-def observed(records: list[Record]) -> float:
-    return float(np.mean([each.queueing_delay or 0.0 for each in records]))
+def observed(records: list[Record]) -> Estimate:
+    """Mean delay with the interval of the run itself."""
+    found = mean_interval(np.array([each.queueing_delay or 0.0 for each in sorted(records, key=lambda each: each.arrived_at or 0.0)]))
+    return symmetric(found.mean, found.half_width, found.effective_n)
 
 
 @pytest.mark.slow
@@ -419,8 +437,12 @@ def test_a_what_if_for_a_smaller_clip_is_met_by_the_gateway_there() -> None:
     met = {limit: observed(records) for limit, records in runs.items()}
     found = {limit: estimate(seen(records, POLICY), parse_policy(POLICY), LAW) for limit, records in runs.items()}
     down = forecast(found[large], LAW, Knobs(policy=POLICY, max_output_tokens=small), LIMITS)
-    assert delay(down) == pytest.approx(met[small], rel=0.10)
+    assert delay(down) == pytest.approx(met[small].value, rel=0.10)
     assert forecast(found[small], LAW, Knobs(policy=POLICY, max_output_tokens=large), LIMITS).prediction is None
     up = forecast(found[small], LAW, Knobs(policy=POLICY, max_output_tokens=large), LIMITS, family="lognormal")
     assert up.notes[0].startswith("extrapolated: ")
-    assert up.mean.covers(met[large])
+    truth = predict(parse_policy(POLICY), rate, LONG.clip(large), LAW, max_num_seqs=16).queueing_delay.mean
+    assert truth is not None
+    assert up.mean.covers(truth)
+    apart = abs(up.mean.value - met[large].value)  # a run of 8,000 requests is itself known within 4 % only
+    assert apart <= math.hypot(up.mean.relative * up.mean.value, met[large].relative * met[large].value)
