@@ -80,6 +80,7 @@ class Gateway:
             from server.calibration import Calibrator  # noqa: PLC0415 - it needs scipy, and few start with it
 
             profile = await Calibrator(self).run(CalibrationRequest())
+            self.begin_epoch()  # what waited meanwhile waited for the calibration
             log.info("calibrated: %s", profile.law)
         if self.settings.prediction_interval > 0:
             self._tasks.append(asyncio.create_task(self.live.run(self.settings.prediction_interval)))
