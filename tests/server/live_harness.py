@@ -5,33 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
-import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import openai
 
 from loadgen.arrival_text import at_rate, parse_arrivals
 from loadgen.arrivals import Arrivals, Poisson
 from loadgen.client import Target
-from loadgen.gateway_process import GatewayProcess
+from loadgen.gateway_process import GatewayProcess, free_port
 from loadgen.run import ClosedLoop, run_load
+from loadgen.sweep.apparatus import share_the_gateways_cpus
 from loadgen.timetable import Timetable, draw_prompts, draw_timetable, streams
-from loadgen.urgency import urgent
 from policies import parse_policy
 from queueing.distributions import TokenDistribution, parse_distribution
-from queueing.estimation.batch_times import batch_times
-from queueing.estimation.window import snapshot_of
 from queueing.latency import LatencyModel
 from queueing.prediction import largest_stable_rate
 from queueing.profile import Profile
 from queueing.record import Record
+from tests.server.live_machine import stopped_half_of_the_time
 
 Look = dict[str, Any]  # `prediction` of GET /admin/prediction
 LENGTHS = parse_distribution("uniform:low=4,high=28")
@@ -39,8 +36,6 @@ LONGEST, PROMPT, BOUND = 28, 16, 16  # tokens, tokens, sequences in the engine
 PROMPTS = parse_distribution(f"deterministic:value={PROMPT}")
 CAPPED = "capped:max_batch_size=8"
 PATIENCE = 90.0  # seconds that a look may come too late
-ON, OFF = 0.004, 0.004  # seconds that a slowed engine runs and rests
-BLOCK, BLOCK_DEVIATION, BRACKET_DEVIATION = 5.0, 0.10, 0.05  # AGREEMENT's noise gate: seconds, fractions
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -54,14 +49,19 @@ class Site:
     interval: float  # seconds between looks
     seconds: float
     slowed: Callable[[], AbstractContextManager[None]]  # the engine takes twice as long inside
+    speed: float = 1.0  # of the engine now, against the law (> 1: slower)
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Until it is done."""
         return self.runner.run(work)
 
-    def capacity(self, policy: str = CAPPED, lengths: TokenDistribution = LENGTHS, speed: float = 1.0) -> float:
+    def now(self) -> Site:
+        """With the speed measured anew."""
+        return replace(self, speed=self.run(speed_now(self)))
+
+    def capacity(self, policy: str = CAPPED, lengths: TokenDistribution = LENGTHS) -> float:
         """Requests/s at which the load is 1."""
-        return largest_stable_rate(parse_policy(policy), lengths, self.law.at_speed(speed), max_num_seqs=BOUND)
+        return largest_stable_rate(parse_policy(policy), lengths, self.law.at_speed(self.speed), max_num_seqs=BOUND)
 
     def timetable(self, process: Arrivals, seed: int, seconds: float | None = None, lengths: TokenDistribution = LENGTHS) -> Timetable:
         """As long as a run may take at most."""
@@ -69,9 +69,9 @@ class Site:
             process, duration=(seconds or self.seconds) + PATIENCE, seed=seed, prompt_tokens=PROMPTS, output_tokens=lengths
         )
 
-    def poisson(self, load: float, seed: int, policy: str = CAPPED, speed: float = 1.0, seconds: float | None = None) -> Timetable:
+    def poisson(self, load: float, seed: int, policy: str = CAPPED, seconds: float | None = None) -> Timetable:
         """Stationary load."""
-        return self.timetable(Poisson(load * self.capacity(policy, speed=speed)), seed, seconds)
+        return self.timetable(Poisson(load * self.capacity(policy)), seed, seconds)
 
     def arrivals(self, text: str, load: float, seed: int, policy: str = CAPPED) -> Timetable:
         """`text` of another process, brought to this load."""
@@ -79,8 +79,11 @@ class Site:
 
 
 @contextlib.contextmanager
-def serving(gateway: GatewayProcess, repeats: int, **about: Any) -> Iterator[Site]:
-    """Start it, measure its law, wait for a first look; end it. `about`: the other fields of the site."""
+def serving(gateway: GatewayProcess, repeats: int, *, warm: bool = True, **about: Any) -> Iterator[Site]:
+    """Start it, measure its law, and unless told otherwise wait for a first look, which loads the mathematics; end it.
+
+    `about`: the other fields of the site.
+    """
     with asyncio.Runner() as runner:
 
         async def start() -> LatencyModel:
@@ -91,10 +94,25 @@ def serving(gateway: GatewayProcess, repeats: int, **about: Any) -> Iterator[Sit
 
         try:
             site = Site(gateway=gateway, runner=runner, law=runner.run(start()), **about)
-            runner.run(looked(site, CAPPED, sent(site, site.poisson(0.5, 0)), 2.0))  # the first look loads the mathematics
+            if warm:
+                runner.run(looked(site, CAPPED, sent(site, site.poisson(0.5, 0)), 2.0))
             yield site
         finally:
             runner.run(gateway.__aexit__(None, None, None))
+
+
+@contextlib.contextmanager
+def real_site(folder: Path, *, warm: bool = True) -> Iterator[Site]:
+    """A gateway on the real engine; this process keeps off the engine's CPU while it serves."""
+    records, interval, cpus = folder / "records.jsonl", 2.0, os.sched_getaffinity(0)
+    gateway = GatewayProcess(arguments(interval, records, "--engine", "vllm"), free_port(0), folder / "gateway.log")
+    slower = partial(stopped_half_of_the_time, gateway)
+    with serving(gateway, 5, warm=warm, records=records, interval=interval, seconds=40.0, slowed=slower) as site:
+        share_the_gateways_cpus()
+        try:
+            yield site
+        finally:
+            os.sched_setaffinity(0, cpus)
 
 
 def arguments(interval: float, records: Path, *more: str) -> list[str]:
@@ -106,11 +124,13 @@ def arguments(interval: float, records: Path, *more: str) -> list[str]:
 # load
 
 
-async def sent(site: Site, timetable: Timetable, seed: int = 1, users: int | None = None, think: float = 0.0) -> None:
-    """Send it; in a closed loop, by so many users who think for `think` seconds on average, if told."""
+async def sent(
+    site: Site, timetable: Timetable, seed: int = 1, *, users: int | None = None, think: float = 0.0, longest: int = LONGEST
+) -> None:
+    """Send it; in a closed loop, by so many users who think for `think` seconds on average, if told. `longest`: the clients' limit."""
     thinking = streams(seed).think_times.exponential(think, len(timetable))
     loop = None if users is None else ClosedLoop(users=users, think_times=thinking)
-    await run_load(Target(base_url=site.gateway.url, model="tiny", max_tokens=LONGEST), timetable, seed=seed, closed_loop=loop)
+    await run_load(Target(base_url=site.gateway.url, model="tiny", max_tokens=longest), timetable, seed=seed, closed_loop=loop)
 
 
 async def retried(site: Site, timetable: Timetable, patience: float) -> None:
@@ -142,13 +162,23 @@ async def slowed_midway(site: Site, timetable: Timetable) -> None:
         load.cancel()
 
 
-async def looked(site: Site, policy: str, load: Coroutine[Any, Any, None], seconds: float | None = None, **limits: int | None) -> Look:
+async def looked(
+    site: Site,
+    policy: str,
+    load: Coroutine[Any, Any, None],
+    seconds: float | None = None,
+    *,
+    limit: int | None = None,
+    asked: Sequence[str] = (),
+) -> Look:
     """A new epoch under that policy, loaded until there is a look at its first `seconds`; that look. The load is then ended.
+
+    Before its end the paths in `asked` are asked for; the answers stand in the look under the path.
 
     The look comes when the predicting process, which is niced, finds the time: on a busy machine the run is longer.
     """
     gateway, loop, seconds = site.gateway, asyncio.get_running_loop(), seconds or site.seconds
-    epoch = (await gateway.ask("PUT", "/admin/policy", {"policy": policy} | limits))["epoch"]
+    epoch = (await gateway.ask("PUT", "/admin/policy", {"policy": policy, "max_output_tokens": limit}))["epoch"]
     deadline = loop.time() + seconds + PATIENCE
     loading = asyncio.ensure_future(load)
     try:
@@ -156,7 +186,7 @@ async def looked(site: Site, policy: str, load: Coroutine[Any, Any, None], secon
             await asyncio.wait([loading], timeout=min(0.2, site.interval / 4))
             found: Look | None = (await gateway.ask("GET", "/admin/prediction"))["prediction"]
             if found is not None and found["epoch"] == epoch and found["window"]["seconds"] >= seconds:
-                return found
+                return found | {path: await gateway.ask("GET", path) for path in asked}
     finally:
         loading.cancel()
         await asyncio.gather(loading, return_exceptions=True)
@@ -176,41 +206,6 @@ async def idle(gateway: GatewayProcess) -> None:
 # the machine
 
 
-@contextlib.contextmanager
-def stopped_half_of_the_time(gateway: GatewayProcess) -> Iterator[None]:
-    """The engine's process runs for 4 ms and rests for 4 ms: a step, 1 to 2 ms long, takes twice as long on average, and none is lost.
-
-    What is stretched are steps; a batch of many sees about the factor 2, with little scatter. An engine that is given another
-    batch while it rests begins it late: that is part of its slowness.
-    """
-    pid, over = engine_process(gateway.pid), threading.Event()
-
-    def beat() -> None:
-        with urgent():
-            while not over.wait(ON):
-                os.kill(pid, signal.SIGSTOP)
-                over.wait(OFF)
-                os.kill(pid, signal.SIGCONT)
-
-    thread = threading.Thread(target=beat)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-        os.kill(pid, signal.SIGCONT)
-
-
-def engine_process(gateway: int) -> int:
-    """The process of the gateway's session that calls itself EngineCore."""
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if entry.name.isdigit() and os.getsid(int(entry.name)) == gateway and b"EngineCore" in (entry / "cmdline").read_bytes():
-                return int(entry.name)
-    raise AssertionError(f"the gateway {gateway} has no engine process")
-
-
 async def speed_now(site: Site) -> float:
     """Of the machine, against the calibrated law."""
     body = {"speed_only": True, "seconds": 2.0, "max_output_tokens": LONGEST, "prompt_tokens": PROMPT, "max_batch_size": BOUND}
@@ -224,18 +219,3 @@ async def records_of(site: Site, epoch: int) -> list[Record]:
     lines = site.records.read_bytes().splitlines()[1:]
     decode = msgspec.json.Decoder(Record).decode
     return [record for record in map(decode, lines) if record.epoch == epoch]
-
-
-def block_speeds(records: Sequence[Record], policy: str, law: LatencyModel) -> list[float]:
-    """Measured over lawful time in blocks of `BLOCK` seconds."""
-    ends = [record.arrived_at for record in records if record.arrived_at is not None]
-    times = batch_times(parse_policy(policy), snapshot_of(list(records), policy, min(ends) - 1e-6, max(ends)), law)
-    block = ((times.at - times.at[0]) / BLOCK).astype(int)
-    measured, fitted = np.bincount(block, times.measured), np.bincount(block, times.fitted)
-    return [float(one / other) for one, other in zip(measured, fitted, strict=True) if other > BLOCK / 20]
-
-
-def moved(blocks: Sequence[float], bracket: tuple[float, float]) -> bool:
-    """Whether the machine's own speed changed, by AGREEMENT's gate: a block off by a tenth, or the brackets apart by a twentieth."""
-    off = max(abs(block / float(np.mean(blocks)) - 1) for block in blocks)
-    return off > BLOCK_DEVIATION or abs(bracket[1] / bracket[0] - 1) > BRACKET_DEVIATION

@@ -1,4 +1,4 @@
-"""Each broken assumption is named by the live model through the whole gateway; clean runs are left in peace; clips are foreseen.
+"""Each broken assumption is named by the live model through the whole gateway, and clean runs are left in peace.
 
 The same cases on an emulated engine, some seconds each, and on the real one, as long as an operator would wait. One gateway
 serves all cases of an engine: another policy is another epoch.
@@ -7,37 +7,30 @@ serves all cases of an engine: another policy is another epoch.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 from collections.abc import Callable, Coroutine, Iterator
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from loadgen.arrivals import Poisson
-from loadgen.gateway_process import GatewayProcess, free_port
-from loadgen.sweep.apparatus import share_the_gateways_cpus
+from loadgen.gateway_process import free_port
 from tests.server.live_harness import (
     CAPPED,
     PATIENCE,
     Look,
     Site,
     arguments,
-    block_speeds,
     looked,
-    moved,
+    real_site,
     records_of,
     retried,
     sent,
     serving,
     slowed_midway,
-    speed_now,
-    stopped_half_of_the_time,
 )
+from tests.server.live_machine import block_speeds, moved
 from tests.server.slowing_gateway import SlowingGateway
 
 log = logging.getLogger("tests.live")  # `--log-cli-level=INFO` shows every verdict
@@ -59,22 +52,8 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with real_site(tmp_path_factory.mktemp("live-real")) as site:
+        log.info(f"law: {site.law}; {CAPPED} serves {site.capacity():.0f}/s, single {site.capacity('single'):.0f}/s")
         yield site
-
-
-@contextlib.contextmanager
-def real_site(folder: Path, *more: str) -> Iterator[Site]:
-    """A gateway on the real engine; this process keeps off the engine's CPU while it serves."""
-    records, interval, cpus = folder / "records.jsonl", 2.0, os.sched_getaffinity(0)
-    gateway = GatewayProcess(arguments(interval, records, "--engine", "vllm", *more), free_port(0), folder / "gateway.log")
-    slower = partial(stopped_half_of_the_time, gateway)
-    with serving(gateway, 5, records=records, interval=interval, seconds=40.0, slowed=slower) as site:
-        share_the_gateways_cpus()
-        log.info(f"law: {site.law}; capped:8 serves {site.capacity():.0f}/s, single {site.capacity('single'):.0f}/s")
-        try:
-            yield site
-        finally:
-            os.sched_setaffinity(0, cpus)
 
 
 # one run each, and what the live model said at its end
@@ -112,8 +91,8 @@ async def overloaded(site: Site) -> Look:
     return await looked(site, CAPPED, sent(site, site.poisson(1.3, 6)), 0.7 * site.seconds)
 
 
-async def clean(site: Site, policy: str = CAPPED, seed: int = 7, speed: float = 1.0, seconds: float | None = None) -> Look:
-    return await looked(site, policy, sent(site, site.poisson(0.55, seed, policy, speed, seconds)), seconds)
+async def clean(site: Site, policy: str = CAPPED, seed: int = 7, seconds: float | None = None) -> Look:
+    return await looked(site, policy, sent(site, site.poisson(0.55, seed, policy, seconds)), seconds)
 
 
 async def hundred(site: Site) -> Look:
@@ -179,7 +158,7 @@ def test_a_clean_run_is_not_accused_by_its_clients(emulated: Site) -> None:
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_assumption_is_named_on_the_real_engine(real: Site, name: str) -> None:
     case, expected = BROKEN[name]
-    look = real.run(case(real))
+    look = real.run(case(real.now()))
     log.info(f"{name}: {shown(look)}")
     assert_named(look, expected, ENGINE_CAUSES)
 
@@ -187,7 +166,7 @@ def test_a_broken_assumption_is_named_on_the_real_engine(real: Site, name: str) 
 @pytest.mark.engine
 @pytest.mark.slow
 def test_a_hundred_requests_are_not_enough_on_the_real_engine(real: Site) -> None:
-    look = real.run(hundred(real))
+    look = real.run(hundred(real.now()))
     log.info(f"a hundred: {shown(look)}")
     assert (look["comparison"]["verdict"], look["comparison"]["reasons"]) == ("not enough data", [])
 
@@ -199,18 +178,18 @@ RUNS = (*[CAPPED] * 9, "single", *[CAPPED] * 8, CONTINUOUS, CAPPED)
 @pytest.mark.slow
 def test_at_most_one_of_twenty_clean_runs_is_accused_on_the_real_engine(real: Site) -> None:
     """A run is excused where the machine's own speed moved, by AGREEMENT's gate, and nothing but the engine is named."""
-    accused, excused = [], []
-    before = real.run(speed_now(real))
+    accused: list[int] = []
+    excused: list[int] = []
+    site = real.now()
     for number, policy in enumerate(RUNS):
-        seconds = max(30.0, 1200 / (0.55 * real.capacity(policy, speed=before)))
-        look = real.run(clean(real, policy, 100 + number, before, seconds))
-        after = real.run(speed_now(real))
-        blocks = block_speeds(real.run(records_of(real, look["epoch"])), policy, real.law)
-        gone, bracket = moved(blocks, (before, after)), f"{before:.2f} {min(blocks):.2f}-{max(blocks):.2f} {after:.2f}"
-        log.info(f"{number:2} {policy}: speeds {bracket}{' (moved)' if gone else ''}: {shown(look)}")
+        look = site.run(clean(site, policy, 100 + number, max(30.0, 1200 / (0.55 * site.capacity(policy)))))
+        after = site.now()
+        blocks = block_speeds(site.run(records_of(site, look["epoch"])), policy, site.law)
+        gone, speeds = moved(blocks, (site.speed, after.speed)), f"{site.speed:.2f} {min(blocks):.2f}-{max(blocks):.2f} {after.speed:.2f}"
+        log.info(f"{number:2} {policy}: speeds {speeds}{' (moved)' if gone else ''}: {shown(look)}")
         if look["comparison"]["verdict"] == "disagree":
             forgiven = gone and set(look["comparison"]["reasons"]) <= {"constant_speed", "no_stalls"}
             (excused if forgiven else accused).append(number)
-        before = after
+        site = after
     log.info(f"of {len(RUNS)} clean runs accused: {accused}; the machine's speed moved and was named: {excused}")
     assert len(accused) <= 1
