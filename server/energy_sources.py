@@ -113,8 +113,7 @@ def nvml_source(devices: int = 1, nvml: Any = None, environment: Mapping[str, st
 def rapl_source(root: Path = POWERCAP) -> Source | None:
     """All CPU packages, or None. Subzones, the second interface to a package (mmio) and the platform zone would count twice."""
     try:
-        zones = [zone for zone in sorted(root.glob("intel-rapl:*")) if (zone / "name").read_text().startswith("package")]
-        parts = [_rapl_part(zone) for zone in zones if zone.name.count(":") == 1]
+        parts = [_rapl_part(zone) for zone in sorted(root.glob("intel-rapl:*")) if (zone / "name").read_text().startswith("package")]
     except (OSError, ValueError) as error:
         log.info("the energy of the CPU cannot be read: %s", error)
         return None

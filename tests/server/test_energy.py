@@ -244,10 +244,11 @@ def test_a_batch_waits_for_the_reading_behind_its_end() -> None:
     clock = Clock()
     meter = started(Together("", [Integral(lambda: WATTS)]), clock)
     metered(meter, clock, 1.0)
-    meter.on_batch(1, clock.at - 0.5, clock.at + 0.02, 4)
+    meter.on_batch(1, clock.at - 0.5, clock.at + 1.5 * PERIOD, 4)
+    metered(meter, clock, PERIOD)
     assert meter.state()["batches"] == 0
     metered(meter, clock, PERIOD)
-    assert meter._batches[0][1] == pytest.approx(WATTS * 0.52)
+    assert meter._batches[0][1] == pytest.approx(WATTS * (0.5 + 1.5 * PERIOD))
 
 
 def test_a_batch_shorter_than_the_period_is_its_duration_times_the_power_around_and_is_counted() -> None:
