@@ -24,7 +24,10 @@ LARGEST = 64  # batch size, where neither engine nor operator says one
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """`policies`: a bare name (`elastic`) allows every batch size of it, a text with keys (`capped:max_batch_size=8`) just itself."""
+    """`policies`: a bare name (`elastic`) allows every batch size of it, a text with keys (`capped:max_batch_size=8`) just itself.
+
+    A policy in force that lies outside is left as soon as something inside is better; a token limit that does is left at once.
+    """
 
     policies: tuple[str, ...] = USUAL
     max_clipped_fraction: float = 0.05  # of all requests, by the gateway's token limit; 0: no limit is ever set
@@ -53,16 +56,6 @@ class Bounds:
         """The largest batch size: the engine's or the operator's, whichever is less."""
         return min((each for each in (self.largest_batch_size, max_num_seqs) if each is not None), default=LARGEST)
 
-    def allows_policy(self, text: str, max_num_seqs: int | None) -> bool:
-        """Whether a policy lies inside."""
-        policy = parse_policy(text)
-        if format_policy(policy) in {format_policy(parse_policy(each)) for each in self.policies if ":" in each}:
-            return True
-        size = policy_batch_size(policy)
-        engine = self.bound(max_num_seqs) if size is None and self.largest_batch_size is not None else None
-        fits = (size is None or size <= self.bound(max_num_seqs)) and (engine is None or max_num_seqs == engine)
-        return policy.name in self.policies and fits
-
     def allows_limit(self, limit: int | None) -> bool:
         """Whether a token limit lies inside, whatever it clips."""
         if limit is None:
@@ -76,12 +69,12 @@ class Bounds:
 
     def other_policies(self, current: Knobs, max_num_seqs: int | None) -> list[Knobs]:
         """Other families, with the batch size in force or the largest; texts with keys as they stand."""
-        bound, policy = self.bound(max_num_seqs), parse_policy(current.policy)
+        bound, policy, engine = self.bound(max_num_seqs), parse_policy(current.policy), max_num_seqs
         size = min(policy_batch_size(policy) or bound, bound)
         texts = [
             form
             for text in self.policies
-            for form in ([text] if ":" in text else [sized(text, each, bound) for each in dict.fromkeys((size, bound))])
+            for form in ([text] if ":" in text else [sized(text, each, engine) for each in dict.fromkeys((size, bound))])
         ]
         return _others(current, texts)
 
@@ -91,7 +84,7 @@ class Bounds:
         family = "capped" if name == "dynamic" else name
         if family not in self.policies or family not in SIZED:
             return []
-        return _others(current, [sized(family, size, bound) for size in batch_sizes(bound)])
+        return _others(current, [sized(family, size, max_num_seqs) for size in batch_sizes(bound)])
 
 
 def knob_between(before: Knobs, after: Knobs) -> Knob:
@@ -102,9 +95,9 @@ def knob_between(before: Knobs, after: Knobs) -> Knob:
     return "batch size" if len(names) == 1 or names == {"dynamic", "capped"} else "policy"
 
 
-def sized(family: str, size: int, bound: int) -> str:
+def sized(family: str, size: int, max_num_seqs: int | None) -> str:
     """A family at a batch size, as canonical text; the engine's own bound is left out where it may be."""
-    if family not in SIZED or (family in SIZE_OPTIONAL and size >= bound):
+    if family not in SIZED or (family in SIZE_OPTIONAL and max_num_seqs is not None and size >= max_num_seqs):
         return family
     return f"{family}:{SIZED[family]}={size}"
 

@@ -18,6 +18,8 @@ from queueing.autopilot.state import State
 from queueing.autopilot.weighing import Weighed, delay_of, gain_of, weigh
 from queueing.estimation.interval import UNKNOWN, Estimate
 
+TRIED = 3  # of the settings that seem better: how many are asked for a sure gain
+
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
@@ -94,7 +96,9 @@ def rescue(chooser: Chooser) -> Proposal | None:
     pool = [each for each in candidates(seen, chooser.bounds) if chooser.lowers(each, chooser.rules.safer)]
     tried = [each for each in pool if chooser.failed(each) is None] or pool
     load = chooser.loads(current)[-1]
-    words = f"the load is {load:.2f} ({load * chooser.known.lowest:.2f} to {load * chooser.known.highest:.2f}): the queue grows without bound"
+    words = (
+        f"the load is {load:.2f} ({load * chooser.known.lowest:.2f} to {load * chooser.known.highest:.2f}): the queue grows without bound"
+    )
     if not tried:
         against = "no setting one knob away is known to lower the load by much: fewer requests or more servers may be needed"
         return Proposal(chooser.decision(current, words, UNKNOWN), against)
@@ -117,24 +121,26 @@ def search(chooser: Chooser) -> Proposal | None:
     cautious, rules, doubts = chooser.known.situations[0], chooser.rules, chooser.doubts()
     before = weigh(cautious, chooser.current)
     pool = [each for each in candidates(chooser.seen, chooser.bounds) if doubts is None or chooser.lowers(each, rules.safer)]
-    ranked = sorted((weigh(cautious, each) for each in pool), key=lambda each: each.mean)
+    ranked = sorted((weigh(cautious, each) for each in pool), key=lambda each: (each.mean, each.load))
     better = [each for each in ranked if _worth(before, each, rules)]
     if not better:
         return None
     against = [_against(chooser, each.knobs) for each in better]
-    place = next((index for index, reason in enumerate(against) if reason is None), None)
-    if place is None:
+    allowed = [each for each, reason in zip(better, against, strict=True) if reason is None]
+    if not allowed:
         return Proposal(_described(chooser, better[0], _gain(chooser, better[0].knobs), doubts), against[0])
-    chosen = better[place]
-    gain = _gain(chooser, chosen.knobs)
-    unsure = None if gain.low > 0 else "the gain is not sure: its interval holds 0"
-    return Proposal(_described(chooser, chosen, gain, doubts), unsure)
+    gains = []
+    for each in allowed[:TRIED]:
+        gains.append(_gain(chooser, each.knobs))
+        if gains[-1].low > 0:
+            return Proposal(_described(chooser, each, gains[-1], doubts))
+    return Proposal(_described(chooser, allowed[0], gains[0], doubts), "the gain is not sure: its interval holds 0")
 
 
 def _worth(before: Weighed, after: Weighed, rules: Rules) -> bool:
-    """Whether the gain, as it is simulated, exceeds the thresholds."""
+    """Whether the gain, as it is simulated, exceeds the thresholds; where neither is stable, whether the load falls."""
     if math.isinf(after.mean):
-        return False
+        return math.isinf(before.mean) and after.load <= (1 - rules.safer) * before.load
     return after.mean <= (1 - rules.threshold) * before.mean and before.mean - after.mean >= rules.floor
 
 
@@ -148,7 +154,7 @@ def _against(chooser: Chooser, knobs: Knobs) -> str | None:
 def _gain(chooser: Chooser, knobs: Knobs) -> Estimate:
     """What holds in every situation."""
     gains: Sequence[Estimate] = [
-        gain_of(each, weigh(each, chooser.current), weigh(each, knobs)) for each in chooser.known.situations
+        gain_of(each, weigh(each, chooser.current), weigh(each, knobs), chooser.known.relative) for each in chooser.known.situations
     ]
     return replace(gains[0], low=min(each.low for each in gains), high=max(each.high for each in gains))
 

@@ -110,9 +110,7 @@ class Autopilot:
 
     def _resting(self, seen: Look) -> bool:
         """Whether the last change is too recent; before the first one there is nothing to wait for."""
-        return math.isfinite(self.state.changed_at) and (
-            seen.now < self.state.cool_until or seen.estimates.count < self.rules.fewest
-        )
+        return math.isfinite(self.state.changed_at) and (seen.now < self.state.cool_until or seen.estimates.count < self.rules.fewest)
 
     def _proposed(self, seen: Look, known: Knowledge, proposal: Proposal | None) -> Decision | None:
         """The change, noted as on trial; or what stands against it, said once and again after a while."""

@@ -47,9 +47,7 @@ class Look:
         return self.judged >= ENOUGH and bool(self.assumptions)
 
 
-def look(
-    seen: Snapshot, shape: LatencyModel, current: Knobs, limits: Limits, found: Assessment | None, *, longest: int = LONGEST
-) -> Look:
+def look(seen: Snapshot, shape: LatencyModel, current: Knobs, limits: Limits, found: Assessment | None, *, longest: int = LONGEST) -> Look:
     """From a window. `found` is None where it could not be assessed (a limit beyond what the lengths are known for)."""
     delays = judged(seen)
     interval = mean_interval(delays) if delays.size else None
@@ -65,5 +63,3 @@ def look(
         waiting=seen.waiting,
         longest=longest,
     )
-
-

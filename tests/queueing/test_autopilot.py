@@ -1,0 +1,549 @@
+"""The controller alone: looks made by hand, decisions read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+
+from policies import SpecError
+from queueing.advice.forecast import Knobs
+from queueing.autopilot.bounds import Bounds, batch_sizes, knob_between, preferred
+from queueing.autopilot.candidates import candidates, lowest_limit, repairs
+from queueing.autopilot.controller import Autopilot
+from queueing.autopilot.decision import Decision
+from queueing.autopilot.judging import measured_gain
+from queueing.autopilot.look import Look
+from queueing.autopilot.state import State
+from queueing.distributions import parse_distribution
+from queueing.estimation.assess import Limits
+from queueing.estimation.assumption import Assumption
+from queueing.estimation.estimates import Estimates
+from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
+from queueing.estimation.lengths import Lengths, lengths
+from queueing.estimation.speed_process import Stalls
+from queueing.estimation.wander import NO_WANDER
+from queueing.latency import LatencyModel
+from queueing.model import Model
+
+LAW = LatencyModel(k1=0.0003, k2=0.0014, k3=0.0001, k4=0.0012, cv=0.15)
+SEQS, LONGEST = 8, 256
+LAWFUL = parse_distribution("lognormal:mu=3,sigma=0.8", LONGEST)
+HOLDS = tuple(Assumption(name, True, 0.0, "") for name in ("settled", "stable_queue", "constant_speed", "poisson_arrivals"))
+BOUNDS = Bounds(policies=("capped", "elastic"), smallest_token_limit=8)
+BEST = Knobs(policy="elastic", max_output_tokens=96)  # for BOUNDS: P(N > 64) = 7 %, P(N > 96) = 2.4 %
+
+
+def capacity(knobs: Knobs) -> float:
+    from policies import parse_policy
+
+    lawful = LAWFUL if knobs.max_output_tokens is None else LAWFUL.clip(knobs.max_output_tokens)
+    return Model(policy=parse_policy(knobs.policy), output_tokens=lawful, law=LAW, max_num_seqs=SEQS).largest_stable_rate
+
+
+def sample(count: int = 2000, limit: int | None = None) -> Lengths:
+    counts = LAWFUL.sample(np.random.default_rng(1), count)
+    return lengths(counts) if limit is None else lengths(np.minimum(counts, limit), counts >= limit)
+
+
+def seen(
+    now: float,
+    current: Knobs,
+    rate: float,
+    *,
+    relative: float = 0.01,
+    epoch: int = 0,
+    observed: Estimate = UNKNOWN,
+    judged: int = 1000,
+    count: int = 1000,
+    known: Lengths | None = None,
+    failing: tuple[Assumption, ...] = (),
+    waiting: int = 0,
+    **others: object,
+) -> Look:
+    names = {each.name for each in failing}
+    estimates = Estimates(
+        policy=current.policy,
+        epoch=epoch,
+        start=0.0,
+        now=now,
+        count=count,
+        arrival_rate=symmetric(rate, relative * rate, 1000.0),
+        dispersion=symmetric(1.0, 0.2, 20.0),
+        rate_changed_at=None,
+        output_tokens=sample() if known is None else known,
+        prompt_tokens=lengths([1] * 10),
+        speed=others.pop("speed", symmetric(1.0, 0.005, 500.0)),  # type: ignore[arg-type]
+        cv=symmetric(LAW.cv, 0.01, 500.0),
+        wander=NO_WANDER,
+        speed_changed_at=None,
+        stalls=Stalls(0, 0.0, 0.0, None),
+    )
+    return Look(
+        now=now,
+        estimates=estimates,
+        shape=LAW,
+        current=current,
+        limits=others.pop("limits", Limits(max_output_tokens=current.max_output_tokens, max_num_seqs=SEQS)),  # type: ignore[arg-type]
+        observed=observed,
+        judged=judged,
+        assumptions=(*(each for each in HOLDS if each.name not in names), *failing),
+        waiting=waiting,
+        longest=LONGEST,
+    )
+
+
+def pilot(bounds: Bounds = BOUNDS, **options: object) -> Autopilot:
+    return Autopilot(bounds=bounds, mode="act", **options)  # type: ignore[arg-type]
+
+
+def around(value: float, relative: float = 0.1) -> Estimate:
+    return symmetric(value, relative * value, 100.0)
+
+
+# bounds
+
+
+def test_sizes_and_limits_are_preferred_numbers_inside_the_bounds() -> None:
+    assert preferred(3, 20) == (3, 4, 6, 8, 12, 16)
+    assert batch_sizes(10) == (1, 2, 3, 4, 6, 8, 10)
+    bounds = Bounds(policies=("elastic",), largest_batch_size=4, smallest_token_limit=16, largest_token_limit=64)
+    assert bounds.token_limits(2048) == (16, 24, 32, 48, 64)
+    assert bounds.bound(8) == 4
+    sizes = [each.policy for each in bounds.other_sizes(Knobs(policy="elastic"), 8)]
+    assert sizes == [f"elastic:max_batch_size={size}" for size in (1, 2, 3, 4)]  # the bare name would be the engine's 8
+    wider = Bounds(policies=("elastic",))
+    assert [each.policy for each in wider.other_sizes(Knobs(policy="elastic:max_batch_size=6"), 8)][-1] == "elastic"
+
+
+def test_a_text_with_keys_allows_only_itself() -> None:
+    bounds = Bounds(policies=("capped:max_batch_size=4",))
+    others = bounds.other_policies(Knobs(policy="dynamic"), 8)
+    assert [each.policy for each in others] == ["capped:max_batch_size=4"]
+    assert bounds.other_sizes(others[0], 8) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"policies": ()},
+        {"policies": ("elastik",)},
+        {"policies": ("capped:size=3",)},
+        {"max_clipped_fraction": 1.0},
+        {"largest_batch_size": 0},
+        {"smallest_token_limit": 0},
+        {"smallest_token_limit": 9, "largest_token_limit": 8},
+    ],
+)
+def test_bounds_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(SpecError, match=r"got .*expected"):
+        Bounds(**wrong)  # type: ignore[arg-type]
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    with pytest.raises(SpecError, match="off, advise, act"):
+        Autopilot(mode="on")  # type: ignore[arg-type]
+
+
+def test_a_limit_surely_cuts_no_more_than_allowed() -> None:
+    """P(N > 64) = 7.4 %, P(N > 96) = 2.4 %: with 2,000 answers 96 is known to be inside 5 %, with 40 it is not."""
+    assert 0.05 < LAWFUL.survival[64] < 0.09
+    assert LAWFUL.survival[96] < 0.03
+    assert lowest_limit(sample(), BOUNDS, LONGEST) == 96
+    few = lowest_limit(sample(40), BOUNDS, LONGEST)
+    assert few is None or few > 96
+    assert lowest_limit(sample(), Bounds(max_clipped_fraction=0.0), LONGEST) is None
+
+
+def test_a_limit_that_cuts_too_much_is_raised() -> None:
+    current = Knobs(policy="elastic", max_output_tokens=48)
+    wrong = repairs(seen(0.0, current, 10.0), BOUNDS)
+    assert wrong is not None
+    assert wrong[0].max_output_tokens == 96
+    assert "more than the 5.0% allowed" in wrong[1]
+    assert repairs(seen(0.0, BEST, 10.0), BOUNDS) is None
+    found = pilot().decide(seen(100.0, current, 0.5 * capacity(BEST)))
+    assert found is not None
+    assert (found.kind, found.knob, found.after.max_output_tokens) == ("change", "token limit", 96)
+
+
+def test_a_limit_that_is_required_is_set() -> None:
+    bounds = Bounds(policies=("elastic",), largest_token_limit=128)
+    found = pilot(bounds).decide(seen(0.0, Knobs(policy="elastic"), 0.3 * capacity(BEST)))
+    assert found is not None
+    assert found.after.max_output_tokens is not None
+    assert found.after.max_output_tokens <= 128
+
+
+# where to
+
+
+def test_an_unstable_queue_is_left_at_once_by_the_lowest_load() -> None:
+    start = Knobs(policy="dynamic")
+    found = pilot().decide(seen(10.0, start, 0.9 * capacity(BEST), relative=0.1, judged=0, count=30, known=sample(60)))
+    assert found is not None
+    assert (found.kind, found.knob) == ("change", "policy")
+    assert found.after.policy == "elastic"
+    assert "grows without bound" in found.reason
+    assert not math.isfinite(found.predicted_before.value)
+
+
+def test_it_goes_to_the_best_setting_one_knob_at_a_time_and_stays_there() -> None:
+    """From a stable start: every step changes one knob and gains; at the end no neighbour is 5 % better by the same model."""
+    autopilot, current, now = pilot(), Knobs(policy="capped:max_batch_size=6"), 0.0
+    rate = 0.85 * capacity(current)
+    steps: list[Decision] = []
+    for epoch in range(12):
+        found = autopilot.decide(seen(now := now + 400, current, rate, epoch=epoch, observed=around(0.1)))
+        if found is not None and found.kind == "change":
+            assert knob_between(found.before, found.after) == found.knob
+            assert (found.before.policy == found.after.policy) or (found.before.max_output_tokens == found.after.max_output_tokens)
+            assert found.predicted_gain.low > 0
+            assert found.predicted_gain.value > autopilot.rules.threshold
+            assert found.load_after < 1
+            steps.append(found)
+            current = found.after
+    assert current == BEST
+    assert 2 <= len(steps) <= 4
+    assert len({step.after for step in steps}) == len(steps)
+
+
+def test_nothing_is_turned_for_a_gain_that_is_not_sure() -> None:
+    """Smaller full batches form sooner, but at the upper end of a vague rate they would wait longer: the same gain is held back."""
+    current = Knobs(policy="fixed:batch_size=4")
+    rate, bounds = 0.5 * capacity(current), Bounds(policies=("fixed",), max_clipped_fraction=0.0)
+    sharp, vague = (pilot(bounds).decide(seen(0.0, current, rate, relative=relative)) for relative in (0.01, 0.35))
+    assert sharp is not None
+    assert vague is not None
+    assert sharp.after == vague.after == Knobs(policy="fixed:batch_size=3")
+    assert sharp.predicted_gain.value == vague.predicted_gain.value > 0.05
+    assert (sharp.kind, vague.kind) == ("change", "held back")
+    assert "its interval holds 0" in vague.reason
+
+
+def test_small_gains_are_not_worth_a_new_epoch() -> None:
+    current = Knobs(policy="elastic", max_output_tokens=128)
+    rate = 0.3 * capacity(current)
+    eager, lazy = pilot(), pilot()
+    lazy.rules = dataclasses.replace(lazy.rules, threshold=0.9)
+    found = eager.decide(seen(0.0, current, rate))
+    assert found is not None
+    assert found.after == BEST
+    assert found.predicted_gain.value < 0.9
+    assert lazy.decide(seen(0.0, current, rate)) is None
+    floored = pilot()
+    floored.rules = dataclasses.replace(floored.rules, floor=10.0)
+    assert floored.decide(seen(0.0, current, rate)) is None
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
+def test_no_change_makes_a_stable_queue_unstable(seed: int) -> None:
+    """Random settings, loads and intervals: stable with the margin at the upper ends, or nearer to stability than before."""
+    rng = np.random.default_rng(seed)
+    changes = 0
+    for _ in range(8):
+        autopilot = pilot(Bounds(policies=("single", "capped", "elastic", "continuous"), smallest_token_limit=8))
+        size = int(rng.integers(1, SEQS + 1))
+        text = str(rng.choice([f"capped:max_batch_size={size}", f"elastic:max_batch_size={size}", "single", "dynamic"]))
+        current = Knobs(policy=text, max_output_tokens=None if rng.random() < 0.5 else int(rng.integers(96, 200)))
+        rate, relative = rng.uniform(0.2, 0.97) * capacity(current), rng.uniform(0.005, 0.3)
+        known = sample(int(rng.integers(60, 3000)))
+        found = autopilot.decide(seen(0.0, current, rate, relative=relative, known=known))
+        if found is None or found.kind != "change":
+            continue
+        changes += 1
+        worst = found.load_after * (1 + relative) * 1.005
+        assert worst <= 1 - autopilot.rules.margin or found.load_after <= found.load_before
+    assert changes >= 2
+
+
+def test_a_setting_near_saturation_is_held_back_where_the_rate_is_vague() -> None:
+    """Single requests at a light load: smaller batches wait less only if they stay stable at the upper end of the rate."""
+    bounds = Bounds(policies=("fixed", "capped"), max_clipped_fraction=0.0)
+    current = Knobs(policy="fixed:batch_size=8")
+    near = Knobs(policy="capped:max_batch_size=1")
+    rate = 0.9 * capacity(near)
+    autopilot = pilot(bounds)
+    found = autopilot.decide(seen(0.0, current, rate, relative=0.02))
+    assert found is not None
+    assert found.load_after * 1.03 < 0.98
+
+
+def test_with_failing_assumptions_only_the_load_may_fall() -> None:
+    """The engine changed its speed: a token limit, which lowers the load, is set; smaller batches, which raise it, are not."""
+    slow = Assumption("constant_speed", False, 2.0, "the engine became slower by a factor of 2.00 at 50 s")
+    bounds = Bounds(policies=("fixed", "capped"), max_clipped_fraction=0.0)
+    filling = Knobs(policy="fixed:batch_size=8")  # waits for company: smaller batches wait less, at a higher load
+    rate = 0.3 * capacity(Knobs(policy="capped:max_batch_size=2"))
+    free = pilot(bounds).decide(seen(0.0, filling, rate))
+    assert free is not None
+    assert free.kind == "change"
+    assert free.load_after > free.load_before or free.after.policy == "capped:max_batch_size=8"
+    current = Knobs(policy="elastic")
+    found = pilot().decide(seen(0.0, current, 0.85 * capacity(current), failing=(slow,)))
+    assert found is not None
+    assert found.after == BEST
+    assert "only the safe direction" in found.reason
+    assert "slower by a factor of 2.00" in found.reason
+
+
+def test_few_data_open_the_safe_direction_only() -> None:
+    current = Knobs(policy="dynamic")
+    rate = 0.6 * capacity(current)
+    found = pilot().decide(seen(0.0, current, rate, judged=50))
+    assert found is not None
+    assert "not enough data" in found.reason
+    assert found.load_after < 0.95 * found.load_before
+
+
+def test_without_a_rate_or_lengths_nothing_is_said() -> None:
+    current = Knobs(policy="dynamic")
+    assert pilot().decide(seen(0.0, current, 0.0)) is None
+    assert pilot().decide(seen(0.0, current, 10.0, known=lengths([5] * 60, [True] * 60))) is None
+
+
+def test_lengths_beyond_the_longest_seen_are_taken_both_ways() -> None:
+    """All long answers are still in service: what they will be is not known, and elastic is better either way."""
+    counts = LAWFUL.sample(np.random.default_rng(2), 400)
+    censored = counts >= 40
+    known = lengths(np.minimum(counts, 40), censored)
+    current = Knobs(policy="dynamic")
+    found = pilot().decide(seen(0.0, current, 0.5 * capacity(current), known=known, judged=100))
+    assert found is not None
+    assert found.after.policy == "elastic"
+    assert found.after.max_output_tokens is None
+    assert all(each.max_output_tokens is None for each in candidates(seen(0.0, current, 1.0, known=known), BOUNDS))
+
+
+# when
+
+
+def test_after_a_change_nothing_for_so_many_seconds_and_requests() -> None:
+    autopilot, current = pilot(Bounds(policies=("elastic",), smallest_token_limit=8)), Knobs(policy="dynamic")
+    rate = 0.5 * capacity(current)
+    first = autopilot.decide(seen(0.0, current, rate))
+    assert first is not None
+    assert first.kind == "change"
+    after = first.after
+    assert after != BEST
+    for now, count in ((30.0, 1000), (70.0, 150)):
+        assert autopilot.decide(seen(now, after, rate, epoch=1, count=count, judged=100)) is None
+    found = [autopilot.decide(seen(now, after, rate, epoch=1)) for now in (140.0, 145.0, 150.0)]
+    assert [each.after for each in found if each is not None and each.kind == "change"] == [BEST]
+
+
+def test_while_stable_it_searches_once_a_minute() -> None:
+    autopilot = pilot()
+    rate = 0.5 * capacity(BEST)
+    assert autopilot.decide(seen(0.0, BEST, rate)) is None
+    assert autopilot.state.think_at == 60.0
+    unsettled = Knobs(policy="dynamic")
+    assert autopilot.decide(seen(30.0, unsettled, 0.5 * capacity(unsettled))) is None  # not before the minute is over
+    assert autopilot.decide(seen(61.0, unsettled, 0.5 * capacity(unsettled))) is not None
+
+
+def test_advice_alone_turns_nothing_and_says_so_once() -> None:
+    autopilot, current = Autopilot(bounds=BOUNDS, mode="advise"), Knobs(policy="dynamic")
+    rate = 0.5 * capacity(current)
+    found = autopilot.decide(seen(0.0, current, rate))
+    assert found is not None
+    assert not found.acts
+    assert found.kind == "held back"
+    assert "only advises" in found.says
+    assert autopilot.decide(seen(61.0, current, rate)) is None
+    assert autopilot.state.trial is None
+    assert autopilot.decide(seen(400.0, current, rate)) is not None
+
+
+def test_off_says_nothing() -> None:
+    assert Autopilot(bounds=BOUNDS).decide(seen(0.0, Knobs(policy="dynamic"), 0.5 * capacity(Knobs(policy="dynamic")))) is None
+
+
+def test_with_patience_no_queue_is_unstable() -> None:
+    current = Knobs(policy="dynamic")
+    limits = Limits(max_num_seqs=SEQS, patience=1.0)
+    found = pilot().decide(seen(0.0, current, 1.5 * capacity(current), limits=limits))
+    assert found is None or "grows without bound" not in found.reason
+
+
+# what became of it
+
+
+def changed(autopilot: Autopilot, rate: float, observed: Estimate) -> Decision:
+    found = autopilot.decide(seen(0.0, Knobs(policy="elastic"), rate, observed=observed))
+    assert found is not None
+    assert (found.kind, found.after) == ("change", BEST)
+    return found
+
+
+RATE = 0.85 * capacity(Knobs(policy="elastic"))
+
+
+def test_a_change_that_does_as_predicted_is_kept_with_its_measured_gain() -> None:
+    autopilot = pilot()
+    first = changed(autopilot, RATE, around(first_delay := 0.2))
+    assert first.observed_before.value == first_delay
+    found = autopilot.decide(seen(300.0, BEST, RATE, epoch=1, observed=first.predicted_after))
+    assert found is not None
+    assert found.kind == "kept"
+    assert found.measured_gain.value == pytest.approx(1 - first.predicted_after.value / first_delay)
+    assert found.measured_gain.low < found.measured_gain.value < found.measured_gain.high
+    assert "observed delay" in found.says
+    assert autopilot.state.trial is None
+
+
+def test_a_change_that_does_worse_than_predicted_and_than_before_is_rolled_back_and_remembered() -> None:
+    autopilot, start = pilot(), Knobs(policy="elastic")
+    changed(autopilot, RATE, around(0.05))
+    found = autopilot.decide(seen(300.0, BEST, RATE, epoch=1, observed=around(0.5)))
+    assert found is not None
+    assert (found.kind, found.before, found.after) == ("rollback", BEST, start)
+    assert found.acts
+    assert found.measured_gain.high < 0
+    again = [autopilot.decide(seen(now, start, RATE, epoch=2, observed=around(0.05))) for now in (400.0, 700.0, 800.0)]
+    assert all(each is None or each.after != BEST or not each.acts for each in again)
+    assert any(each is not None and "did worse than predicted" in each.reason for each in again)
+
+
+def test_a_setting_that_failed_is_tried_again_after_a_growing_time() -> None:
+    autopilot, start = pilot(), Knobs(policy="elastic")
+    changed(autopilot, RATE, around(0.05))
+    assert autopilot.decide(seen(300.0, BEST, RATE, epoch=1, observed=around(0.5))) is not None
+    assert autopilot.state.failures[0].until == 900.0
+    early = autopilot.decide(seen(880.0, start, RATE, epoch=2, observed=around(0.05)))
+    assert early is None or early.after != BEST or not early.acts
+    again = autopilot.decide(seen(950.0, start, RATE, epoch=2, observed=around(0.05)))
+    assert again is not None
+    assert (again.kind, again.after) == ("change", BEST)
+    assert autopilot.decide(seen(1250.0, BEST, RATE, epoch=3, observed=around(0.5))) is not None
+    assert (autopilot.state.failures[0].times, autopilot.state.failures[0].until) == (2, 1250.0 + 1200.0)
+
+
+def test_a_failure_is_forgiven_when_the_load_has_changed_much() -> None:
+    autopilot, start = pilot(), Knobs(policy="elastic")
+    changed(autopilot, RATE, around(0.05))
+    autopilot.decide(seen(300.0, BEST, RATE, epoch=1, observed=around(0.5)))
+    found = autopilot.decide(seen(600.0, start, 0.5 * RATE, epoch=2, observed=around(0.05)))
+    assert found is not None
+    assert (found.kind, found.after) == ("change", BEST)
+
+
+@pytest.mark.parametrize(
+    ("case", "others"),
+    [
+        ("within the noise of both", {"observed": around(0.06, 0.9)}),
+        ("the load has changed", {"rate": 1.8}),
+        ("worse than predicted, no worse than before", {"before": around(1.0)}),
+    ],
+)
+def test_a_change_is_kept_where_nothing_is_proved_against_it(case: str, others: dict[str, object]) -> None:
+    autopilot = pilot()
+    base = 0.5 * RATE
+    changed(autopilot, base, others.get("before", around(0.05)))  # type: ignore[arg-type]
+    rate = base * float(others.get("rate", 1.0))  # type: ignore[arg-type]
+    found = autopilot.decide(seen(300.0, BEST, rate, epoch=1, observed=others.get("observed", around(0.5))))  # type: ignore[arg-type]
+    assert found is not None, case
+    assert found.kind == "kept", case
+
+
+def test_a_queue_that_has_not_settled_is_waited_for_and_then_kept() -> None:
+    autopilot = pilot()
+    changed(autopilot, RATE, around(0.05))
+    draining = Assumption("settled", False, 0.5, "the queue needs 300 s to forget how this epoch began")
+    assert autopilot.decide(seen(100.0, BEST, RATE, epoch=1, observed=around(0.5), failing=(draining,))) is None
+    found = autopilot.decide(seen(300.0, BEST, RATE, epoch=1, observed=around(0.5), failing=(draining,)))
+    assert found is not None
+    assert found.kind == "kept"
+    assert "could not be measured" in found.reason
+
+
+def test_a_queue_that_grows_after_a_change_is_not_waited_for() -> None:
+    autopilot = pilot()
+    changed(autopilot, RATE, around(0.05))
+    found = autopilot.decide(seen(20.0, BEST, RATE, epoch=1, judged=20, count=100, waiting=1000))
+    assert found is not None
+    assert found.kind == "rollback"
+    assert "1000 requests wait" in found.reason
+
+
+def test_a_knob_that_somebody_else_turned_ends_the_trial() -> None:
+    autopilot = pilot()
+    changed(autopilot, RATE, around(0.05))
+    assert autopilot.decide(seen(10.0, Knobs(policy="capped:max_batch_size=8"), 0.3 * RATE, epoch=1)) is None
+    assert autopilot.state.trial is None
+
+
+def test_the_gain_of_two_measured_means_covers_the_truth() -> None:
+    rng = np.random.default_rng(0)
+    covered = 0
+    for _ in range(500):
+        before, after = (symmetric(value + half / 1.96 * rng.normal(), half, 50.0) for value, half in ((1.0, 0.1), (0.6, 0.08)))
+        covered += measured_gain(before, after).covers(0.4)
+    assert 0.92 <= covered / 500 <= 0.98
+
+
+# epochs
+
+
+def test_an_earlier_epochs_rate_stands_in_until_this_one_has_its_own() -> None:
+    """Five seconds after a switch: 20 arrivals say nothing; with the rate of before the queue is seen to be unstable still."""
+    autopilot, start = pilot(), Knobs(policy="dynamic")
+    rate = 1.3 * capacity(Knobs(policy="elastic"))
+    first = autopilot.decide(seen(60.0, start, rate))
+    assert first is not None
+    young = seen(66.0, first.after, rate, relative=0.9, epoch=1, judged=0, count=5, speed=UNKNOWN)
+    found = autopilot.decide(young)
+    assert found is not None
+    assert found.kind == "change"
+    fresh = pilot().decide(young)
+    assert fresh is None or "grows without bound" not in fresh.reason
+
+
+def test_a_rate_that_contradicts_the_earlier_one_is_believed() -> None:
+    autopilot, start = pilot(), Knobs(policy="dynamic")
+    first = autopilot.decide(seen(60.0, start, 1.3 * capacity(Knobs(policy="elastic"))))
+    assert first is not None
+    found = autopilot.decide(seen(66.0, first.after, 0.2 * capacity(first.after), relative=0.3, epoch=1, judged=0, count=5))
+    assert found is None or "grows without bound" not in found.reason
+
+
+# state
+
+
+def test_state_and_decisions_survive_json() -> None:
+    autopilot = pilot()
+    first = changed(autopilot, RATE, around(0.05))
+    back = autopilot.decide(seen(300.0, BEST, RATE, epoch=1, observed=around(0.5)))
+    assert back is not None
+    again = Autopilot(bounds=BOUNDS, mode="act")
+    again.restore(json.loads(json.dumps(autopilot.to_dict(), allow_nan=False)))
+    assert State.from_dict(autopilot.to_dict()).to_dict() == autopilot.to_dict()
+    assert again.state.failures
+    for decision in (first, back):
+        copy = Decision.from_dict(json.loads(json.dumps(decision.to_dict(), allow_nan=False)))
+        assert copy.says == decision.says
+    on_trial = pilot()
+    changed(on_trial, RATE, around(0.05))
+    restored = pilot()
+    restored.restore(json.loads(json.dumps(on_trial.to_dict(), allow_nan=False)), shift=1000.0)
+    found = restored.decide(seen(1300.0, BEST, RATE, epoch=1, observed=around(0.5)))
+    assert found is not None
+    assert found.kind == "rollback"
+
+
+def test_a_state_of_another_schema_is_refused() -> None:
+    with pytest.raises(ValueError, match="schema version 7"):
+        State.from_dict({"schema_version": 7})
+
+
+def test_it_travels_between_processes() -> None:
+    import pickle
+
+    autopilot = pilot()
+    changed(autopilot, RATE, around(0.05))
+    copy = pickle.loads(pickle.dumps(autopilot))
+    assert copy.to_dict() == autopilot.to_dict()
+    assert copy.bounds == autopilot.bounds
