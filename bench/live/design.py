@@ -30,19 +30,34 @@ class Rules:
     settle: float = 4.0  # of load before the measured epoch begins: the queue is then no longer empty
     least: float = 30.0  # of a cell
     most: float = 1200.0
-    share: float = 1.6  # of its advised length, which a cell may take at most
+    planned: float = 75.0  # of a cell, at least: the advice knows nothing of the machine's noise
+    pilots: bool = True  # lengths are advised by simulation; else every cell is planned alike
+    share: float = 2.0  # of its advised length, which a cell may take at most
     block: float = 5.0  # over which the engine's speed is averaged
     block_deviation: float = 0.10  # of every block's speed from the cell's, at most: a quiet cell
     bracket_deviation: float = 0.05  # of the speeds before and after
     bracket: float = 5.0  # of one calibration of the speed
     repeats: int = 20  # of every cell of the one calibration of the law's shape
+    law_error: float = 0.10  # of its cells, on average, at most: else the machine was not quiet
     prediction_interval: float = 5.0
     overhead: float = 14.0  # of a cell besides its load: settling, calibrating, judging
 
 
 QUIET_MACHINE = Rules()
 FAST = Rules(
-    look=1.0, settle=0.5, least=4.0, most=10.0, block=1.0, bracket=0.3, repeats=2, prediction_interval=1.0, overhead=3.0, half_width=0.2
+    look=1.0,
+    settle=0.5,
+    least=4.0,
+    planned=4.0,
+    pilots=False,
+    most=40.0,
+    share=10.0,
+    block=1.0,
+    bracket=0.3,
+    repeats=2,
+    prediction_interval=1.0,
+    overhead=3.0,
+    half_width=0.2,
 )
 
 

@@ -4,7 +4,7 @@
     mean        |observed - live prediction| <= max(10 %, half width of the observed mean, 1 ms), up to load 0.6
     band        above: the observation lies in the band that the speed's wander gives; where the speed did not wander,
                 or the band is narrower than the tolerance below 0.6, that tolerance
-    p99         |observed - live prediction| <= 20 %
+    p99         |observed - live prediction| <= 20 %; of continuous that of the sojourn, simulated at the same estimates
     quiet       every block's speed within 10 % of the cell's, the speeds before and after within 5 % of each other
 
 Of a cell that was measured twice, the quiet attempt counts; with two or none, the one with the smaller deviations. What was
@@ -98,9 +98,11 @@ def _in_band(observed: float, band: Plain | None) -> bool | None:
 
 
 def _p99(result: Plain, live: Plain) -> tuple[float, float] | None:
-    plain = live.get("prediction", live)
-    name = "sojourn_time" if result["compared"] == "sojourn_time" else "served_queueing_delay"
-    predicted = ((plain or {}).get(name) or {}).get("p99")
+    if result["waiting"] is not None:
+        predicted = result["waiting"]["simulated_sojourn_p99"]
+    else:
+        plain = live.get("prediction", live) or {}
+        predicted = (plain.get("served_queueing_delay") or {}).get("p99")
     observed = (result["observed"].get("p99") or {}).get("value")
     return (observed, predicted) if predicted and observed is not None else None
 

@@ -3,7 +3,7 @@
 observed          queueing delays (continuous: sojourns) of who arrived in the window and was dispatched, means by batch means
 offline           the estimators and the prediction once more, from the run file instead of the gateway's memory
 measured service  the recursion on the run's own arrivals, batches and service times: gateway right or wrong
-waiting           continuous: who waited more than `WAITED`, observed, and P(Wq > 0) at the estimates
+waiting           continuous: who waited more than `WAITED`, observed, and P(Wq > 0) at the estimates; p99 of the sojourn simulated there
 block speeds      measured over lawful service time in blocks: was the machine quiet
 """
 
@@ -25,11 +25,13 @@ from queueing.estimation.assess import Assessment, Limits, assess
 from queueing.estimation.batch_times import BatchTimes, batch_times
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.window import Snapshot, snapshot_of
+from queueing.experiment import simulate_run
 from queueing.latency import LatencyModel
 from queueing.model import Model
 from queueing.record import Record
 
 WAITED = 1e-3  # seconds: a slot that is free is given within less
+SIMULATED = 200_000  # requests
 FEWEST_IN_BLOCK = 10  # batches, or groups of a continuous engine
 Plain = dict[str, Any]
 
@@ -128,7 +130,16 @@ def _waiting(policy: Policy, seen: Snapshot, cell: Cell, estimates: Estimates) -
         predicted = solve_continuous(model.slot_time, estimates.arrival_rate.value, model.bound).waiting
     except PredictionError:
         predicted = None
-    return {"observed": observed, "predicted": predicted, "n": int(delays.size)}
+    sojourn_p99 = simulated_p99(model, estimates.arrival_rate.value)
+    return {"observed": observed, "predicted": predicted, "n": int(delays.size), "simulated_sojourn_p99": sojourn_p99}
+
+
+def simulated_p99(model: Model, rate: float) -> float | None:
+    """Of the sojourn, seconds: the approximation of a continuous engine has no quantiles of it."""
+    if model.load(rate) >= 1:
+        return None
+    run = simulate_run(model, rate, SIMULATED, np.random.SeedSequence(0)).after(SIMULATED // 10)
+    return float(np.quantile(run.sojourn_time, 0.99))
 
 
 def _finite(value: float) -> float | None:

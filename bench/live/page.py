@@ -20,11 +20,17 @@ PICTURE = "observed-and-predicted.png"
 INTRODUCTION = """\
 # The live prediction on a real engine
 
-`bench/live_validation.py` starts a gateway with vLLM and the tiny model, calibrates the law's shape once, and sends every policy
-stationary Poisson load. While it serves, the gateway estimates rate, lengths, speed and residual from its own window and predicts
+`bench/live_validation.py` starts a gateway with the tiny model, calibrates the law's shape once, and sends every policy stationary
+Poisson load. While it serves, the gateway estimates rate, lengths, speed and residual from its own window and predicts
 the mean and the quantiles of the queueing delay; no delay enters. The last prediction is taken while the load still flows, and what
 the gateway's records say of the very same window stands beside it. For continuous the sojourn is compared, since waiting for the
 engine's next step belongs to service there. All numbers below are computed from the files in [live-validation/](live-validation/).
+"""
+TABLE_SAYS = """\
+load: asked, in brackets what the live model took it for. s: seconds of load (t: ended by time). gateway: observed over measured
+service, the recursion on the run's own arrivals, batches and service times. p99: observed / predicted; of continuous that of the
+sojourn, predicted by simulation at the same estimates, as the live approximation has none. verdict: what the live model itself
+said of the window, with the assumptions it named. * the machine was not quiet. The estimates with their intervals are in the files.
 """
 
 
@@ -84,14 +90,7 @@ def _counts(cells: Sequence[Judged]) -> str:
 
 def _table(cells: Sequence[Judged]) -> str:
     head = ["policy", "load", "n", "s", "observed (ms)", "predicted (ms)", "error", "band (ms)", "gateway", "p99 (ms)", "verdict", "holds"]
-    rows = [_row(cell) for cell in cells]
-    return (
-        "## Every cell\n\n"
-        + _rows(head, rows)
-        + "\n\ns: seconds of load (t: ended by time). gateway: observed over measured service, the recursion on the run's own arrivals,\n"
-        "batches and service times. p99: observed / predicted. verdict: what the live model itself said of the window, with the\n"
-        "assumptions it named. * the machine was not quiet. The estimates with their intervals are in the files.\n"
-    )
+    return "\n".join(["## Every cell", "", _rows(head, map(_row, cells)), "", TABLE_SAYS])
 
 
 def _row(cell: Judged) -> list[str]:
@@ -102,7 +101,7 @@ def _row(cell: Judged) -> list[str]:
     reasons = f" ({', '.join(comparison['reasons'])})" if comparison["reasons"] else ""
     return [
         result["policy"] + (" *" if not cell.quiet else ""),
-        f"{result['load']:g}",
+        f"{result['load']:g} ({live['load_interval']['value']:.2f})",
         f"{result['n']:,}",
         f"{result['seconds']:.0f}" + (" t" if result["ended"] == "time" else ""),
         f"{_ms(cell.observed)} ± {_ms(cell.half_width)}",
@@ -118,7 +117,7 @@ def _row(cell: Judged) -> list[str]:
 
 def _waiting(cells: Sequence[Judged]) -> str:
     rows = [
-        [f"{cell.result['load']:g}", _percent(found["observed"]), _percent(found["predicted"]), f"{found['n']:,}"]
+        [f"{cell.result['load']:g}", _share(found["observed"]), _share(found["predicted"]), f"{found['n']:,}"]
         for cell in cells
         if (found := cell.result["waiting"]) is not None
     ]
@@ -166,7 +165,7 @@ def _offline(cells: Sequence[Judged]) -> str:
     if not apart:
         return "No live prediction was given by the gateway: the predictions above were made afterwards, from its run file.\n"
     without = len(cells) - len(both)
-    said = f" Of {without} cells the gateway gave no live prediction; the offline one stands above." if without else ""
+    said = f" In {without} the gateway gave no live prediction; the offline one stands above." if without else ""
     return (
         f"The same estimators on the run file afterwards give the live mean within {max(apart):.2%} "
         f"(median {sorted(apart)[len(apart) // 2]:.2%}).{said}\n"
@@ -218,6 +217,10 @@ def _ms(seconds: float | None) -> str:
     if seconds is None or not math.isfinite(seconds):
         return "-"
     return f"{seconds * 1e3:.3g}" if abs(seconds) < 1 else f"{seconds * 1e3:.0f}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
 
 
 def _percent(value: float | None, digits: int = 1) -> str:

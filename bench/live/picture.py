@@ -52,6 +52,9 @@ def _panel(axis: Axes, cells: Sequence[Judged]) -> None:
         )
         _predicted(axis, load + 0.008, live["interval"], alpha)
     compared = "sojourn" if cells[0].result["compared"] == "sojourn_time" else "queueing delay"
+    loads = sorted({cell.result["load"] for cell in cells})
+    axis.set_xticks(loads, [f"{load:g}" for load in loads])
+    axis.set_xlim(min(loads) - 0.06, max(loads) + 0.06)
     axis.set_xlabel("load")
     axis.set_ylabel(f"mean {compared} (ms)")
     axis.set_ylim(bottom=0)

@@ -22,15 +22,18 @@ class Schedule:
     def plan(self, points: Iterable[Point]) -> None:
         """A pilot simulation each: seconds for them all."""
         for point in points:
-            model = self.basis.model(point.policy, None)
-            rate = point.load * model.largest_stable_rate
-            try:
-                advice = advise_model(model, rate, relative=self.rules.half_width)
-            except SpecError:  # hardly anybody waits
-                advice = advise_model(model, rate, relative=self.rules.half_width, quantity="sojourn_time")
-            # nine runs of ten are promised; half of them need this much less
-            typical = advice.seconds / ASSURANCE
-            self.advised[point.name] = min(self.rules.most, max(self.rules.least, typical))
+            typical = self._advised(point) if self.rules.pilots else 0.0
+            self.advised[point.name] = min(self.rules.most, max(self.rules.planned, typical))
+
+    def _advised(self, point: Point) -> float:
+        """Seconds after which half of the runs know their mean: nine of ten would take `ASSURANCE` times as long."""
+        model = self.basis.model(point.policy, None)
+        rate = point.load * model.largest_stable_rate
+        try:
+            advice = advise_model(model, rate, relative=self.rules.half_width)
+        except SpecError:  # hardly anybody waits
+            advice = advise_model(model, rate, relative=self.rules.half_width, quantity="sojourn_time")
+        return advice.seconds / ASSURANCE
 
     def seconds(self, point: Point) -> float:
         """That a cell takes, about, with all that belongs to it."""

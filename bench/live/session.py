@@ -13,6 +13,8 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from bench.live.cell import RunningCell
 from bench.live.design import Point, Rules
 from bench.live.judgement import judge, source_of
@@ -21,6 +23,7 @@ from bench.live.schedule import Schedule
 from loadgen.gateway_process import GatewayError
 from loadgen.sweep.apparatus import Apparatus
 from loadgen.sweep.gateway import stop_left_behind
+from queueing.profile import Profile
 
 ATTEMPTS = 3  # of a cell whose gateway is lost
 
@@ -48,12 +51,23 @@ class Session:
             return True
         try:
             await apparatus.open()
+            self._require_law()
             self._schedule = await self._planned()
             await self._first_pass()
             await self._second_pass()
         finally:
             await apparatus.close()
         return not self._missing()
+
+    def _require_law(self) -> None:
+        """Raises GatewayError where the calibration was disturbed: every rate and every prediction rests on its shape."""
+        folder = self.apparatus.store.folder
+        profile = msgspec.json.decode((folder / "profile.json").read_bytes(), type=Profile)
+        if profile.mape is not None and profile.mape > self.rules.law_error:
+            raise GatewayError(
+                f"the law fits its cells within {profile.mape:.0%} on average; expected {self.rules.law_error:.0%} on a quiet machine: "
+                f"start anew in an empty folder (this one is {folder})"
+            )
 
     async def _planned(self) -> Schedule:
         """At the first start; later ones go by the same."""
@@ -79,6 +93,7 @@ class Session:
             await self._measure(point, min(allowed, self._room()), f"cell {number}/{len(missing)}")
 
     async def _second_pass(self) -> None:
+        self.apparatus.status.left_after = 0.0
         for point in [] if self._missing() else self._noisy():
             allowed = self._schedule.allowed(point, self._left(), 0.0)
             if allowed + self.rules.overhead <= self._left() and self._fits(point, allowed, first=False):
@@ -97,7 +112,8 @@ class Session:
 
     def _left(self) -> float:
         """Seconds of all sessions, less what the cells took that have a file."""
-        return self.total - sum(result["seconds"] + self.rules.overhead for point in self.every for result in self._results(point))
+        taken = [float(result["seconds"]) + self.rules.overhead for point in self.every for result in self._results(point)]
+        return self.total - sum(taken)
 
     def _elapsed(self) -> float:
         return asyncio.get_running_loop().time() - self._began

@@ -37,8 +37,8 @@ def result(**changed: Any) -> dict[str, Any]:
     live = {
         "interval": interval,
         "wander_band": None,
+        "load_interval": {"value": 0.51},
         "served_queueing_delay": quantiles,
-        "sojourn_time": quantiles,
         "comparison": {"verdict": "agree", "reasons": [], "assumptions": {"constant_speed": {"holds": False, "says": "slower"}}},
     }
     plain = {
@@ -59,7 +59,13 @@ def result(**changed: Any) -> dict[str, Any]:
         "measured_service": {"observed": 0.0205, "recursion": 0.0204, "n": 2000},
         "waiting": None,
         "live": live,
-        "offline": {"interval": interval, "wander_band": None, "prediction": {}, "comparison": live["comparison"]},
+        "offline": {
+            "interval": interval,
+            "wander_band": None,
+            "load_interval": {"value": 0.5},
+            "prediction": {},
+            "comparison": live["comparison"],
+        },
         "rules": {"half_width": 0.1},
         "law": "k1=0.0003",
         "lateness": {"mean": 1e-5, "p99": 1e-4},
@@ -130,6 +136,8 @@ def test_the_quiet_attempt_counts_whatever_it_observed() -> None:
     loud = result(noise=["a block's speed lay 30% from the cell's"], block_speeds=[1.0, 1.4])
     quiet = result(attempt=2, observed=observed(0.5))
     assert counted([loud, quiet])["attempt"] == 2
+    drifted = result(noise=["the speed changed by +6% from before to after"], block_speeds=[1.0, 1.0])
+    assert counted([drifted, quiet])["attempt"] == 2
     louder = result(attempt=2, noise=["more"], block_speeds=[1.0, 1.9])
     assert counted([loud, louder])["attempt"] == 1
 
@@ -180,7 +188,7 @@ def test_cells_share_the_time_that_there_is() -> None:
     every = list(points(plan))[:2]
     schedule = Schedule(basis, QUIET_MACHINE)
     schedule.advised = {every[0].name: 100.0, every[1].name: 300.0}
-    assert schedule.allowed(every[0], 10_000.0, 314.0) == pytest.approx(160.0)
+    assert schedule.allowed(every[0], 10_000.0, 314.0) == pytest.approx(200.0)
     assert schedule.allowed(every[0], 214.0, 314.0) == pytest.approx(50.0)
     assert schedule.allowed(every[0], 10.0, 314.0) == QUIET_MACHINE.least
 
@@ -213,7 +221,7 @@ def test_the_page_says_what_holds_and_names_what_does_not(tmp_path: Path) -> Non
             policy="continuous",
             seed=1009,
             compared="sojourn_time",
-            waiting={"observed": 0.021, "predicted": 0.024, "n": 900},
+            waiting={"observed": 0.021, "predicted": 0.024, "n": 900, "simulated_sojourn_p99": 0.08},
         ),
     ]
     for each in found:
@@ -225,7 +233,7 @@ def test_the_page_says_what_holds_and_names_what_does_not(tmp_path: Path) -> Non
     assert "dynamic_load0.5, error +100.0 %. The live model: constant_speed: slower." in text
     assert "Ended by the time limit (t), mean not yet known to 10 %: dynamic_load0.5." in text
     assert "elastic_load0.75: the speed changed by +9%" in text
-    assert "| 0.5 | +2.1 % | +2.4 % | 900 |" in text
+    assert "| 0.5 | 2.1 % | 2.4 % | 900 |" in text
     assert (tmp_path / "docs/live-validation/observed-and-predicted.png").stat().st_size > 5000
     again = write_page(tmp_path / "docs/live-validation", tmp_path / "docs").read_text()
     assert again == text, "the committed data make the same page"
@@ -261,7 +269,8 @@ def test_a_killed_validation_is_gone_on_with(tmp_path: Path) -> None:
     cells = [json.loads(path.read_bytes()) for path in sorted(folder.glob("cells/*.json"))]
     assert {cell["cell"] for cell in cells} == {"dynamic_load0.5", "continuous-max-batch-size-4_load0.3"}
     for cell in cells:
-        assert judge(cell).gateway_holds
+        service = cell["measured_service"]
+        assert service["observed"] == pytest.approx(service["recursion"], rel=0.2)  # tests share their machine
         assert cell["n"] > 50
         assert cell["live"]["window"]["seconds"] > FAST.least / 2
         assert cell["live"]["n"] == pytest.approx(cell["n"], abs=3)
