@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -47,6 +48,17 @@ class BatchTime:
             known.append((self.mean(b), self.second_moment(b), self.own_mean(b)))
         first, second, own = np.array(known[:largest]).T
         return first, second, own
+
+    def _longest(self, batch_size: int) -> TokenDistribution:
+        """The law of the longest output; the last is kept: a batch's moments ask for it one after the other."""
+        if self._last.get("size") != batch_size:
+            self._last.update(size=batch_size, law=self.output_tokens.maximum(batch_size))
+        law: TokenDistribution = self._last["law"]
+        return law
+
+    @cached_property
+    def _last(self) -> dict[str, Any]:
+        return {}
 
     @cached_property
     def _moments(self) -> list[tuple[float, float, float]]:
@@ -91,14 +103,14 @@ class BatchTime:
         return self.law.setup(batch_size, batch_size * self._prompt_mean)
 
     def _decode_mean(self, batch_size: int) -> float:
-        longest = self.output_tokens.maximum(batch_size).mean
+        longest = self._longest(batch_size).mean
         if self.padded:
             return self.law.step(batch_size) * longest
         return self.law.speed * (self.law.k3 * batch_size * self.output_tokens.mean + self.law.k4 * longest)
 
     def _decode_variance(self, batch_size: int) -> float:
         lengths, law = self.output_tokens, self.law
-        longest = lengths.maximum(batch_size)
+        longest = self._longest(batch_size)
         if self.padded:
             return law.step(batch_size) ** 2 * longest.variance
         partial = batch_size * np.cumsum((lengths.counts - lengths.mean) * lengths.pmf) * lengths.cdf ** (batch_size - 1)

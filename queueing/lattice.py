@@ -12,7 +12,7 @@ O(width^2)). Conditions: mass on [0, infinity). Source: Abate and Whitt (1992), 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -35,15 +35,23 @@ def spread(values: Vector, weights: Vector, width: float, points: int, order: in
     return np.asarray(sum(np.bincount(first + node, weights * shares[node], minlength=points) for node in range(order)))
 
 
-def spectra(values: Vector, width: float, points: int, order: int = 2) -> Complex:
-    """`spectra[i, k]`: frequency i of the cyclic lattice law of the point `values[k]`; never above 1, so that powers of it are safe."""
+def spectra(values: Vector, width: float, points: int, order: int = 2) -> Callable[[slice], Complex]:
+    """`spectra(part)[i, k]`: frequency `part.start + i` of the cyclic lattice law of the point `values[k]`; `points` is a power of 2.
+
+    Never above 1, so that powers of it are safe.
+    """
     position = values / width
     first = np.floor(position).astype(np.int64) - (order // 2 - 1)  # centred, below 0 if need be: off its centre a stencil exceeds 1
-    shares = _lagrange(position - first, order)
-    laws = np.zeros((len(values), points))
-    for node in range(order):
-        laws[np.arange(len(values)), (first + node) % points] += shares[node]
-    return np.ascontiguousarray(np.fft.rfft(laws, axis=1).T)
+    shares, nodes = _lagrange(position - first, order), np.arange(order)
+    roots = np.exp(-2j * np.pi * np.arange(points) / points)
+
+    def rows(part: slice) -> Complex:
+        frequencies = np.arange(part.start, part.stop)
+        answer = roots[np.multiply.outer(frequencies, nodes) & (points - 1)] @ shares
+        answer *= roots[np.multiply.outer(frequencies, first) & (points - 1)]
+        return np.asarray(answer)
+
+    return rows
 
 
 def _lagrange(offset: Vector, order: int) -> Vector:

@@ -12,6 +12,7 @@ is a lattice law again, whatever the ratio of the coefficients. Unpadded lengths
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,18 +49,18 @@ class ServiceLaws:
         """P(H = t | b), or the time to a member's own release."""
         counts, pmf = classes(self.output_tokens, _CLASSES)
         speed = self.law.speed
-        shared, alone = self._powers(speed * self.law.k3 * counts), self._powers(speed * self.law.k4 * counts)
+        of_shared, of_alone = (self._spectra(speed * each * counts) for each in (self.law.k3, self.law.k4))
         table = np.empty((self.largest, self.points // 2 + 1), dtype=complex)
         survival = np.append(np.cumsum(pmf[::-1])[::-1][1:], 0.0)
         for part in blocks(table.shape[1], max(1, _CACHED // len(counts))):
-            weighted = pmf * shared[part]
+            shared, alone = of_shared(part), of_alone(part)
+            weighted = pmf * shared
             cumulative = np.cumsum(weighted, axis=1)
             if own:
-                others = cumulative + survival * shared[part]
-                _power_sums(weighted * alone[part], others, table[:, part], first=0)
+                others = cumulative + survival * shared
+                _power_sums(weighted * alone, others, table[:, part], first=0)
             else:
-                longest = alone[part]
-                drop = longest - np.append(longest[:, 1:], np.zeros((len(longest), 1)), axis=1)  # summation by parts over m
+                drop = alone - np.append(alone[:, 1:], np.zeros((len(alone), 1)), axis=1)  # summation by parts over m
                 _power_sums(drop, cumulative, table[:, part], first=1)
         setups = self._powers(np.array([self.law.setup(b) for b in range(1, self.largest + 1)])).T
         if self.prompt_tokens is not None:
@@ -79,6 +80,9 @@ class ServiceLaws:
 
     def _powers(self, seconds: Vector) -> Complex:
         """`powers[i, k]`: w_i^t at t = `seconds[k]`."""
+        return self._spectra(seconds)(slice(0, self.points // 2 + 1))
+
+    def _spectra(self, seconds: Vector) -> Callable[[slice], Complex]:
         return spectra(seconds, self.width, self.points, ORDER)
 
     def _laws(self, spectra: Complex) -> Vector:
@@ -92,7 +96,7 @@ def _power_sums(terms: Complex, base: Complex, table: Complex, first: int) -> No
         if number % 16 == 15 and np.abs(power).max() < 1e-18:  # high frequencies vanish in long sums
             table[number:] = 0.0
             return
-        row[:] = np.einsum("im,im->i", power, terms)
+        row[:] = np.matmul(power[:, None, :], terms[:, :, None])[:, 0, 0]
         power *= base
 
 

@@ -6,7 +6,12 @@ Everything asked of it is an expectation of a smooth function of the service tim
     P(A = j | b) = sum_t P(H = t | b) P(A = j | t),   Poisson; negative binomial where X is gamma
     E exp(-s X H) = sum_t P(H = t | b) (1 + s t cv^2)^(-1/cv^2)
 
-The horizon of an unpadded batch is where Bernstein's inequality leaves e^-35 of the sum of its tokens.
+The power of a complex number is taken in polar form, where real functions do: with 1 + s t cv^2 = p (1 + i r),
+
+    |.| = (p^2 (1 + r^2))^(-1/(2 cv^2)),    its angle = -arctan(r) / cv^2,    cos and sin by the tangent of half of it
+
+Grids of one period ask for the same s, the coarser one for fewer of them: one table serves both. The horizon of an unpadded batch
+is where Bernstein's inequality leaves e^-35 of the sum of its tokens.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ _POINTS, _UNPADDED_POINTS = 1024, 4096  # at least; the stencils of an unpadded 
 _FINENESS = 0.15  # arrivals per lattice width at most: its eighth power is the error
 _MARGIN = 64  # lattice points for the stencils of the terms of H beyond its largest value
 _COARSE = 256  # instants that a transform with a residual sums over
+_CACHED = 16_000  # numbers that stay in a core's cache
 
 
 class ServiceTable:
@@ -43,7 +49,8 @@ class ServiceTable:
         self.instants = self.width * np.arange(points)
         self._builder = ServiceLaws(law=law, output_tokens=output, prompt_tokens=prompts, largest=largest, width=self.width, points=points)
         self.laws = self._builder.padded() if padded else self._builder.unpadded()  # (B, points): X = 1
-        self._transforms: dict[tuple[float, int, bool], Complex] = {}
+        self._transforms: dict[tuple[float, bool, int], Complex] = {}
+        self._kernel: tuple[float, Vector, Vector] = (0.0, np.empty((0, 0)), np.empty((0, 0)))  # period, real and imaginary part
 
     def arrivals(self, arrival_rate: float, count: int, first: int = 0) -> Vector:
         """`rows[b - 1, j]` = P(A = j | b), j = 0 .. count - 1, for b = first + 1 .. B."""
@@ -62,11 +69,12 @@ class ServiceTable:
 
     def transforms(self, grid: Grid, sizes: int, *, own: bool = False) -> Complex:
         """`table[b - 1]` = E exp(-s H), b = 1 .. `sizes` at least; `own`: the time to a member's own release instead."""
-        key = (grid.width, grid.points, own)
-        if key not in self._transforms or len(self._transforms[key]) < sizes:
-            laws = self._own_laws if own and not self._padded else self.laws
-            self._transforms[key] = self._smeared(laws[:sizes], grid)
-        return self._transforms[key][:sizes]
+        own = own and not self._padded
+        key = (_period(grid), own, 0 if self.law.cv else grid.points)
+        known = self._transforms.get(key)
+        if known is None or len(known) < sizes or known.shape[1] <= grid.points:
+            known = self._transforms[key] = self._smeared((self._own_laws if own else self.laws)[:sizes], grid)
+        return known[:sizes, : grid.points + 1]
 
     @cached_property
     def _own_laws(self) -> Vector:
@@ -107,9 +115,38 @@ class ServiceTable:
             return grid.transform(coarse)
         step = max(self.longest / (_COARSE - 2), self.width)
         coarse = _rebinned(laws, self.width, step, _COARSE)
-        variance = self.law.cv**2
-        kernel = np.exp(-np.log1p(np.multiply.outer(step * np.arange(_COARSE), grid.s) * variance) / variance)
-        return np.asarray(coarse @ kernel)
+        real, imaginary = self._gamma(step * np.arange(_COARSE), grid)
+        answer = np.empty((len(laws), grid.points + 1), dtype=complex)
+        answer.real, answer.imag = coarse @ real, coarse @ imaginary
+        return answer
+
+    def _gamma(self, instants: Vector, grid: Grid) -> tuple[Vector, Vector]:
+        """E exp(-s X t), a row for each instant, in its real and imaginary part; the last is kept."""
+        period, *known = self._kernel
+        if period != _period(grid) or known[0].shape[1] <= grid.points:
+            known = list(_gamma_transform(instants, grid.s, self.law.cv**2))
+            self._kernel = (_period(grid), known[0], known[1])
+        return known[0][:, : grid.points + 1], known[1][:, : grid.points + 1]
+
+
+def _period(grid: Grid) -> float:
+    """Of the transforms' frequencies, as far as rounding lets it be known: log2 of seconds."""
+    return round(math.log2(grid.width * grid.points), 9)
+
+
+def _gamma_transform(instants: Vector, s: Complex, variance: float) -> tuple[Vector, Vector]:
+    """(1 + s t v)^(-1/v) for s of one real part."""
+    real, imaginary = np.empty((2, len(instants), len(s)))
+    p = 1 + float(s[0].real) * variance * instants
+    for part in blocks(len(instants), max(1, _CACHED // len(s))):
+        r = np.multiply.outer(variance * instants[part] / p[part], s.imag)
+        size = p[part, None] ** (-1 / variance) * np.exp(np.log1p(r * r) / (-2 * variance))
+        half = np.tan(np.arctan(r) / (2 * variance))
+        square = half * half
+        size /= 1 + square
+        real[part] = size * (1 - square)
+        imaginary[part] = -2 * size * half
+    return real, imaginary
 
 
 def _horizon(law: LatencyModel, output: TokenDistribution, prompts: TokenDistribution | None, *, padded: bool, largest: int) -> float:

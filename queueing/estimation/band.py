@@ -53,7 +53,7 @@ class Sensitivity:
     load: float
 
     def fresh(self, epoch: int, now: float, load: float) -> bool:
-        """Whether it may stand for this window: of the same epoch, no older than `KEPT`, the load moved by less than `MOVED` of what is free."""
+        """Whether it may stand for this window: same epoch, no older than `KEPT`, load moved by less than `MOVED` of what is free."""
         near = abs(load - self.load) <= MOVED * max(1 - load, 0.02)
         return epoch == self.epoch and 0 <= now - self.at < KEPT and near
 
