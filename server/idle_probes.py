@@ -1,9 +1,12 @@
 """Probes: the law's shape measured one designed cell at a time while the gateway has nothing to do.
 
 Only after `quiet` seconds without arrival or outcome, and in at most a stated share of idle time. The engine is borrowed from the
-batcher: an arrival takes it back at once, the probe's sequences are cancelled before the request is dispatched. What is left of a
-delay is at most the engine step in flight, and never more than one cell (`longest`, 250 ms). A probe runs in a batcher without
+batcher: an arrival takes it back at once, the probe's sequences are cancelled before the request is dispatched. What is left is the
+engine step in flight (it shows in the request's service time, not in its delay), never more than one cell (`longest`, 250 ms). A probe runs in a batcher without
 observers: it is in no metric, record, window or count.
+
+A law in force is replaced only by two looks in a row, the second on measurements of its own: slow moments of a machine last longer than
+a round, and one look at them is convinced too easily.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ NOTE = "measured in idle moments"
 
 
 class IdleProbes:
-    """One loop. `on_offer` is told of every refit; a law that is taken is in force by then."""
+    """One loop. `on_offer` is told of every refit and whether it was taken; a law that was is in force by then."""
 
     def __init__(
         self,
@@ -46,7 +49,7 @@ class IdleProbes:
         *,
         executor: Callable[[], Executor] | None = None,
         seed: int = 0,
-        on_offer: Callable[[Offer], None] | None = None,
+        on_offer: Callable[[Offer, bool], None] | None = None,
     ) -> None:
         self._gateway = gateway
         self._batcher = gateway.batcher
@@ -61,6 +64,7 @@ class IdleProbes:
         self.book = ProbeBook(design(bounds, max_output_tokens=gateway.max_output_tokens or 64), loop, self._limits)
         self._rested_at = gateway.now()
         self.offer: Offer | None = None  # the last
+        self.suspected = False  # the last offer would replace the law in force: it is measured afresh
         self.seconds = 0.0  # of the engine's time used so far
         self.measured = self.interrupted = 0
 
@@ -84,6 +88,7 @@ class IdleProbes:
             "seconds": self.seconds,
             "rounds": self.book.rounds,
             "cells": len(self.book.admitted()),
+            "suspected": self.suspected,
             "offer": None
             if offer is None
             else {"law": str(offer.fit.law), "verdict": offer.verdict, "says": offer.says, "doubts": list(offer.doubts)},
@@ -153,15 +158,19 @@ class IdleProbes:
 
     def _decide(self, offer: Offer) -> None:
         self.offer = offer
-        fit = offer.fit
-        if offer.taken:
-            adopt(self._gateway, profile_of(self._gateway, fit, self.book.measured(), PROMPT_TOKENS, note=NOTE))
-        word = "in force" if offer.taken else "kept aside"
-        log.info("law from idle moments %s (%s): %s; R2 %.4f; %s", word, offer.verdict, fit.law, fit.r2, offer.says)
-        for doubt in offer.doubts:
-            log.info("  doubt: %s", doubt)
+        taken = offer.verdict == "first" or (offer.verdict == "replaces" and self.suspected)
+        if taken:
+            adopt(self._gateway, profile_of(self._gateway, offer.fit, self.book.measured(), PROMPT_TOKENS, note=NOTE))
+        self.suspected = offer.verdict == "replaces" and not taken
+        if self.suspected:
+            self.book.clear()
+        word = "in force" if taken else "measured afresh" if self.suspected else "kept aside"
+        log.info("law from idle moments %s (%s): %s; R2 %.4f; %s", word, offer.verdict, offer.fit.law, offer.fit.r2, offer.says)
+        if taken:
+            for doubt in offer.doubts:
+                log.info("  doubt: %s", doubt)
         if self._on_offer is not None:
-            self._on_offer(offer)
+            self._on_offer(offer, taken)
 
 
 def _niced() -> Executor:

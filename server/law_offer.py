@@ -51,11 +51,6 @@ class Offer:
     factor: float | None = None
     gap: float | None = None
 
-    @property
-    def taken(self) -> bool:
-        """Whether it goes in force."""
-        return self.verdict in ("first", "replaces")
-
 
 def weigh(
     measured: Sequence[Measured],

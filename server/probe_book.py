@@ -47,12 +47,16 @@ class ProbeBook:
         self.grid = list(grid)
         self.loop = loop
         self._limits = limits
-        self._kept: list[deque[Measured]] = [deque(maxlen=limits.kept) for _ in grid]
-        self._counts = [0] * len(self.grid)
-        self._slot_times: deque[float] = deque(maxlen=limits.kept)
-        self._loops = 0
-        self._fitted_at = limits.fewest - 1  # rounds seen by the last fit
         self._smallest = min(range(len(self.grid)), key=lambda index: _size(self.grid[index]))
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything that was measured."""
+        self._kept: list[deque[Measured]] = [deque(maxlen=self._limits.kept) for _ in self.grid]
+        self._counts = [0] * len(self.grid)
+        self._slot_times: deque[float] = deque(maxlen=self._limits.kept)
+        self._loops = 0
+        self._fitted_at = self._limits.fewest - 1  # rounds seen by the last fit
 
     def next(self, rng: np.random.Generator) -> int | None:
         """One of the cells measured least often, at random; None where not even the smallest is short enough."""
