@@ -2,8 +2,8 @@
 
 Only after `quiet` seconds without arrival or outcome, and in at most a stated share of idle time. The engine is borrowed from the
 batcher: an arrival takes it back at once, the probe's sequences are cancelled before the request is dispatched. What is left is the
-engine step in flight (it shows in the request's service time, not in its delay), never more than one cell (`longest`, 250 ms). A probe runs in a batcher without
-observers: it is in no metric, record, window or count.
+engine step in flight (it shows in the request's service time, not in its delay), never more than one cell (`longest`, 250 ms).
+A probe runs in a batcher without observers: it is in no metric, record, window or count.
 
 A law in force is replaced only by two looks in a row, the second on measurements of its own: slow moments of a machine last longer than
 a round, and one look at them is convinced too easily.
