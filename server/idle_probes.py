@@ -24,7 +24,7 @@ import numpy as np
 from server.calibration import adopt, profile_of
 from server.designed import PROMPT_TOKENS, Cell, DesignedBatches, InterruptedCellError, design
 from server.errors import ApiError
-from server.law_offer import InForce, Offer, weigh
+from server.law_offer import KnownLaw, Offer, weigh
 from server.probe_book import LOOP, Limits, ProbeBook
 from server.turnaround import ClosedLoop
 
@@ -143,7 +143,7 @@ class IdleProbes:
         cells = [] if profile is None else [cell["lengths"] for cell in profile.cells]
         known = gateway.law
         reach = max(map(len, cells), default=0), max(map(max, cells), default=0)
-        in_force = None if known is None else InForce(known, *reach)
+        in_force = None if known is None else KnownLaw(known, *reach)
         question = (book.measured(), in_force, book.loop, book.slot_time(), int(self._rng.integers(2**31)))
         executor = self._executor()
         try:

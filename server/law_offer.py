@@ -32,7 +32,7 @@ Verdict = Literal["first", "replaces", "agrees", "poor", "narrow"]
 
 
 @dataclass(frozen=True, slots=True)
-class InForce:
+class KnownLaw:
     """The law in force, and the largest batch and longest answer it was measured on (0: not known)."""
 
     law: LatencyModel
@@ -54,7 +54,7 @@ class Offer:
 
 def weigh(
     measured: Sequence[Measured],
-    in_force: InForce | None,
+    in_force: KnownLaw | None,
     loop: ClosedLoop,
     slot_time: float | None,
     seed: int,
@@ -103,7 +103,7 @@ def _time(law: LatencyModel, one: Measured) -> float:
     return law.padded(len(one.lengths), max(one.lengths), one.prompt_tokens)
 
 
-def _turnaround(law: LatencyModel, in_force: InForce | None, loop: ClosedLoop, slot_time: float | None) -> tuple[float, tuple[str, ...]]:
+def _turnaround(law: LatencyModel, in_force: KnownLaw | None, loop: ClosedLoop, slot_time: float | None) -> tuple[float, tuple[str, ...]]:
     """Solved where the loop was measured; otherwise the one in force, or none."""
     if slot_time is not None:
         return solve_turnaround(law, loop, slot_time), ()
@@ -111,7 +111,7 @@ def _turnaround(law: LatencyModel, in_force: InForce | None, loop: ClosedLoop, s
     return (0.0 if in_force is None else in_force.law.turnaround * in_force.law.speed), (doubt,)
 
 
-def _verdict(found: Comparison, fit: Fit, measured: Sequence[Measured], known: Identifiability, in_force: InForce) -> tuple[Verdict, str]:
+def _verdict(found: Comparison, fit: Fit, measured: Sequence[Measured], known: Identifiability, in_force: KnownLaw) -> tuple[Verdict, str]:
     if found.chance > LEVEL or found.gap <= MATERIAL:
         return "agrees", f"the law in force has this shape (cells within {found.gap:.1%}), at {found.factor:.3g} of its times"
     outside = " and ".join(_outside(fit, in_force.law, found.factor, measured)) or "the times of cells"

@@ -25,7 +25,7 @@ from server.designed import Cell, DesignedBatches, InterruptedCellError, design
 from server.engines.emulated import EmulatedEngine
 from server.gateway import Gateway
 from server.idle_probes import IdleProbes, _niced
-from server.law_offer import InForce, Offer, weigh
+from server.law_offer import KnownLaw, Offer, weigh
 from server.probe_book import LOOP, Limits, ProbeBook
 from server.schema import CalibrationRequest
 from server.settings import Settings
@@ -385,13 +385,13 @@ def measurements(law: LatencyModel, cv: float, repeats: int = 4, seed: int = 0, 
     return found
 
 
-def verdict(found: list[Measured], in_force: InForce | None, slot: float | None = None) -> Offer:
+def verdict(found: list[Measured], in_force: KnownLaw | None, slot: float | None = None) -> Offer:
     return weigh(found, in_force, LOOP_DESIGN, slot, 3, bootstrap=5)
 
 
 def test_the_true_law_in_force_stays_in_force() -> None:
     """Not replaced in any of 20 runs of noisy measurements, though its cells seem to differ by more than 3 % in some."""
-    offers = [verdict(measurements(LAW, 0.1, seed=seed), InForce(LAW)) for seed in range(20)]
+    offers = [verdict(measurements(LAW, 0.1, seed=seed), KnownLaw(LAW)) for seed in range(20)]
     assert {offer.verdict for offer in offers} == {"agrees"}
     assert max(offer.gap or 0 for offer in offers) > 0.03
 
@@ -399,19 +399,19 @@ def test_the_true_law_in_force_stays_in_force() -> None:
 def test_a_step_dearer_by_a_fifth_is_noticed() -> None:
     """k4 + 20 % (factored out, a few cells differ by 10 %) at a residual of 3 %: replaced in 10 of 10 runs."""
     other = dataclasses.replace(LAW, k4=LAW.k4 * 1.2)
-    assert all(verdict(measurements(LAW, 0.03, seed=seed), InForce(other)).verdict == "replaces" for seed in range(10))
+    assert all(verdict(measurements(LAW, 0.03, seed=seed), KnownLaw(other)).verdict == "replaces" for seed in range(10))
 
 
 def test_exact_measurements_of_the_law_in_force_agree_at_any_speed() -> None:
     """Intervals of width 0 do not make a difference of 1e-16 a difference."""
     for speed in (0.5, 1.0, 3.0):
-        offer = verdict(measurements(LAW.at_speed(speed), 0.0), InForce(LAW))
+        offer = verdict(measurements(LAW.at_speed(speed), 0.0), KnownLaw(LAW))
         assert (offer.verdict, offer.factor) == ("agrees", pytest.approx(speed))
 
 
 def test_a_difference_that_is_certain_but_small_changes_nothing() -> None:
     """k4 + 2 % at a residual of 0.1 %: cells differ by less than 3 %."""
-    offer = verdict(measurements(LAW, 0.001), InForce(dataclasses.replace(LAW, k4=LAW.k4 * 1.02)))
+    offer = verdict(measurements(LAW, 0.001), KnownLaw(dataclasses.replace(LAW, k4=LAW.k4 * 1.02)))
     assert offer.verdict == "agrees"
 
 
@@ -419,14 +419,14 @@ def test_a_difference_that_is_certain_but_small_changes_nothing() -> None:
 def test_the_fit_runs_in_a_process_of_its_own() -> None:
     """Question and offer can be sent there and back."""
     with _niced() as executor:
-        offer = executor.submit(weigh, measurements(LAW, 0.0), InForce(LAW), LOOP_DESIGN, None, 0).result(timeout=60)
+        offer = executor.submit(weigh, measurements(LAW, 0.0), KnownLaw(LAW), LOOP_DESIGN, None, 0).result(timeout=60)
     assert offer.verdict == "agrees"
 
 
 def test_a_law_measured_on_far_larger_batches_is_not_replaced_by_a_narrow_one() -> None:
     other = dataclasses.replace(LAW, k3=LAW.k3 * 4)
-    assert verdict(measurements(LAW, 0.02), InForce(other, 8, 16)).verdict == "replaces"
-    narrow = verdict(measurements(LAW, 0.02), InForce(other, 64, 16))
+    assert verdict(measurements(LAW, 0.02), KnownLaw(other, 8, 16)).verdict == "replaces"
+    narrow = verdict(measurements(LAW, 0.02), KnownLaw(other, 64, 16))
     assert narrow.verdict == "narrow"
     assert "calibrate in full" in narrow.says
 
@@ -444,7 +444,7 @@ def _each_cell(found: list[Measured], rng: np.random.Generator) -> list[tuple[Me
 
 
 def test_a_turnaround_that_was_not_measured_is_kept_and_doubted() -> None:
-    known = verdict(measurements(LAW, 0.0), InForce(LAW.at_speed(2.0)))
+    known = verdict(measurements(LAW, 0.0), KnownLaw(LAW.at_speed(2.0)))
     assert known.fit.law.turnaround == pytest.approx(2 * LAW.turnaround)
     assert any("turnaround" in doubt for doubt in known.doubts)
     solved = verdict(measurements(LAW, 0.0), None, slot_time(LAW, LOOP_DESIGN))
