@@ -56,6 +56,11 @@ class Measure:
         return self.objective is None or self.objective.name in ("delay", "clipped", "slo")
 
     @property
+    def needs_stability(self) -> bool:
+        """Whether it has a value in a steady state only."""
+        return self.objective is None or self.objective.name != "throughput"
+
+    @property
     def name(self) -> str:
         """As in a sentence."""
         if self.slo is not None:

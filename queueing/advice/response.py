@@ -1,88 +1,100 @@
-"""How far a predicted quantity M may be off because the estimates are: one entry for each thing that was estimated.
+"""How far a predicted quantity M may be off because the estimates are, near saturation too.
 
-    x_i = d ln M / d ln (estimate i) * relative standard error of estimate i            rate, speed
-    x_c = ln M at the upper end of cv's interval - ln M, over 1.96                       residual cv
-    x_g = (ln M_g - mean ln M_g) / sqrt(G - 1) * (standard error of the whole / standard deviation of the parts) * t / 1.96    lengths
+    M = g / (1 - load)       a delay has a pole at load 1; g is smooth (quantities without a pole: M = g)
 
-M_g from part g of the lengths. A delay has a pole at load 1, so its slope is taken of what is left without it:
+Each estimate i that moves by its 95 % half width moves ln g by g_i and ln load by d_i:
 
-    d ln M / d ln rate = d ln (M (1 - load)) / d ln rate + load / (1 - load)
+    rate, speed    d_i = half width of its logarithm,  g_i = d_i * d ln g / d ln estimate
+    cv             d_i = 0,  g_i = ln M at the upper end of its interval - ln M
+    lengths        from part k of the lengths, at the rate where that part has the same load:  d_k, g_k = deviations from the parts' means
 
-Two settings at the same estimates share these errors: of ln(M / M') the entries are x_i - x'_i, so a gain is known far better than
-either delay. What the method adds (simulation noise, an approximation) is the setting's own. Intervals are at 95 %, of ln M.
+First order in direction, not in size: w_i ~ g_i + d_i load / (1 - load) is the direction in which M moves most, and the ends of the
+interval are M a step w to either side, through the pole; open where there is no steady state. Two settings at the same estimates share
+these errors: of M / M' the direction is that of the difference, so a gain is known far better than either delay. What the method adds
+(simulation noise, an approximation) is the setting's own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtrit
 
 from queueing.estimation.change import Vector
 from queueing.estimation.interval import NORMAL, Estimate
 
-WIDEST = 700.0  # of the exponent: beyond, the interval is open
+WIDEST = 700.0  # of an exponent
 NIL = 1e-9  # seconds: delays of nobody do not divide
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Response:
-    """The entries, and the relative standard error of the method. An entry is infinite where that perturbation has no steady state."""
+    """`smooth` and `loads`: g_i and d_i in one order for all settings; `own`: relative standard error of the method."""
 
-    entries: Vector
+    smooth: Vector
+    loads: Vector
+    load: float
+    pole: bool
+    needs_stability: bool
     own: float = 0.0
 
     def interval(self, value: float, effective_n: float) -> Estimate:
         """The value with what the estimates leave open."""
-        factor = _factor(math.hypot(float(np.linalg.norm(self.entries)), self.own))
-        return Estimate(value, value / factor, value * factor, effective_n)
+        direction = _unit(self._gradient)
+        low, high = _ends(self._change(-direction), self._change(direction), self.own)
+        return Estimate(value, value * _exp(low), value * _exp(high), effective_n)
 
     def gain(self, value: float, current: Response, current_value: float, effective_n: float) -> Estimate:
-        """1 - value / current value.
-
-        Where a perturbation leaves only the current setting without a steady state the gain is open above, where it leaves only
-        the other one without, below.
-        """
-        with np.errstate(invalid="ignore"):
-            entries = np.nan_to_num(self.entries - current.entries, nan=0.0, posinf=math.inf, neginf=-math.inf)
-        finite = entries[np.isfinite(entries)]
-        factor = _factor(math.hypot(float(np.linalg.norm(finite)), self.own, current.own))
+        """1 - value / current value. Open where a step leaves either setting without a steady state."""
+        direction = _unit(self._gradient - current._gradient)
+        low, high = _ends(self._beside(current, -direction), self._beside(current, direction), math.hypot(self.own, current.own))
         ratio = (value + NIL) / (current_value + NIL)
-        low = -math.inf if np.any(entries == math.inf) else 1 - ratio * factor
-        high = 1.0 if np.any(entries == -math.inf) else 1 - ratio / factor
-        return Estimate(1 - ratio, low, high, effective_n)
+        return Estimate(1 - ratio, 1 - ratio * _exp(high), 1 - ratio * _exp(low), effective_n)
+
+    @property
+    def _gradient(self) -> Vector:
+        return self.smooth + self.loads * (self.load / (1 - self.load) if self.pole else 0.0)
+
+    def _change(self, direction: Vector) -> float:
+        """ln M there - ln M here; infinite without a steady state."""
+        moved = self.load * _exp(float(direction @ self.loads))
+        if self.needs_stability and moved >= 1:
+            return math.inf
+        return float(direction @ self.smooth) + (math.log((1 - self.load) / (1 - moved)) if self.pole else 0.0)
+
+    def _beside(self, current: Response, direction: Vector) -> float:
+        """The change of ln(M / M'); where neither has a steady state the current one is no worse than the other."""
+        mine, other = self._change(direction), current._change(direction)
+        return 0.0 if math.isinf(mine) and math.isinf(other) else mine - other
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A quantity at one set of estimates and its load; infinite without a steady state."""
+    """A quantity at one set of estimates and its load, where there is a steady state."""
 
     value: float
     load: float
 
-    def log(self, *, pole: bool = False) -> float:
-        """Its logarithm; with `pole` that of value (1 - load)."""
-        return math.inf if math.isinf(self.value) else math.log((self.value + NIL) * (1 - self.load if pole else 1.0))
+    def smooth(self, *, pole: bool) -> float:
+        """ln g."""
+        return math.log((self.value + NIL) * (1 - self.load if pole else 1.0))
 
 
 def slope(here: Asked, lower: Asked, step: float, *, pole: bool) -> float:
-    """d ln M / d ln x at `here`, from there and from x (1 - step), where the load is `lower.load`."""
-    plain = (here.log(pole=pole) - lower.log(pole=pole)) / -math.log1p(-step)
-    return plain + here.load / (1 - here.load) if pole else plain
+    """d ln g / d ln x, from x and x (1 - step)."""
+    return (here.smooth(pole=pole) - lower.smooth(pole=pole)) / -math.log1p(-step)
 
 
-def scatter(values: Sequence[Asked], to_error: float) -> Vector:
-    """The entries of the parts, widened for being judged from few; `to_error`: standard error over standard deviation of the parts."""
-    logs = np.array([value.log() for value in values])
-    if not np.all(np.isfinite(logs)):
-        return np.where(np.isfinite(logs), 0.0, math.inf)
-    degrees = len(values) - 1
-    widened = float(stdtrit(degrees, 0.975)) / NORMAL
-    return np.asarray((logs - logs.mean()) / math.sqrt(degrees) * to_error * widened)
+def _unit(gradient: Vector) -> Vector:
+    size = float(np.linalg.norm(gradient))
+    return gradient / size if size else gradient
 
 
-def _factor(error: float) -> float:
-    return math.exp(NORMAL * error) if NORMAL * error < WIDEST else math.inf
+def _ends(one: float, other: float, own: float) -> tuple[float, float]:
+    """Of the interval of a logarithm about 0: as far as either step goes, and the method's own error in both directions."""
+    return -math.hypot(min(one, other, 0.0), NORMAL * own), math.hypot(max(one, other, 0.0), NORMAL * own)
+
+
+def _exp(exponent: float) -> float:
+    return math.exp(exponent) if exponent < WIDEST else math.inf

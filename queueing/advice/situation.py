@@ -13,25 +13,26 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from scipy.special import stdtrit
 
 from policies import parse_policy
 from queueing.advice.answer import own_error, precise, rough
 from queueing.advice.forecast import Forecast, Knobs
 from queueing.advice.known_lengths import FEWEST, KnownLengths, known_lengths
 from queueing.advice.measure import Measure
-from queueing.advice.response import Asked, Response, scatter, slope
-from queueing.distributions import TokenDistribution
+from queueing.advice.response import Asked, Response, slope
+from queueing.distributions import TokenDistribution, Vector
 from queueing.errors import UnstableQueueError
 from queueing.estimation.assess import Limits
 from queueing.estimation.band import Sensitivity
 from queueing.estimation.estimates import Estimates
-from queueing.estimation.interval import NORMAL, UNKNOWN, Estimate
+from queueing.estimation.interval import UNKNOWN, Estimate
 from queueing.latency import LatencyModel
 from queueing.model import Model
 from queueing.optimisation.search import Predict
 
 STEP = 0.05  # relative and downwards: never into an unstable queue, and wide enough to stand out of a simulation's noise
-UNKNOWN_ERROR = 1.0  # relative standard error of what was not seen
+UNKNOWN_HALF = 2.0  # half width of the logarithm of what was not seen
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -107,14 +108,34 @@ class Situation:
         return self._responses[knobs, measure]
 
     def _response(self, knobs: Knobs, measure: Measure) -> Response:
-        assert self.lengths is not None
-        base, pole = self._ask(knobs, measure), measure.has_pole and self.limits.patience is None
+        patient = self.limits.patience is None
+        base, pole = self._ask(knobs, measure), measure.has_pole and patient
         more = slope(base, self._ask(knobs, measure, rate=1 - STEP), STEP, pole=pole)
         slower = slope(base, self._ask(knobs, measure, speed=1 - STEP), STEP, pole=pole)
-        moved = [more * _error(self.estimates.arrival_rate), slower * _error(self.estimates.speed), self._by_residual(knobs, measure, base)]
-        parts = scatter([self._ask(knobs, measure, whole=part) for part in self.lengths.parts], self.lengths.to_error)
+        rate, speed = _half_width(self.estimates.arrival_rate), _half_width(self.estimates.speed)
+        loads, smooth = self._by_lengths(knobs, measure, base, more, pole=pole)
         found = self.forecast(knobs).prediction
-        return Response(np.concatenate([moved, parts]), 0.0 if found is None else own_error(found))
+        return Response(
+            smooth=np.concatenate([[more * rate, slower * speed, self._by_residual(knobs, measure, base)], smooth]),
+            loads=np.concatenate([[rate, speed, 0.0], loads]),
+            load=base.load,
+            pole=pole,
+            needs_stability=patient and measure.needs_stability,
+            own=0.0 if found is None else own_error(found),
+        )
+
+    def _by_lengths(self, knobs: Knobs, measure: Measure, base: Asked, more: float, *, pole: bool) -> tuple[Vector, Vector]:
+        """What the parts of the lengths do to ln load and ln g, scaled to a 95 % half width of all of them."""
+        assert self.lengths is not None
+        loads, smooth = [], []
+        for part in self.lengths.parts:
+            heavier = self.model(knobs, part).load(self.rate) / base.load
+            asked = self._ask(knobs, measure, rate=1 / heavier, whole=part)
+            loads.append(math.log(heavier))
+            smooth.append(asked.smooth(pole=pole) + more * loads[-1])
+        degrees = len(loads) - 1
+        scale = float(stdtrit(degrees, 0.975)) * self.lengths.to_error / math.sqrt(degrees)
+        return scale * (np.array(loads) - np.mean(loads)), scale * (np.array(smooth) - np.mean(smooth))
 
     @cached_property
     def _responses(self) -> dict[tuple[Knobs, Measure], Response]:
@@ -163,17 +184,15 @@ class Situation:
         law = dataclasses.replace(self.law, speed=self.law.speed * speed, cv=self.law.cv if cv is None else cv)
         whole = self.lengths.whole if whole is None else whole
         model, at = self.model(knobs, whole, law), self.rate * rate
-        load = model.load(at)
-        if load >= 1 and model.patience is None:
-            return Asked(math.inf, load)
-        return Asked(measure.of(rough(model, at, measure.slo), model, whole), load)
+        return Asked(measure.of(rough(model, at, measure.slo), model, whole), model.load(at))
 
     def _by_residual(self, knobs: Knobs, measure: Measure, base: Asked) -> float:
         cv = self.estimates.cv
         if not cv.known or cv.high <= self.law.cv or parse_policy(knobs.policy).joins_running:
             return 0.0
-        return (self._ask(knobs, measure, cv=cv.high).log() - base.log()) / NORMAL
+        return self._ask(knobs, measure, cv=cv.high).smooth(pole=False) - base.smooth(pole=False)
 
 
-def _error(estimate: Estimate) -> float:
-    return estimate.relative / NORMAL if estimate.known and estimate.value else UNKNOWN_ERROR
+def _half_width(estimate: Estimate) -> float:
+    """Of the logarithm."""
+    return estimate.relative if estimate.known and estimate.value else UNKNOWN_HALF

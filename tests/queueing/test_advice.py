@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -86,23 +87,30 @@ def delay(found: Forecast) -> float:
 
 
 def test_a_forecast_is_the_prediction_at_the_estimates() -> None:
-    """Of the policy in force and of others; the interval covers the truth at the run's own rate and law."""
+    """Of the policy in force and of others; the interval covers the truth at the run's own rate and law, and moves with the rate's."""
     found = window()
     rate = found.arrival_rate.value
-    for policy in (POLICY, "single", "fixed:batch_size=8"):
+    for policy in (POLICY, "fixed:batch_size=8"):
         what_if = forecast(found, LAW, Knobs(policy=policy), LIMITS)
-        if policy != "single":
-            expected = predict(parse_policy(policy), rate, found.output_tokens.law(), found.law(LAW), max_num_seqs=16)
-            assert delay(what_if) == pytest.approx(expected.queueing_delay.mean, rel=1e-9)
-            truth = predict(parse_policy(policy), 0.6 * capacity(), LENGTHS, LAW, max_num_seqs=16).queueing_delay.mean
-            assert truth is not None
-            assert what_if.mean.covers(truth), policy
-            assert 0.01 < what_if.mean.relative < 0.25, policy
-        else:
-            assert what_if.load > 1
-            assert what_if.prediction is None
-            assert not what_if.stable
-            assert "a steady state needs a load below 1" in what_if.notes[-1]
+        expected = predict(parse_policy(policy), rate, found.output_tokens.law(), found.law(LAW), max_num_seqs=16)
+        assert delay(what_if) == pytest.approx(expected.queueing_delay.mean, rel=1e-9)
+        assert 0.01 < what_if.mean.relative < 0.1, policy
+    truth = predict(parse_policy(POLICY), 0.6 * capacity(), LENGTHS, LAW, max_num_seqs=16).queueing_delay.mean
+    assert truth is not None
+    sure = forecast(found, LAW, Knobs(policy=POLICY), LIMITS).mean
+    assert sure.covers(truth)
+    unsure = replace(found, arrival_rate=symmetric(rate, 0.15 * rate, 100.0))
+    wide = forecast(unsure, LAW, Knobs(policy=POLICY), LIMITS).mean
+    there = [predict(parse_policy(POLICY), rate * end, found.output_tokens.law(), found.law(LAW)) for end in (0.85, 1.15)]
+    assert (wide.low, wide.high) == pytest.approx([each.queueing_delay.mean for each in there], rel=0.10)
+
+
+def test_an_unstable_what_if_has_its_load_and_a_reason() -> None:
+    what_if = forecast(window(), LAW, Knobs(policy="single"), LIMITS)
+    assert what_if.load > 1
+    assert what_if.prediction is None
+    assert not what_if.stable
+    assert "a steady state needs a load below 1" in what_if.notes[-1]
 
 
 def test_what_a_run_under_one_clip_says_of_a_smaller_one() -> None:
@@ -201,13 +209,15 @@ def test_usual_policies_keep_the_size_in_force_within_the_engines_bound() -> Non
 
 @pytest.mark.slow
 def test_the_intervals_of_what_ifs_cover_the_truth() -> None:
-    """Of policies that did not run, from 24 runs at load 0.6: 95 % intervals, covering in 21 or more."""
-    for policy in ("elastic:max_batch_size=8", "fixed:batch_size=8"):
-        truth = predict(parse_policy(policy), 0.6 * capacity(), LENGTHS, LAW, max_num_seqs=16).queueing_delay.mean
+    """Of policies that did not run, from 60 runs at load 0.6: 95 % intervals, covering in 88 % or more."""
+    policies = ("elastic:max_batch_size=8", "fixed:batch_size=8")
+    truths = [predict(parse_policy(text), 0.6 * capacity(), LENGTHS, LAW, max_num_seqs=16).queueing_delay.mean for text in policies]
+    current = Knobs(policy=POLICY)
+    found = [what_ifs(window(seed=seed), LAW, current, LIMITS, policies=policies, token_limits=(), sizes=()) for seed in range(60)]
+    for place, truth in enumerate(truths):
         assert truth is not None
-        found = [forecast(window(seed=seed), LAW, Knobs(policy=policy), LIMITS) for seed in range(24)]
-        assert sum(each.mean.covers(truth) for each in found) >= 21, policy
-        assert np.median([each.mean.relative for each in found]) < 0.1, policy
+        assert sum(answers[place].mean.covers(truth) for answers in found) >= 0.88 * 60, policies[place]
+        assert np.median([answers[place].mean.relative for answers in found]) < 0.1, policies[place]
 
 
 @pytest.mark.slow
@@ -354,16 +364,29 @@ def test_single_has_no_batch_size() -> None:
 
 
 def test_an_slo_on_a_quantile_that_an_approximation_lacks_is_simulated() -> None:
-    (found,) = asked(parse_objective({"slo": "p50_queueing_delay=20ms"}), targets=["policy"])
-    assert found.best is not None
-    assert {str(point["policy"]).partition(":")[0] for point in found.curve} == {
-        "single",
-        "dynamic",
-        "fixed",
-        "capped",
-        "elastic",
-        "continuous",
-    }
+    found = window(0.8)
+    rate, given = found.arrival_rate.value, (found.output_tokens.law(), found.law(LAW))
+    assert predict(parse_policy("continuous:max_batch_size=8"), rate, *given).queueing_delay.p99 is None
+    (advice,) = asked(parse_objective({"slo": "p99_queueing_delay=200ms"}), load=0.8, targets=["policy"])
+    assert advice.best is not None
+    assert advice.best.knobs.policy == "continuous:max_batch_size=8"
+    assert {str(point["policy"]).partition(":")[0] for point in advice.curve} == NAMES
+
+
+def test_near_saturation_the_interval_is_open_above() -> None:
+    """Some fifth of the lengths alone would be too much: no end can be given."""
+    found = window()
+    load = forecast(found, LAW, Knobs(policy=POLICY), LIMITS).load
+    heavy = replace(found, arrival_rate=found.arrival_rate.scaled(0.996 / load))
+    near = forecast(heavy, LAW, Knobs(policy=POLICY), LIMITS)
+    assert near.stable
+    assert math.isinf(near.mean.high)
+    assert 0 < near.mean.low < 0.3 * near.mean.value
+    assert near.to_dict()["interval"]["high"] is None
+    (away,) = advise(heavy, LAW, Knobs(policy=POLICY), LIMITS, DELAY, targets=["policy"])
+    assert away.best is not None
+    assert away.best.load < 0.9
+    assert (away.gain.low > 0.5, away.gain.high) == (True, 1.0)  # only what is in force may be unstable
 
 
 @pytest.mark.parametrize("name", ["delay", "throughput", "v1", "clipped", "slo"])
