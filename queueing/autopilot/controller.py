@@ -94,8 +94,10 @@ class Autopilot:
             return None
         self.state.trial = None
         if found.kind == "rollback":
-            if _load(known.situations[0], found.after) * known.highest >= 1 and not overwhelmed(seen, trial):
-                return None  # back there the queue would have no steady state now
+            here, there = (_load(known.situations[0], knobs) for knobs in (found.before, found.after))
+            if there * known.highest >= 1 and there > here:
+                reason = f"{found.reason}, but before it the load would now be {there:.2f}: there is no way back"
+                return replace(found, kind="kept", before=found.after, after=found.before, reason=reason)
             remember(self.state, trial, known.rate.value, seen.now, self.rules)
             self._changed(seen, self.rules.cool_down * self.rules.after_rollback)
         return found

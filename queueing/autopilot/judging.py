@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from queueing.autopilot.decision import Decision
+from queueing.autopilot.decision import Decision, Kind
 from queueing.autopilot.look import Look
 from queueing.autopilot.rules import Rules
 from queueing.autopilot.state import Failure, State, Trial
@@ -38,15 +38,16 @@ def measurable(seen: Look, trial: Trial, rules: Rules) -> bool:
 
 def judge(seen: Look, trial: Trial, rate: Estimate, predicted_now: Estimate, rules: Rules) -> Decision | None:
     """`kept` or `rollback`, or None where it is too early. `predicted_now`: of the setting in force at this window's estimates."""
-    if overwhelmed(seen, trial):
+    ratio = rate.value / trial.rate.value
+    moved = abs(math.log(ratio)) > rules.forgiven and not (rate.low <= trial.rate.high and trial.rate.low <= rate.high)
+    if overwhelmed(seen, trial) and not moved:
         return _answer(seen, trial, "rollback", f"{seen.waiting} requests wait, far more than predicted: the queue grows")
     over = seen.now - trial.decision.at >= rules.longest_trial
     if not measurable(seen, trial, rules):
         return _answer(seen, trial, "kept", "it could not be measured in time: the queue has not settled") if over else None
     if trial.unstable_before:
         return _answer(seen, trial, "kept", "the queue had no steady state before the change")
-    ratio = rate.value / trial.rate.value
-    if abs(math.log(ratio)) > rules.forgiven and not (rate.low <= trial.rate.high and trial.rate.low <= rate.high):
+    if moved:
         return _answer(seen, trial, "kept", f"the arrival rate is {ratio:.2f} times that of before: not to be compared")
     found = trial.decision
     if _above(seen.observed, predicted_now) and _above(seen.observed, found.observed_before):
@@ -87,12 +88,11 @@ def _above(observed: Estimate, other: Estimate) -> bool:
     return observed.value - other.value > half
 
 
-def _answer(seen: Look, trial: Trial, kind: str, reason: str) -> Decision:
+def _answer(seen: Look, trial: Trial, kind: Kind, reason: str) -> Decision:
     """The trial's decision with what was observed; a rollback goes the other way."""
     was = trial.decision
-    found = {"observed_before": was.observed_before, "observed_after": seen.observed}
     gain = UNKNOWN if trial.unstable_before else measured_gain(was.observed_before, seen.observed)
+    found = replace(was, at=seen.now, kind=kind, reason=reason, observed_after=seen.observed, measured_gain=gain)
     if kind == "kept":
-        return replace(was, at=seen.now, kind="kept", reason=reason, measured_gain=gain, **found)
-    back = {"before": was.after, "after": was.before, "load_before": was.load_after, "load_after": was.load_before}
-    return replace(was, at=seen.now, kind="rollback", reason=reason, measured_gain=gain, **found, **back)  # type: ignore[arg-type]
+        return found
+    return replace(found, before=was.after, after=was.before, load_before=was.load_after, load_after=was.load_before)

@@ -83,8 +83,8 @@ class State:
         """What `to_dict` wrote. Raises ValueError for another schema."""
         if plain.get("schema_version") != SCHEMA_VERSION:
             raise ValueError(f"got an autopilot state of schema version {plain.get('schema_version')}; this Kendall reads {SCHEMA_VERSION}")
-        instants = {name: _instant(plain[name]) for name in ("changed_at", "cool_until", "think_at", "said_at")}
-        carried = {name: _read_carried(plain[name]) for name in CARRIED}
+        fields: dict[str, Any] = {name: _instant(plain[name]) for name in ("changed_at", "cool_until", "think_at", "said_at")}
+        fields |= {name: _read_carried(plain[name]) for name in CARRIED}
         failures = tuple(Failure(**(each | {"knobs": Knobs(**each["knobs"])})) for each in plain["failures"])
         trial = plain["trial"]
         if trial is not None:
@@ -94,7 +94,7 @@ class State:
                 waiting=trial["waiting"],
                 unstable_before=trial["unstable_before"],
             )
-        return cls(**instants, **carried, failures=failures, trial=trial, said=plain["said"] and Knobs(**plain["said"]))
+        return cls(**fields, failures=failures, trial=trial, said=plain["said"] and Knobs(**plain["said"]))
 
     def shifted(self, seconds: float) -> State:
         """The same on a clock that shows `seconds` more: after a restart the clock begins anew, and so do the epochs."""

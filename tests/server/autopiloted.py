@@ -128,6 +128,7 @@ def steered(
     shape: LatencyModel | None = None,
     max_num_seqs: int = 64,
     seed: int = 0,
+    interval: float = 5.0,
 ) -> Run:
     """Poisson arrivals at each (seconds, rate) in turn; returns what the autopilot did. `shape`: what it believes of the law."""
 
@@ -135,7 +136,7 @@ def steered(
         engine = EmulatedEngine(law, seed=seed, max_num_seqs=max_num_seqs, max_model_len=LONGEST + 16, kv_cache_tokens=2**30)
         fed = Fed()
         batcher = Batcher(engine, await engine.start(), parse_policy(start.policy), [fed])
-        driver = Driver(autopilot, shape or law, batcher, fed, max_num_seqs, start.max_output_tokens)
+        driver = Driver(autopilot, shape or law, batcher, fed, max_num_seqs, start.max_output_tokens, interval)
         feeding = asyncio.create_task(feed(driver))
         await driver.drive(sum(seconds for seconds, _ in rates))
         feeding.cancel()
