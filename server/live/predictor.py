@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import threading
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
@@ -29,7 +30,7 @@ class Predictor:
         async with self._one:
             if self._pool is None:
                 context = multiprocessing.get_context("spawn")
-                self._pool = ProcessPoolExecutor(1, context, initializer=os.nice, initargs=(NICENESS,))
+                self._pool = ProcessPoolExecutor(1, context, initializer=_begin)
             try:
                 return await asyncio.get_running_loop().run_in_executor(self._pool, _call, function, arguments)
             except BrokenProcessPool:
@@ -40,6 +41,19 @@ class Predictor:
         """Let the process go."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _begin() -> None:
+    os.nice(NICENESS)
+    threading.Thread(target=_end_with_the_gateway, daemon=True, name="gateway-watch").start()
+
+
+def _end_with_the_gateway() -> None:
+    """A gateway that is killed tells its pool nothing: the worker would wait for ever on a pipe whose other end it holds too."""
+    gateway = multiprocessing.parent_process()
+    assert gateway is not None
+    gateway.join()
+    os._exit(1)
 
 
 def _call(function: str, arguments: tuple[Any, ...]) -> Any:
