@@ -88,7 +88,9 @@ async def slowed(site: Site) -> Look:
 
 
 async def overloaded(site: Site) -> Look:
-    return await looked(site, CAPPED, sent(site, site.poisson(1.3, 6)), 0.7 * site.seconds)
+    """Under a policy that is overloaded by fewer requests than the sender can send in time."""
+    policy = "capped:max_batch_size=2"
+    return await looked(site, policy, sent(site, site.poisson(1.3, 6, policy)), 0.7 * site.seconds)
 
 
 async def clean(site: Site, policy: str = CAPPED, seed: int = 7, seconds: float | None = None) -> Look:
