@@ -29,7 +29,7 @@ from policies import Elastic, Fixed, Policy, Request
 from queueing.fit import Measured, fit_law
 from queueing.latency import LatencyModel
 from server.batcher import Batcher
-from server.designed import Awaited
+from server.law.designed import Awaited
 from server.engines.base import Capabilities, Engine, Sampling, Step, Work
 from server.serving import choose_engine
 from server.settings import Settings

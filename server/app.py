@@ -16,10 +16,10 @@ from starlette.types import Receive, Scope, Send
 
 from policies import SpecError
 from queueing.profile import Profile
-from server.calibration import Calibrator
 from server.call import answer, direct, read_body, validate
 from server.errors import ApiError
 from server.gateway import Gateway
+from server.law.calibration import Calibrator
 from server.schema import CalibrationRequest, ChatRequest, CompletionRequest, PolicyChange
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -168,6 +168,8 @@ def _add_admin(app: FastAPI, gateway: Gateway) -> None:
             "draining": gateway.draining,
             "arrivals": gateway.arrivals.state(batcher.epoch),
             "estimates": gateway.live_model().estimates,
+            "energy": gateway.live_model().energy(),
+            "idle_probes": None if gateway.probes is None else gateway.probes.state(),
             "autopilot": gateway.live_model().autopilot,
             "self_checks": gateway.live_model().checks,
         }

@@ -136,7 +136,7 @@ def calibrate_command(
     json_output: Annotated[bool, typer.Option("--json", help="Print the profile as one JSON object.")] = False,
 ) -> None:
     """Measure the latency law of an engine, through the gateway's own dispatch path, and keep it as a profile."""
-    from server.calibrating import calibrate  # noqa: PLC0415 - heavy
+    from server.law.command import calibrate  # noqa: PLC0415 - heavy
 
     plan = {
         "speed_only": speed_only,

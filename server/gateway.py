@@ -7,7 +7,7 @@ import itertools
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from policies import Policy, Request, SpecError, format_policy, parse_policy, policy_batch_size
 from queueing.latency import LatencyModel, parse_law
@@ -24,6 +24,10 @@ from server.metrics import Metrics
 from server.recorder import Recorder
 from server.schema import CalibrationRequest, ChatRequest, CompletionRequest, Generation, PolicyChange
 from server.settings import Settings
+
+if TYPE_CHECKING:
+    from server.law.idle_probes import IdleProbes
+    from server.law.offer import Offer
 
 log = logging.getLogger("kendall")
 
@@ -42,6 +46,7 @@ class Gateway:
         self.dead: str | None = None  # why the engine is lost
         self.calibrating = False
         self.live: LiveModel | None = None
+        self.probes: IdleProbes | None = None
         self.arrivals = ArrivalsSeen()
         self.profile: Profile | None = None  # where the law came from, if it was calibrated here
         self._policy = parse_policy(settings.policy)
@@ -67,7 +72,7 @@ class Gateway:
             )
             self._recorder = Recorder(self.settings.record_file, header)
             observers.append(self._recorder)
-        self.live = LiveModel(self)
+        self.live = LiveModel(self, capabilities)
         observers.append(self.live)
         self._batcher = Batcher(self.engine, capabilities, self._policy, observers)
         self.metrics.gauge_of("queue_length", "Requests waiting", lambda: self.batcher.queue_length)
@@ -77,11 +82,16 @@ class Gateway:
         log.info("ready: %s, http://%s:%d", named, self.settings.host, self.settings.port)
         self.live.restore()
         if self.settings.calibrate:
-            from server.calibration import Calibrator  # noqa: PLC0415 - it needs scipy, and few start with it
+            from server.law.calibration import Calibrator  # noqa: PLC0415 - it needs scipy, and few start with it
 
             profile = await Calibrator(self).run(CalibrationRequest())
             self.begin_epoch()  # what waited meanwhile waited for the calibration
             log.info("calibrated: %s", profile.law)
+        if self.settings.idle_probes:
+            from server.law.idle_probes import IdleProbes  # noqa: PLC0415 - it needs scipy
+
+            self.probes = IdleProbes(self, on_offer=self._on_offer)
+            self._tasks.append(asyncio.create_task(self.probes.run()))
         if self.settings.prediction_interval > 0:
             self._tasks.append(asyncio.create_task(self.live.run(self.settings.prediction_interval)))
 
@@ -182,6 +192,10 @@ class Gateway:
         if self.live is not None:
             self.live.begin_epoch(epoch)
         return epoch
+
+    def _on_offer(self, _offer: Offer, taken: bool) -> None:  # noqa: FBT001 - as probes tell it
+        if taken:
+            self.begin_epoch()  # under another law
 
     def engine_identity(self) -> dict[str, Any]:
         """What a law and a state file are good for."""

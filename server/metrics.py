@@ -54,6 +54,8 @@ class Metrics:
         self.verdict = self._gauge("prediction_verdict", "1 for the verdict of the last look", ["verdict"])
         self.check_holds = self._gauge("self_check_holds", "0: the measurement is wrong, not the theory", ["check"])
         self.decisions = Counter("kendall_autopilot_decisions", "What the autopilot did or found", ["kind"], registry=self.registry)
+        self.joules = self._gauge("energy_joules", "Drawn by the engine's devices since the start, as far as they tell")
+        self.energy = self._gauge("energy_estimate_joules", "c[b] = beta b + c0 of a batch of b, and per output token", ["term"])
         self.speed = self._gauge("engine_speed_ratio", "Measured service time over the calibrated law's; above 1 is slower")
         self.error = self._gauge("prediction_error_ratio", "observed / predicted - 1", ["policy"])
         self.load = self._gauge("load", "Arrival rate / largest stable arrival rate of the policy in force")

@@ -76,7 +76,7 @@ def judge(result: Plain) -> Judged:
         observed=observed,
         half_width=half,
         predicted=predicted,
-        holds=near if result["load"] <= LOW_LOAD + 1e-9 else bool(near) or bool(in_band),
+        holds=near if result["load"] <= LOW_LOAD + 1e-9 else bool(near) if in_band is None else in_band,
         in_band=in_band,
         gateway_holds=apart <= max(SERVICE * service["recursion"], SERVICE_FLOOR),
         p99=_p99(result, live),

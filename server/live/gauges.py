@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from queueing.estimation.checks import Check
+    from server.energy.meter import EnergyMeter
     from server.metrics import Metrics
 
 VERDICTS = ("agree", "disagree", "not enough data")
@@ -68,6 +69,15 @@ class LiveGauges:
         """1 where the law holds."""
         for check in found:
             self._metrics.check_holds.labels(check.name).set(float(check.holds))
+
+    def energy(self, meter: EnergyMeter) -> None:
+        """Joules so far, and the terms of c[b] = beta b + c0 where the device tells."""
+        joules, found = meter.joules(), meter.estimate()
+        if joules is not None:
+            self._metrics.joules.set(joules)
+        if found is not None:
+            for name, term in (("beta", found.beta), ("c0", found.c0), ("per_token", found.per_token)):
+                self._metrics.energy.labels(name).set(term.value)
 
     def _observe(self, gauge: Any, policy: str, observed: Mapping[str, Any]) -> None:
         gauge.labels(policy, "mean").set(_number(observed["value"]))

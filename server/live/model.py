@@ -17,6 +17,9 @@ from queueing.advice.forecast import Knobs
 from queueing.estimation.feed import Feed
 from queueing.record import Record
 from server.batch import Batch
+from server.energy.batches import MeteredBatches
+from server.energy.meter import EnergyMeter
+from server.engines.base import Capabilities
 from server.live.busy import BusyTime
 from server.live.gauges import LiveGauges
 from server.live.pilot import Pilot
@@ -40,7 +43,7 @@ SAVED = 60.0  # seconds between two states on disk
 class LiveModel:
     """Estimates, prediction beside observation, what-ifs and advice of one gateway."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, capabilities: Capabilities) -> None:
         self._gateway = gateway
         now = gateway.now()
         self._feed = Feed()
@@ -48,6 +51,8 @@ class LiveModel:
         self._recent: deque[float] = deque()  # arrivals of the last minute, for the gauge
         self._busy = BusyTime(SHOWN)
         self._self_checks = SelfChecks(now, self._busy)
+        self.meter = _meter(gateway, capabilities)
+        self._metered = MeteredBatches(self.meter)
         self._gauges = LiveGauges(gateway.metrics)
         self._predictor = Predictor()
         self._pilot = Pilot(gateway)
@@ -78,10 +83,12 @@ class LiveModel:
 
     def on_dispatch(self, batch: Batch) -> None:
         """A busy server."""
+        self._metered.on_dispatch(batch)
         self._busy.begin(batch.server_id, batch.dispatched_at)
 
     def on_idle(self, server_id: int, at: float) -> None:
         """A busy interval is over."""
+        self._metered.on_idle(server_id, at)
         self._busy.end(server_id, at)
 
     def on_settle(self, ticket: Ticket) -> None:
@@ -131,6 +138,12 @@ class LiveModel:
 
     # the loop
 
+    def energy(self) -> dict[str, Any]:
+        """Where joules are read, and what a batch, a request of it and a token cost."""
+        found = self.meter.estimate()
+        terms = {} if found is None else {"beta": found.beta.to_dict(), "c0": found.c0.to_dict(), "per_token": found.per_token.to_dict()}
+        return self.meter.state() | {"estimate": terms or None}
+
     async def run(self, interval: float) -> None:
         """Check and look every `interval` seconds; a look that takes longer is waited for by the next one, not by the checks."""
         looking = asyncio.create_task(self._begin())
@@ -138,6 +151,7 @@ class LiveModel:
             while True:
                 await asyncio.sleep(interval)
                 self.check()
+                self._gauges.energy(self.meter)
                 if looking.done() and self._gateway.law is not None and not self._gateway.calibrating:
                     looking = asyncio.create_task(self._look())
         finally:
@@ -183,12 +197,7 @@ class LiveModel:
             self._pilot.carry_out(found["decision"])
         if self._gateway.batcher.epoch != epoch:
             return  # the autopilot turned a knob: what was predicted is of the epoch before
-        self.reason = found["reason"]
-        if found["prediction"] is not None or self.estimates is None:
-            self.estimates = found["estimates"]
-        if found["prediction"] is not None:
-            self.prediction = found["prediction"]
-            self._gauges.show(self.prediction)
+        self._take(found)
         if found["state"] is not None:
             self._state, self._pilot.state = found["state"], found["pilot"]
             self._save_due = question.at + SAVED
@@ -196,6 +205,14 @@ class LiveModel:
         if found["can_say_what_if"] and question.at >= self._what_if_due:
             self._what_if_due = question.at + self._gateway.settings.what_if_interval
             await self.update_what_if()
+
+    def _take(self, found: Mapping[str, Any]) -> None:
+        self.reason = found["reason"]
+        if found["prediction"] is None:
+            self.estimates = self.estimates or found["estimates"]
+            return
+        self.estimates, self.prediction = found["estimates"], found["prediction"]
+        self._gauges.show(found["prediction"])
 
     async def update_what_if(self) -> None:
         """Every other policy, some limits and caps."""
@@ -277,6 +294,17 @@ class LiveModel:
                 await asyncio.wait_for(self.update(), LAST_LOOK)
         self.save()
         self._predictor.close()
+        self.meter.close()
+
+
+def _meter(gateway: Gateway, capabilities: Capabilities) -> EnergyMeter:
+    """Of the engine's own devices; an emulated engine draws nothing that could be its."""
+    if capabilities.engine == "emulated":
+        return EnergyMeter(None)
+    devices = int(gateway.settings.engine_args.get("tensor_parallel_size", 1))
+    meter = EnergyMeter.of_machine(gpu="gpu" in capabilities.hardware, devices=devices)
+    meter.start(gateway.now)
+    return meter
 
 
 def _number(value: float) -> float | None:

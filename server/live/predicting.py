@@ -19,7 +19,6 @@ from queueing.autopilot.bounds import Bounds
 from queueing.autopilot.controller import Autopilot, Mode
 from queueing.autopilot.look import look as pilot_look
 from queueing.estimation.assess import Assessment, Limits, assess
-from queueing.estimation.band import Sensitivity
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.interval import Estimate, symmetric
 from queueing.estimation.mirror import Mirror
@@ -42,9 +41,8 @@ class _Memory:
     question: Question | None = None
     estimates: Estimates | None = None  # of the last look with enough data, or restored
     pilot: Autopilot = field(default_factory=Autopilot)  # off until it is told otherwise
-    known: Sensitivity | None = None
-    known_for: tuple[int, LatencyModel] | None = None
-    known_at: float = -math.inf
+    last: Assessment | None = None  # what the next may build on
+    last_shape: LatencyModel | None = None
 
 
 _memory = _Memory()
@@ -75,14 +73,19 @@ def look(question: Question) -> Answer:
     decision = _memory.pilot.decide(pilot_look(seen, question.shape, question.knobs, _limits(question), found, longest=question.longest))
     answer = {"estimates": None, "prediction": None, "state": None, "reason": reason} if found is None else _answer(question, seen, found)
     steering = None if decision is None else decision.to_dict() | {"acts": decision.acts}
-    return answer | {"can_say_what_if": _memory.estimates is not None, "decision": steering, "pilot": _memory.pilot.to_dict() if question.saving else None}
+    return answer | {
+        "can_say_what_if": _memory.estimates is not None,
+        "decision": steering,
+        "pilot": _memory.pilot.to_dict() if question.saving else None,
+    }
 
 
 def _assessed(question: Question, seen: Snapshot) -> Assessment:
-    same = (seen.epoch, question.shape) == _memory.known_for and seen.now - _memory.known_at < KEPT
-    found = assess(seen, question.shape, _limits(question), known=_memory.known if same else None, waiting_before=question.waiting_before)
-    if found.sensitivity is not None and not same:
-        _memory.known, _memory.known_for, _memory.known_at = found.sensitivity, (seen.epoch, question.shape), seen.now
+    same = question.shape == _memory.last_shape
+    found = assess(
+        seen, question.shape, _limits(question), last=_memory.last if same else None, waiting_before=question.waiting_before
+    )
+    _memory.last, _memory.last_shape = found, question.shape
     return found
 
 

@@ -29,6 +29,7 @@ class Predictor:
         """Its answer; what it raises is raised here. A process that died is started anew with the next question."""
         async with self._one:
             if self._pool is None:
+                os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # inherited; more threads on small matrices spin, at four times the CPU
                 context = multiprocessing.get_context("spawn")
                 self._pool = ProcessPoolExecutor(1, context, initializer=_begin)
             try:

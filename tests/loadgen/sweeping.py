@@ -15,14 +15,14 @@ from loadgen.gateway_process import free_port
 from loadgen.sweep.journal import read_journal
 
 LAW = "k1=0.0003,k2=0.001,k3=0.00002,k4=0.001"
-COMMON = ("--engine", "emulated", "--latency", LAW, "--bracket", "0.2", "--json", "--output-tokens", "uniform:low=2,high=10")
+COMMON = ("--engine", "emulated", "--latency", LAW, "--bracket", "0.2", "--repeat-noisy", "0", "--json", "--output-tokens", "uniform:low=2,high=10")
 Event = dict[str, Any]
 
 
 def start(folder: Path, *arguments: str, own: bool = True) -> subprocess.Popen[bytes]:
     """The command, running."""
     common = (*COMMON, "--port", str(free_port(0))) if own else ()
-    command = [sys.executable, "-m", "kendall", "sweep", *arguments, *common, "--result-dir", str(folder)]
+    command = [sys.executable, "-m", "kendall", "sweep", *common, *arguments, "--result-dir", str(folder)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | {"KENDALL_DEBUG": "1"})
 
 

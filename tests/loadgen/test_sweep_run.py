@@ -59,12 +59,12 @@ def test_a_killed_sweep_is_gone_on_with_and_its_finished_cells_are_not_touched(t
     assert "not as it was written" in damaged["reason"]
     assert [event["cell"] for event in events(folder, "started")][3:] == ["single_rate60"], "only what was changed is measured again"
 
-    quiet, noisy = '"speeds":[1.0,1.0]', '"speeds":[1.0,1.5]'
-    journal = folder / "journal.jsonl"
-    head, tail = journal.read_text().rsplit(quiet, 1)
-    journal.write_text(head + noisy + tail)
+    journal, plan = folder / "journal.jsonl", folder / "plan.json"
+    head, tail = journal.read_text().rsplit('"speeds":[', 1)
+    journal.write_text(head + '"speeds":[1.0,1.5]' + tail[tail.index("]") + 1 :])
+    plan.write_text(plan.read_text().replace('"repeat_noisy": 0', '"repeat_noisy": 1'))
     for _ in range(2):
-        result = finish(start(folder, *GRID))
+        result = finish(start(folder, *GRID, "--repeat-noisy", "1"))
         (aside,) = events(folder, "noisy")
         assert (aside["cell"], sorted(aside["files"])) == (
             "single_rate60",

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from server.clock import clock_of
-from server.energy import BATCHES, PERIOD, EnergyMeter
-from server.energy_sources import Counter, Integral, Together, nvml_source, rapl_source
+from server.energy.meter import BATCHES, PERIOD, EnergyMeter
+from server.energy.sources import Counter, Integral, Together, nvml_source, rapl_source
 
 WATTS = 250.0
 

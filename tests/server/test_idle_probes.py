@@ -20,16 +20,16 @@ from queueing.fit import Measured
 from queueing.latency import LatencyModel, parse_law
 from queueing.profile import Profile
 from queueing.record import read_run
-from server.calibration import Calibrator
-from server.designed import Cell, DesignedBatches, InterruptedCellError, design
 from server.engines.emulated import EmulatedEngine
 from server.gateway import Gateway
-from server.idle_probes import IdleProbes, _niced
-from server.law_offer import KnownLaw, Offer, weigh
-from server.probe_book import LOOP, Limits, ProbeBook
+from server.law.calibration import Calibrator
+from server.law.designed import Cell, DesignedBatches, InterruptedCellError, design
+from server.law.idle_probes import IdleProbes, _niced
+from server.law.offer import KnownLaw, Offer, weigh
+from server.law.probe_book import LOOP, Limits, ProbeBook
+from server.law.turnaround import ClosedLoop, slot_time
 from server.schema import CalibrationRequest
 from server.settings import Settings
-from server.turnaround import ClosedLoop, slot_time
 from tests.server.harness import Immediate, work_of
 from tests.virtual_time import run_virtual
 

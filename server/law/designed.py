@@ -19,8 +19,8 @@ from queueing.fit import Measured
 from server.batcher import Batcher
 from server.engines.base import Capabilities, Engine, Sampling, Token, Work
 from server.errors import ApiError
+from server.law.turnaround import ClosedLoop
 from server.ticket import Ticket
-from server.turnaround import ClosedLoop
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 LENGTHS = (1, 4, 16, 32, 64, 128, 256)

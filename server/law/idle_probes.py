@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from server.calibration import adopt, profile_of
-from server.designed import PROMPT_TOKENS, Cell, DesignedBatches, InterruptedCellError, design
 from server.errors import ApiError
-from server.law_offer import KnownLaw, Offer, weigh
-from server.probe_book import LOOP, Limits, ProbeBook
-from server.turnaround import ClosedLoop
+from server.law.calibration import adopt, profile_of
+from server.law.designed import PROMPT_TOKENS, Cell, DesignedBatches, InterruptedCellError, design
+from server.law.offer import KnownLaw, Offer, weigh
+from server.law.probe_book import LOOP, Limits, ProbeBook
+from server.law.turnaround import ClosedLoop
 
 if TYPE_CHECKING:
     from server.gateway import Gateway

@@ -22,7 +22,7 @@ from scipy.special import fdtrc
 from queueing.estimation.identifiability import ILL, Identifiability, of_cells
 from queueing.fit import BOOTSTRAP, COEFFICIENTS, Fit, Measured, fit_law
 from queueing.latency import LatencyModel
-from server.turnaround import ClosedLoop, solve_turnaround
+from server.law.turnaround import ClosedLoop, solve_turnaround
 
 POOR = 0.10  # mean absolute error of the cells' means
 LEVEL = 0.001  # of chance, in one comparison of many

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from queueing.estimation.energy_fit import EnergyEstimate, energy_estimate
-from server.energy_sources import Source, nvml_source, rapl_source
+from server.energy.sources import Source, nvml_source, rapl_source
 
 log = logging.getLogger("kendall.energy")
 PERIOD = 0.05  # seconds between readings

@@ -17,10 +17,10 @@ from policies import SpecError
 from queueing.fit import Fit, Measured, fit_law
 from queueing.latency import parse_law
 from queueing.profile import Profile
-from server.designed import PROMPT_TOKENS, Cell, DesignedBatches, design
 from server.errors import ApiError
+from server.law.designed import PROMPT_TOKENS, Cell, DesignedBatches, design
+from server.law.turnaround import ClosedLoop, solve_turnaround
 from server.schema import CalibrationRequest
-from server.turnaround import ClosedLoop, solve_turnaround
 
 if TYPE_CHECKING:
     from server.gateway import Gateway

@@ -17,8 +17,8 @@ import numpy as np
 
 from policies import SpecError
 from queueing.fit import Measured
-from server.designed import Cell
-from server.turnaround import ClosedLoop
+from server.law.designed import Cell
+from server.law.turnaround import ClosedLoop
 
 LOOP = -1  # the closed loop, among the indices of cells
 

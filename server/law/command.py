@@ -12,8 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from policies import SpecError
 from queueing.profile import Profile, profile_path
-from server.calibration import Calibrator
 from server.gateway import Gateway
+from server.law.calibration import Calibrator
 from server.schema import CalibrationRequest
 from server.serving import serve
 from server.settings import Settings
