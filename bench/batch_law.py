@@ -29,8 +29,8 @@ from policies import Elastic, Fixed, Policy, Request
 from queueing.fit import Measured, fit_law
 from queueing.latency import LatencyModel
 from server.batcher import Batcher
-from server.law.designed import Awaited
 from server.engines.base import Capabilities, Engine, Sampling, Step, Work
+from server.law.designed import Awaited
 from server.serving import choose_engine
 from server.settings import Settings
 

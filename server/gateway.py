@@ -193,7 +193,7 @@ class Gateway:
             self.live.begin_epoch(epoch)
         return epoch
 
-    def _on_offer(self, _offer: Offer, taken: bool) -> None:  # noqa: FBT001 - as probes tell it
+    def _on_offer(self, _offer: Offer, taken: bool) -> None:
         if taken:
             self.begin_epoch()  # under another law
 

@@ -106,11 +106,14 @@ def _check_numbers(plan: Plan) -> None:
         value = getattr(plan, name)
         if value is not None and not value > 0:
             raise SpecError(f"got --{name.replace('_', '-')} {value}; expected a number > 0")
-    if plan.precision > TOO_WIDE:
-        raise SpecError(f"got --precision {plan.precision}; expected at most {TOO_WIDE}, beyond which a run counts as too short")
-    if plan.bracket < 0:
-        raise SpecError(f"got --bracket {plan.bracket}; expected seconds >= 0")
-    if plan.repeat_noisy < 0:
-        raise SpecError(f"got --repeat-noisy {plan.repeat_noisy}; expected a number >= 0")
+    _check_bounds(plan)
     for text in plan.slo:
         parse_slo(text)
+
+
+def _check_bounds(plan: Plan) -> None:
+    if plan.precision > TOO_WIDE:
+        raise SpecError(f"got --precision {plan.precision}; expected at most {TOO_WIDE}, beyond which a run counts as too short")
+    for name, unit in (("bracket", "seconds"), ("repeat_noisy", "a number")):
+        if getattr(plan, name) < 0:
+            raise SpecError(f"got --{name.replace('_', '-')} {getattr(plan, name)}; expected {unit} >= 0")

@@ -79,7 +79,10 @@ class Sweep:
             self._set_aside(cell, f"{place}, {cell}")
         if self._is_refused(cell):
             self._refuse(cell)
-            return
+        else:
+            await self._attempts(cell, place)
+
+    async def _attempts(self, cell: Cell, place: str) -> None:
         for _ in range(ATTEMPTS):
             try:
                 run = await self._attempt(cell, f"{place}, {cell}")

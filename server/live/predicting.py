@@ -1,7 +1,7 @@
 """What runs in the predicting process: looks at a window, what-ifs, advice. Plain values in, plain values out.
 
-The process keeps the last look, so that what-ifs and advice need not be sent what it already has, and the sensitivities for
-`KEPT` seconds, as each costs a dozen predictions.
+The process keeps the last look, so that what-ifs and advice need not be sent what it already has, and the next look can build on
+its sensitivity and exact prediction, which cost most.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from queueing.latency import LatencyModel
 from queueing.statistics import mean_interval
 from server.live.question import Question
 
-KEPT = 60.0  # seconds
 ENOUGH = 50  # requests of the epoch that met their end, before anything is predicted from them
 Answer = dict[str, Any]
 
@@ -82,9 +81,7 @@ def look(question: Question) -> Answer:
 
 def _assessed(question: Question, seen: Snapshot) -> Assessment:
     same = question.shape == _memory.last_shape
-    found = assess(
-        seen, question.shape, _limits(question), last=_memory.last if same else None, waiting_before=question.waiting_before
-    )
+    found = assess(seen, question.shape, _limits(question), last=_memory.last if same else None, waiting_before=question.waiting_before)
     _memory.last, _memory.last_shape = found, question.shape
     return found
 

@@ -15,7 +15,10 @@ from loadgen.gateway_process import free_port
 from loadgen.sweep.journal import read_journal
 
 LAW = "k1=0.0003,k2=0.001,k3=0.00002,k4=0.001"
-COMMON = ("--engine", "emulated", "--latency", LAW, "--bracket", "0.2", "--repeat-noisy", "0", "--json", "--output-tokens", "uniform:low=2,high=10")
+COMMON = (
+    *("--engine", "emulated", "--latency", LAW, "--bracket", "0.2", "--repeat-noisy", "0"),
+    *("--json", "--output-tokens", "uniform:low=2,high=10"),
+)
 Event = dict[str, Any]
 
 
