@@ -7,9 +7,11 @@ number of rows. CPU seconds are `process_time`, all in one process (the gateway'
 
     share = (on_arrival + on_record) x rate + (take, pickle, unpickle, add + snapshot + assess) / 5 s
 
-The refresh of the sensitivity (every minute) and of what else is kept is within the looks, with its true frequency: the looks cover
-whole minutes. Compilation of the simulator is over before (it is kept on disk). Pauses are wall seconds of single calls: feeding by
-request, take and pickle by look. What-ifs are the advice's matter and not in here.
+Each look hands its assessment to the next; the sensitivity and the exact prediction that are renewed every minute, or when
+the estimates have moved, are within the looks with their true frequency: the looks cover two minutes. Compilation of the simulator
+is over before (it is kept on disk). Pauses of the event loop: feeding by request, in wall seconds; take and pickle by look, in CPU
+seconds and in wall seconds, which on a busy machine hold what others did meanwhile. OpenBLAS has one thread, as in the
+predicting process. What-ifs are the advice's matter and not in here.
 
     .venv/bin/python bench/live_cost.py [--json FILE] [--policy TEXT ...]
 """
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import pickle
 import resource
 import time
@@ -27,6 +30,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import numpy as np
 
 from loadgen.run import hardware
@@ -35,7 +40,6 @@ from queueing.distributions import parse_distribution
 from queueing.estimation.assess import Assessment, Limits, assess
 from queueing.estimation.feed import MOST, Feed, News
 from queueing.estimation.mirror import Mirror
-from queueing.estimation.snapshot import Snapshot
 from queueing.experiment import simulate_run
 from queueing.latency import LatencyModel
 from queueing.model import Model
@@ -45,8 +49,7 @@ from queueing.record import Record
 RATE = 500.0  # requests/s
 LOAD = 0.6
 EVERY = 5.0  # seconds between looks
-LOOKS = 12  # a minute of them
-KEEP = 60.0  # seconds for which a sensitivity is kept
+LOOKS = 24  # two minutes of them
 ALLOWED = 0.03  # of one core
 LONGEST_PAUSE = 1e-3  # seconds, p99
 LENGTHS = parse_distribution("lognormal:mu=3.85,sigma=0.7", 256)
@@ -73,6 +76,7 @@ class Costs:
     assessing: list[float] = field(default_factory=list)
     feeding_pauses: list[float] = field(default_factory=list)
     handing_pauses: list[float] = field(default_factory=list)
+    taking: list[float] = field(default_factory=list)
     message: int = 0  # bytes
 
     @property
@@ -162,6 +166,7 @@ def hand_over(feed: Feed, costs: Costs) -> News:
     wall, began = time.perf_counter(), time.process_time()
     message = pickle.dumps(feed.take(), protocol=5)
     costs.handing_pauses.append(time.perf_counter() - wall)
+    costs.taking.append(time.process_time() - began)
     news: News = pickle.loads(message)
     costs.handing.append(time.process_time() - began)
     costs.message = len(message)
@@ -176,7 +181,6 @@ class Predicting:
     shape: LatencyModel
     mirror: Mirror = field(default_factory=Mirror)
     last: Assessment | None = None
-    renewed_at: float = -KEEP
 
     def look(self, news: News, now: float, costs: Costs) -> Assessment:
         """One look, timed."""
@@ -185,16 +189,9 @@ class Predicting:
         seen = self.mirror.snapshot(self.policy, now)
         costs.reading.append(time.process_time() - began)
         began = time.process_time()
-        self.last = self._assess(seen, now)
+        self.last = assess(seen, self.shape, LIMITS, last=self.last)
         costs.assessing.append(time.process_time() - began)
         return self.last
-
-    def _assess(self, seen: Snapshot, now: float) -> Assessment:
-        due = self.last is None or now - self.renewed_at >= KEEP
-        found = assess(seen, self.shape, LIMITS, known=None if due or self.last is None else self.last.sensitivity)
-        if due:
-            self.renewed_at = now
-        return found
 
 
 def measure(policy: str) -> dict[str, Any]:
@@ -214,9 +211,9 @@ def measure(policy: str) -> dict[str, Any]:
 
 
 def _allocated(predicting: Predicting, now: float) -> int:
-    """Largest memory taken at any moment of one look."""
+    """Largest memory taken at any moment of one look that has nothing to build on."""
     tracemalloc.start()
-    predicting._assess(predicting.mirror.snapshot(predicting.policy, now), now)
+    assess(predicting.mirror.snapshot(predicting.policy, now), predicting.shape, LIMITS)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return peak
@@ -241,7 +238,8 @@ def summary(policy: str, model: Model, costs: Costs, found: Assessment) -> dict[
         "share": costs.share(RATE),
         "feed_p99_us": float(np.quantile(feeding, 0.99)) * 1e6,
         "feed_max_us": float(feeding.max()) * 1e6,
-        "take_p99_us": float(np.quantile(handing, 0.99)) * 1e6,
+        "take_cpu_max_us": max(costs.taking) * 1e6,
+        "take_p50_us": float(np.median(handing)) * 1e6,
         "take_max_us": float(handing.max()) * 1e6,
         "pause_p99_us": float(np.quantile(np.concatenate([feeding, handing]), 0.99)) * 1e6,
         "message_bytes": costs.message,
@@ -249,7 +247,7 @@ def summary(policy: str, model: Model, costs: Costs, found: Assessment) -> dict[
 
 
 COLUMNS = ("feed_us", "hand_over_ms", "read_ms", "assess_ms", "assess_max_ms", "predict_ms", "share", "feed_p99_us", "feed_max_us")
-MORE = ("take_p99_us", "take_max_us")
+MORE = ("take_cpu_max_us", "take_p50_us", "take_max_us", "pause_p99_us")
 
 
 def main() -> int:
@@ -266,7 +264,7 @@ def main() -> int:
         numbers = (f"{found[name]:13.4g}" for name in (*COLUMNS, *MORE))
         print(policy.ljust(30), *numbers, f"{found['look_bytes'] / 2**20:7.1f}", found["verdict"], *found["failing"], flush=True)
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    good = all(each["share"] < ALLOWED and each["take_p99_us"] < LONGEST_PAUSE * 1e6 for each in measured)
+    good = all(each["share"] < ALLOWED and max(each["pause_p99_us"], each["take_cpu_max_us"]) < LONGEST_PAUSE * 1e6 for each in measured)
     print(f"largest share of one core {max(each['share'] for each in measured):.2%}; largest resident memory {resident:.0f} MiB")
     print("within 3 % of one core and 1 ms" if good else "NOT within 3 % of one core and 1 ms")
     if options.json:

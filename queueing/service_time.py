@@ -19,7 +19,7 @@ from scipy.special import gammainc, gammaincc, gammaincinv
 from queueing.distributions import TokenDistribution, Vector
 from queueing.latency import LatencyModel
 
-_FEW = 64
+_FEW = 8
 _PARTS = 200
 _MOST = 1024  # values
 

@@ -14,6 +14,7 @@ import numpy as np
 from policies import Policy, parse_policy
 from queueing.distributions import TokenDistribution
 from queueing.errors import PredictionError
+from queueing.estimation.anchor import Anchor
 from queueing.estimation.band import Ask, Sensitivity, WanderBand, relaxation_time, sensitivity, wander_band
 from queueing.estimation.batch_times import batch_times
 from queueing.estimation.client_assumptions import client_assumptions
@@ -50,15 +51,26 @@ class Assessment:
     estimates: Estimates
     load: Estimate
     prediction: Prediction | None
-    sensitivity: Sensitivity | None  # to be handed to the next assessment, which renews it when it is due: it costs 16 simulations
+    sensitivity: Sensitivity | None
     wander: WanderBand | None
     compared: Compared
+    anchor: Anchor | None = None  # the exact prediction that `prediction` is, or was moved from
 
 
-def assess(seen: Snapshot, shape: LatencyModel, limits: Limits, *, known: Sensitivity | None = None, waiting_before: int = 0) -> Assessment:
-    """`shape` is the calibrated law; `known` the last assessment's sensitivity; `waiting_before` waited when the epoch began.
+def assess(
+    seen: Snapshot,
+    shape: LatencyModel,
+    limits: Limits,
+    *,
+    last: Assessment | None = None,
+    known: Sensitivity | None = None,
+    waiting_before: int = 0,
+) -> Assessment:
+    """`shape` is the calibrated law; `waiting_before` waited when the epoch began.
 
-    Raises SpecError where a limit lies beyond what the lengths are known for.
+    `last`, the assessment of the look before, of any epoch, saves most of the work: its sensitivity (16 simulations) and its exact
+    prediction are taken over while they stand (`Sensitivity.fresh`, `Anchor.moved`). `known`: a sensitivity alone; without both every
+    prediction is exact. Limits and shape are those of the epoch. Raises SpecError where a limit lies beyond what the lengths are known for.
     """
     policy = parse_policy(seen.policy)
     speeds = Speeds(batch_times(policy, seen.mine, shape))
@@ -67,7 +79,8 @@ def assess(seen: Snapshot, shape: LatencyModel, limits: Limits, *, known: Sensit
         return _nothing(seen, estimates, policy)
     model = _model(policy, estimates.output_tokens.law(limits.max_output_tokens), estimates.law(shape), limits, estimates)
     load = _load(model, estimates)
-    prediction = _predict(model, estimates.arrival_rate.value)
+    known = last.sensitivity if last is not None and known is None else known
+    prediction, anchor = _predicted(model, estimates, known, last)
     slope = None if prediction is None else _renewed(known, model, load.value, estimates, limits)
     compared_mean = _mean(prediction, policy)
     relaxation = _relaxation(model, load.value, prediction)
@@ -89,7 +102,22 @@ def assess(seen: Snapshot, shape: LatencyModel, limits: Limits, *, known: Sensit
         sensitivity=slope,
         wander=band,
         compared=compare(seen, predicted, assumptions, sojourn=policy.joins_running),
+        anchor=anchor,
     )
+
+
+def _predicted(
+    model: Model, estimates: Estimates, known: Sensitivity | None, last: Assessment | None
+) -> tuple[Prediction | None, Anchor | None]:
+    """The last exact one moved, where that will do; else solved."""
+    rate = estimates.arrival_rate.value
+    anchor = None if last is None else last.anchor
+    if anchor is not None and known is not None and known.fresh(estimates.epoch, estimates.now, model.load(rate)):
+        moved = anchor.moved(model, rate, known, estimates.now) if anchor.epoch == estimates.epoch else None
+        if moved is not None:
+            return moved, anchor
+    found = _predict(model, rate)
+    return found, None if found is None else Anchor.of(found, model, rate, estimates.epoch, estimates.now)
 
 
 def _nothing(seen: Snapshot, estimates: Estimates, policy: Policy) -> Assessment:

@@ -1,0 +1,94 @@
+"""An exact prediction that stands for several looks: moved along its elasticities while the estimates move little.
+
+    ln W' - ln W = e_rate ln (lambda' / lambda) - e_speed ln (mu' / mu)                        mu: largest stable rate
+
+A slower engine and longer answers alike stretch the time that service takes, and mu holds both. It is first order: the second is
+below `CHANGE`^2 / 2 of W. An anchor stands while rate and mu are within `STEP` of where it was solved, W within `CHANGE`, the
+residual's variance within `SCATTER`, and for `KEPT` seconds: what it does not follow, as the shape of the lengths' law, moves
+slowly. Means are then within 1 % of the exact ones, p90 and p99 within 1.5 % (tests). What costs little, a continuous engine and
+one server for single requests, is solved each time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from queueing.bounds import delay_bound, has_bound
+from queueing.estimation.band import KEPT, Sensitivity
+from queueing.model import Model
+from queueing.result import Mean, Prediction, Quantiles
+
+STEP = 0.03
+CHANGE = 0.1
+SCATTER = 0.004  # of cv^2; the mean goes as 1 + cv^2
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Anchor:
+    """A prediction, where it was solved and when (seconds)."""
+
+    prediction: Prediction
+    rate: float
+    capacity: float
+    cv: float
+    epoch: int
+    at: float
+
+    @classmethod
+    def of(cls, prediction: Prediction, model: Model, rate: float, epoch: int, at: float) -> Anchor:
+        """Of a model that was solved at this rate."""
+        return cls(prediction=prediction, rate=rate, capacity=model.largest_stable_rate, cv=model.law.cv, epoch=epoch, at=at)
+
+    def moved(self, model: Model, rate: float, slope: Sensitivity, now: float) -> Prediction | None:
+        """The prediction at another rate and model of the same policy and limits; None where it must be solved anew."""
+        faster = math.log(model.largest_stable_rate / self.capacity)
+        busier = math.log(rate / self.rate)
+        change = slope.rate * busier - slope.speed * faster
+        old = now - self.at < 0 or now - self.at >= KEPT
+        far = abs(faster) > STEP or abs(busier) > STEP or not abs(change) <= CHANGE or abs(model.law.cv**2 - self.cv**2) > SCATTER
+        if old or far or _cheap(model) or (model.patience is None and model.load(rate) >= 1):
+            return None
+        return self._at(model, rate, math.exp(change), math.exp(-faster), f"moved to first order from {now - self.at:.0f} s before")
+
+    def _at(self, model: Model, rate: float, delays: float, times: float, note: str) -> Prediction:
+        """`delays`, `times`: factors of delays and of service times."""
+        was = self.prediction
+        delay = _scaled(was.queueing_delay, delays)
+        served = _scaled(was.served_queueing_delay, delays)
+        gone = _sum(served.mean, _difference(was.sojourn_time.mean, was.served_queueing_delay.mean), times)
+        first = _sum(served.mean, _difference(was.time_to_first_token.mean, was.served_queueing_delay.mean), times)
+        stretch = gone / was.sojourn_time.mean if gone is not None and was.sojourn_time.mean else 1.0
+        return dataclasses.replace(
+            was,
+            load=model.load(rate),
+            utilisation=model.load(rate) if was.utilisation is not None and math.isclose(was.utilisation, was.load) else was.utilisation,
+            queueing_delay=delay,
+            served_queueing_delay=served,
+            sojourn_time=_scaled(was.sojourn_time, stretch),
+            time_to_first_token=dataclasses.replace(was.time_to_first_token, mean=first),
+            inter_token_latency=Mean(_times(was.inter_token_latency.mean, times), was.inter_token_latency.standard_error),
+            bounds={"queueing_delay_upper": delay_bound(model, rate)} if has_bound(model) else {},
+            assumptions=(*was.assumptions, note),
+        )
+
+
+def _cheap(model: Model) -> bool:
+    return model.policy.joins_running or (model.bound == 1 and model.servers == 1 and model.patience is None)
+
+
+def _scaled(found: Quantiles, factor: float) -> Quantiles:
+    return Quantiles(**{item.name: _times(getattr(found, item.name), factor) for item in dataclasses.fields(found)})
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def _difference(whole: float | None, part: float | None) -> float | None:
+    return None if whole is None or part is None else whole - part
+
+
+def _sum(delay: float | None, service: float | None, times: float) -> float | None:
+    return None if delay is None or service is None else delay + times * service
