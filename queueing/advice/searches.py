@@ -50,7 +50,8 @@ def search(situation: Situation, current: Knobs, objective: Objective, target: s
     try:
         return SEARCHES[target](situation, current, objective)
     except NoStableChoiceError as error:
-        return Found(None, why=str(error))
+        beyond = situation.lengths.refusal(None) if target == "max-output-tokens" and situation.lengths else None
+        return Found(None, why="; ".join(each for each in (str(error), beyond) if each))
 
 
 def _batch_size(situation: Situation, current: Knobs, objective: Objective) -> Found:

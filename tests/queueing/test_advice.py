@@ -17,6 +17,7 @@ from policies.text import SpecError
 from queueing.advice.advise import TARGETS, advise, parse_objective
 from queueing.advice.forecast import Advice, Forecast, Knobs
 from queueing.advice.known_lengths import known_lengths
+from queueing.advice.response import Response
 from queueing.advice.what_if import forecast, usual_policies, what_ifs
 from queueing.distributions import TokenDistribution, parse_distribution
 from queueing.estimation.assess import Limits
@@ -332,6 +333,7 @@ def test_a_limit_in_force_that_cuts_too_much_is_said_to() -> None:
     (blind,) = advise(estimates, LAW, current, LIMITS, DELAY, targets=["max-output-tokens"])
     assert blind.best is None
     assert "none keeps the constraint" in blind.says
+    assert "name a family" in blind.says
     (found,) = advise(estimates, LAW, current, LIMITS, DELAY, targets=["max-output-tokens"], family="lognormal")
     assert found.best is not None
     assert found.best.knobs.max_output_tokens == pytest.approx(LONG.quantile(0.95), rel=0.15)
@@ -371,6 +373,26 @@ def test_an_slo_on_a_quantile_that_an_approximation_lacks_is_simulated() -> None
     assert advice.best is not None
     assert advice.best.knobs.policy == "continuous:max_batch_size=8"
     assert {str(point["policy"]).partition(":")[0] for point in advice.curve} == NAMES
+
+
+def test_errors_that_both_settings_share_do_not_widen_a_gain() -> None:
+    def moves(*smooth: float) -> Response:
+        return Response(smooth=np.array(smooth), loads=np.zeros(2), load=0.5, pole=False, needs_stability=True)
+
+    gain = moves(0.3, 0.1).gain(2.0, moves(0.3, 0.0), 4.0, 100.0)
+    assert (gain.low, gain.value, gain.high) == pytest.approx((1 - 0.5 * math.exp(0.1), 0.5, 1 - 0.5 * math.exp(-0.1)))
+    same = moves(0.3, 0.0).gain(2.0, moves(0.3, 0.0), 4.0, 100.0)
+    assert (same.low, same.high) == pytest.approx((0.5, 0.5))
+
+
+def test_nothing_is_advised_for_what_cannot_be_forecast() -> None:
+    """The limit was just taken away: the longest answers are not known yet."""
+    limit = LONG.quantile(0.5)
+    estimates, current = window(limit=limit, long=True, load=0.3), Knobs(policy=POLICY)
+    for each in advise(estimates, LAW, current, LIMITS, DELAY, targets=["policy", "servers"]):
+        assert each.best is None
+        assert "nothing is known without a token limit" in each.says
+        assert not each.gain.known
 
 
 def test_near_saturation_the_interval_is_open_above() -> None:
