@@ -6,12 +6,14 @@ the window is assessed, with what the last assessment handed on. Looks are count
 number of rows. CPU seconds are `process_time`, all in one process (the gateway's part and the predicting process's):
 
     share = (on_arrival + on_record) x rate + (take, pickle, unpickle, add + snapshot + assess) / 5 s
+    total = share + what-ifs / 60 s
 
 Each look hands its assessment to the next; the sensitivity and the exact prediction that are renewed every minute, or when
 the estimates have moved, are within the looks with their true frequency: the looks cover two minutes. Compilation of the simulator
 is over before (it is kept on disk). Pauses of the event loop: feeding by request, in wall seconds; take and pickle by look, in CPU
 seconds and in wall seconds, which on a busy machine hold what others did meanwhile. OpenBLAS has one thread, as in the
-predicting process. What-ifs are the advice's matter and not in here.
+predicting process. A look includes the plain values that `/admin/prediction` shows; not in here are the autopilot (off by default),
+what the interpreter and the pool's pipe do besides, and starting the process (seconds, once).
 
     .venv/bin/python bench/live_cost.py [--json FILE] [--policy TEXT ...]
 """
@@ -36,6 +38,8 @@ import numpy as np
 
 from loadgen.run import hardware
 from policies import parse_policy
+from queueing.advice.forecast import Knobs
+from queueing.advice.what_if import what_ifs
 from queueing.distributions import parse_distribution
 from queueing.estimation.assess import Assessment, Limits, assess
 from queueing.estimation.feed import MOST, Feed, News
@@ -49,6 +53,7 @@ from queueing.record import Record
 RATE = 500.0  # requests/s
 LOAD = 0.6
 EVERY = 5.0  # seconds between looks
+WHAT_IF_EVERY = 60.0  # seconds
 LOOKS = 24  # two minutes of them
 ALLOWED = 0.03  # of one core
 LONGEST_PAUSE = 1e-3  # seconds, p99
@@ -190,6 +195,7 @@ class Predicting:
         costs.reading.append(time.process_time() - began)
         began = time.process_time()
         self.last = assess(seen, self.shape, LIMITS, last=self.last)
+        self.last.estimates.summary(), self.last.compared.to_dict()
         costs.assessing.append(time.process_time() - began)
         return self.last
 
@@ -224,6 +230,10 @@ def summary(policy: str, model: Model, costs: Costs, found: Assessment) -> dict[
     feeding, handing = np.array(costs.feeding_pauses), np.array(costs.handing_pauses)
     began = time.process_time()
     predict_model(Model(policy=model.policy, output_tokens=LENGTHS, law=model.law, max_num_seqs=model.max_num_seqs), RATE)
+    predicting = time.process_time() - began
+    began = time.process_time()
+    what_ifs(found.estimates, model.law, Knobs(policy=policy, max_output_tokens=LIMITS.max_output_tokens), LIMITS)
+    wondering = time.process_time() - began
     return {
         "policy": policy,
         "verdict": found.compared.verdict,
@@ -234,8 +244,10 @@ def summary(policy: str, model: Model, costs: Costs, found: Assessment) -> dict[
         "read_ms": float(np.mean(costs.reading)) * 1e3,
         "assess_ms": float(np.mean(costs.assessing)) * 1e3,
         "assess_max_ms": max(costs.assessing) * 1e3,
-        "predict_ms": (time.process_time() - began) * 1e3,
+        "predict_ms": predicting * 1e3,
+        "what_if_ms": wondering * 1e3,
         "share": costs.share(RATE),
+        "total": costs.share(RATE) + wondering / WHAT_IF_EVERY,
         "feed_p99_us": float(np.quantile(feeding, 0.99)) * 1e6,
         "feed_max_us": float(feeding.max()) * 1e6,
         "take_cpu_max_us": max(costs.taking) * 1e6,
@@ -246,8 +258,8 @@ def summary(policy: str, model: Model, costs: Costs, found: Assessment) -> dict[
     }
 
 
-COLUMNS = ("feed_us", "hand_over_ms", "read_ms", "assess_ms", "assess_max_ms", "predict_ms", "share", "feed_p99_us", "feed_max_us")
-MORE = ("take_cpu_max_us", "take_p50_us", "take_max_us", "pause_p99_us")
+COLUMNS = ("feed_us", "hand_over_ms", "read_ms", "assess_ms", "assess_max_ms", "predict_ms", "what_if_ms", "share", "total")
+MORE = ("feed_p99_us", "feed_max_us", "take_cpu_max_us", "take_p50_us", "take_max_us", "pause_p99_us")
 
 
 def main() -> int:
@@ -264,8 +276,9 @@ def main() -> int:
         numbers = (f"{found[name]:13.4g}" for name in (*COLUMNS, *MORE))
         print(policy.ljust(30), *numbers, f"{found['look_bytes'] / 2**20:7.1f}", found["verdict"], *found["failing"], flush=True)
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    good = all(each["share"] < ALLOWED and max(each["pause_p99_us"], each["take_cpu_max_us"]) < LONGEST_PAUSE * 1e6 for each in measured)
-    print(f"largest share of one core {max(each['share'] for each in measured):.2%}; largest resident memory {resident:.0f} MiB")
+    good = all(each["total"] < ALLOWED and max(each["pause_p99_us"], each["take_cpu_max_us"]) < LONGEST_PAUSE * 1e6 for each in measured)
+    share, total = (max(each[name] for each in measured) for name in ("share", "total"))
+    print(f"largest share of one core {share:.2%}, with what-ifs {total:.2%}; largest resident memory {resident:.0f} MiB")
     print("within 3 % of one core and 1 ms" if good else "NOT within 3 % of one core and 1 ms")
     if options.json:
         options.json.write_text(
