@@ -13,16 +13,17 @@ from queueing.autopilot.look import Look
 from queueing.estimation.lengths import Lengths
 
 ONE_SIDED = 1.6448536269514722  # 95 %
+URGENT = 1.0  # 84 %: in an unstable queue waiting for more data costs more than a limit that may have to be raised again
 
 
-def candidates(seen: Look, bounds: Bounds) -> list[Knobs]:
+def candidates(seen: Look, bounds: Bounds, *, urgent: bool = False) -> list[Knobs]:
     """Policies, then batch sizes, then token limits; without the setting in force.
 
     A lower limit never makes anyone wait longer, so of the limits only the lowest that the bounds allow is worth asking about.
     """
     current, seqs = seen.current, seen.limits.max_num_seqs
     found = bounds.other_policies(current, seqs) + bounds.other_sizes(current, seqs)
-    limit = lowest_limit(seen.estimates.output_tokens, bounds, seen.longest)
+    limit = lowest_limit(seen.estimates.output_tokens, bounds, seen.longest, URGENT if urgent else ONE_SIDED)
     if limit is not None and (current.max_output_tokens is None or limit < current.max_output_tokens):
         found.append(dataclasses.replace(current, max_output_tokens=limit))
     return list(dict.fromkeys(found))
@@ -50,9 +51,9 @@ def repairs(seen: Look, bounds: Bounds) -> tuple[Knobs, str] | None:
     return None
 
 
-def lowest_limit(lengths: Lengths, bounds: Bounds, longest: int) -> int | None:
-    """The lowest allowed limit that surely (95 %) cuts no more answers than allowed; None where there is none."""
-    allowed = (limit for limit in bounds.token_limits(longest) if upper_fraction(lengths, limit) <= bounds.max_clipped_fraction)
+def lowest_limit(lengths: Lengths, bounds: Bounds, longest: int, z: float = ONE_SIDED) -> int | None:
+    """The lowest allowed limit that surely cuts no more answers than allowed (`z`: how surely); None where there is none."""
+    allowed = (limit for limit in bounds.token_limits(longest) if upper_fraction(lengths, limit, z) <= bounds.max_clipped_fraction)
     return next(allowed, None)
 
 
@@ -62,14 +63,14 @@ def clipped_fraction(lengths: Lengths, limit: int) -> float:
     return float(survival[min(limit, len(survival) - 1)])
 
 
-def upper_fraction(lengths: Lengths, limit: int) -> float:
-    """Upper end of P(N > limit), one-sided 95 % (Wilson's score interval)."""
-    return _wilson(lengths, limit, ONE_SIDED)
+def upper_fraction(lengths: Lengths, limit: int, z: float = ONE_SIDED) -> float:
+    """Upper end of P(N > limit), one-sided (Wilson's score interval)."""
+    return _wilson(lengths, limit, z)
 
 
-def lower_fraction(lengths: Lengths, limit: int) -> float:
-    """Lower end, one-sided 95 %."""
-    return _wilson(lengths, limit, -ONE_SIDED)
+def lower_fraction(lengths: Lengths, limit: int, z: float = ONE_SIDED) -> float:
+    """Lower end."""
+    return _wilson(lengths, limit, -z)
 
 
 def _wilson(lengths: Lengths, limit: int, z: float) -> float:

@@ -93,7 +93,7 @@ class Chooser:
 def rescue(chooser: Chooser) -> Proposal | None:
     """In a queue without a steady state: the lowest load one knob away."""
     seen, current = chooser.seen, chooser.current
-    pool = [each for each in candidates(seen, chooser.bounds) if chooser.lowers(each, chooser.rules.safer)]
+    pool = [each for each in candidates(seen, chooser.bounds, urgent=True) if chooser.lowers(each, chooser.rules.safer)]
     tried = [each for each in pool if chooser.failed(each) is None] or pool
     load = chooser.loads(current)[-1]
     words = (
