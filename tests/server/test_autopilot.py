@@ -117,6 +117,7 @@ def check_explained(run: Run) -> None:
             assert decision.load_after < 1 or decision.load_after < decision.load_before
 
 
+@pytest.mark.slow
 def test_from_a_bad_start_a_small_engine_reaches_the_best_setting() -> None:
     """Dynamic, no limit, at 0.9 of what the best setting could serve: unstable. Five minutes."""
     rate = 0.9 * SMALL.capacity()
@@ -134,7 +135,6 @@ def test_from_a_bad_start_on_an_engine_of_64_it_reaches_the_best_setting(seed: i
     check_rise(REAL, run, rate, 600.0)
 
 
-@pytest.mark.slow
 def test_where_one_knob_is_enough_the_queue_is_stable_from_the_first_change_on() -> None:
     """With continuous batching allowed, at 0.8 of its capacity without a limit, that is the first move; then only better."""
     scene = dataclasses.replace(SMALL, bounds=Bounds(policies=("capped", "elastic", "continuous"), smallest_token_limit=8))
