@@ -6,6 +6,7 @@ The mean, p50, p90 and p99 that theory gives at the window's rate, lengths, spee
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from policies import Policy, parse_policy
 from queueing.distributions import TokenDistribution
 from queueing.errors import PredictionError
 from queueing.estimation.anchor import Anchor
+from queueing.estimation.assumption import Assumption
 from queueing.estimation.band import Ask, Sensitivity, WanderBand, relaxation_time, sensitivity, wander_band
 from queueing.estimation.batch_times import batch_times
 from queueing.estimation.client_assumptions import client_assumptions
@@ -89,11 +91,12 @@ def assess(
         band = _band(slope.curve, model, estimates, relaxation, compared_mean)
     predicted = UNKNOWN if slope is None or compared_mean is None else slope.interval(compared_mean, estimates)
     free = model.largest_stable_rate - estimates.arrival_rate.value
+    clients = client_assumptions(seen)
     assumptions = (
-        *client_assumptions(seen),
+        *clients,
         *engine_assumptions(speeds, continuous=policy.joins_running, wander_effect=_effect(band, compared_mean)),
         stable_queue(load, judged(seen), patience=limits.patience is not None),
-        settled(seen.now - seen.start, seen.start - seen.epoch_at, relaxation, waiting_before=waiting_before, free_rate=max(free, 1e-9)),
+        _settled(seen, clients, relaxation, waiting_before, free),
     )
     return Assessment(
         estimates=estimates,
@@ -165,6 +168,13 @@ def _mean(prediction: Prediction | None, policy: Policy) -> float | None:
         return None
     found: Quantiles = prediction.sojourn_time if policy.joins_running else prediction.served_queueing_delay
     return found.mean
+
+
+def _settled(seen: Snapshot, clients: Sequence[Assumption], relaxation: float, waiting_before: int, free: float) -> Assumption:
+    """Not judged of a closed loop, which forgets sooner than the open queue whose relaxation time this is."""
+    closed = any(each.name == "open_loop" and each.holds is False for each in clients)
+    known = math.inf if closed else relaxation
+    return settled(seen.now - seen.start, seen.start - seen.epoch_at, known, waiting_before=waiting_before, free_rate=max(free, 1e-9))
 
 
 def _relaxation(model: Model, load: float, prediction: Prediction | None) -> float:

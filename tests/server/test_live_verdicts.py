@@ -78,13 +78,13 @@ async def closed(site: Site) -> Look:
 
 
 async def retrying(site: Site) -> Look:
-    """They hang up after twice the mean service time."""
-    seconds, patience = 1.5 * site.seconds, 2 / site.capacity("single")
-    return await looked(site, "single", retried(site, site.poisson(0.4, 4, "single", seconds=seconds), patience), seconds)
+    """They hang up after not quite twice the mean service time, which is enough for the longest answer, but for hardly a wait."""
+    seconds, patience = 1.5 * site.seconds, 1.9 / site.capacity("single")
+    return await looked(site, "single", retried(site, site.poisson(0.5, 4, "single", seconds=seconds), patience), seconds)
 
 
 async def slowed(site: Site) -> Look:
-    return await looked(site, CAPPED, slowed_midway(site, site.poisson(0.4, 5)))
+    return await looked(site, CAPPED, slowed_midway(site, site.poisson(0.33, 5)))
 
 
 async def overloaded(site: Site) -> Look:
@@ -128,12 +128,12 @@ def shown(look: Look) -> str:
     return f"{compared['verdict']} {compared['reasons']} ({seen}) {fails}"
 
 
-def assert_named(look: Look, expected: str, beside: set[str]) -> None:
-    """As the first cause; `beside`: what may be named too, because it is not the test's."""
+def assert_named(look: Look, expected: str) -> None:
+    """As the first cause; what a noisy machine does to the engine may be named too."""
     compared = look["comparison"]
     assert compared["verdict"] == "disagree", shown(look)
     assert compared["assumptions"][expected]["holds"] is False
-    assert [name for name in compared["reasons"] if name == expected or name not in beside] == [expected], shown(look)
+    assert [name for name in compared["reasons"] if name == expected or name not in ENGINE_CAUSES] == [expected], shown(look)
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -141,7 +141,7 @@ def test_a_broken_assumption_is_named(emulated: Site, name: str) -> None:
     case, expected = BROKEN[name]
     look = emulated.run(case(emulated))
     log.info(f"{name}: {shown(look)}")
-    assert_named(look, expected, ENGINE_CAUSES | {"settled"})  # a window of seconds is short
+    assert_named(look, expected)
 
 
 def test_a_hundred_requests_are_not_enough(emulated: Site) -> None:
@@ -162,7 +162,7 @@ def test_a_broken_assumption_is_named_on_the_real_engine(real: Site, name: str) 
     case, expected = BROKEN[name]
     look = real.run(case(real.now()))
     log.info(f"{name}: {shown(look)}")
-    assert_named(look, expected, ENGINE_CAUSES)
+    assert_named(look, expected)
 
 
 @pytest.mark.engine
