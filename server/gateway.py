@@ -76,6 +76,8 @@ class Gateway:
         observers.append(self.live)
         self._batcher = Batcher(self.engine, capabilities, self._policy, observers)
         self.metrics.gauge_of("queue_length", "Requests waiting", lambda: self.batcher.queue_length)
+        self.metrics.gauge_of("engine_up", "0: the engine is lost", lambda: float(self.dead is None))
+        self.metrics.gauge_of("max_clipped_fraction", "Of the answers, as allowed", lambda: self.settings.max_clipped_fraction)
         self.metrics.gauge_of("in_service", "Sequences in service", lambda: self.batcher.in_service)
         self.metrics.switched(format_policy(self._policy), self.max_output_tokens, 0, changed_policy=False)
         named = f"{capabilities.engine} engine, model {self.settings.served_model_name}, policy {format_policy(self._policy)}"

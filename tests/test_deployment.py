@@ -145,6 +145,18 @@ def test_the_rules_record_only_from_metrics_that_exist() -> None:
         assert set(re.findall(r"\w+:\w+:\w+", rule["expr"])) <= recorded
 
 
+def test_every_alarm_asks_for_metrics_that_exist_and_has_its_line_in_the_runbook() -> None:
+    alarms = read_yaml(DOCKER / "rules.yml")["groups"][1]["rules"]
+    headings = {f"#{line[4:].lower()}" for line in (ROOT / "docs/operating.md").read_text().splitlines() if line.startswith("### ")}
+    for alarm in alarms:
+        assert series_of(alarm["expr"]) <= SERIES, alarm["alert"]
+        page, anchor = alarm["annotations"]["runbook"].split("#")
+        assert (ROOT / page).is_file()
+        assert f"#{anchor}" in headings
+    fired = read_yaml(ROOT / "tests/rules_test.yml")["tests"][1]["promql_expr_test"][0]["exp_samples"]
+    assert {alarm["alert"] for alarm in alarms} == {re.findall(r'alertname="(\w+)"', sample["labels"])[0] for sample in fired}
+
+
 def test_promtool_accepts_the_rules_and_they_compute_what_they_say() -> None:
     promtool = require_program("promtool")
     for command in (

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from queueing.estimation.batch_times import BatchTimes
+from queueing.estimation.change import Vector
 from queueing.fit import Measured
 
 ILL = 100.0
@@ -49,12 +50,17 @@ def of_cells(cells: Sequence[Measured], intervals: Mapping[str, tuple[float, flo
 
 def of_window(times: BatchTimes, largest_batch: int, longest: int) -> tuple[str, ...]:
     """Batches of a window that the calibration did not cover."""
+    return beyond(times.size, times.longest, largest_batch, longest, "batches")
+
+
+def beyond(sizes: Vector, lengths: Vector, largest_batch: int, longest: int, what: str = "requests") -> tuple[str, ...]:
+    """Sizes and lengths that the calibration did not cover, one entry each of `what`."""
     doubts = []
-    for name, values, limit in (("batch sizes", times.size, largest_batch), ("lengths", times.longest, longest)):
-        share = float(np.mean(values > limit)) if times.count else 0.0
+    for name, values, limit in (("batch sizes", sizes, largest_batch), ("lengths", lengths, longest)):
+        share = float(np.mean(values > limit)) if values.size else 0.0
         if share > BEYOND_SHARE:
             reach = f"{name} up to {values.max():.0f} were never calibrated (largest: {limit})"
-            doubts.append(f"{reach}; {share:.0%} of the batches rest on the law's form")
+            doubts.append(f"{reach}; {share:.0%} of the {what} rest on the law's form")
     return tuple(doubts)
 
 

@@ -193,6 +193,8 @@ class LiveModel:
         found = await self._predictor.ask("look", question)
         if self._gateway.batcher.epoch != epoch:
             return
+        if found["pilot_failure"] is not None:
+            log.error("the autopilot could not decide: %s", found["pilot_failure"])
         if found["decision"] is not None:
             self._pilot.carry_out(found["decision"])
         if self._gateway.batcher.epoch != epoch:
@@ -245,6 +247,7 @@ class LiveModel:
             max_num_seqs=bounds.max_num_seqs,
             longest=bounds.max_model_len,
             patience=gateway.patience,
+            reach=_reach(gateway),
             waiting=batcher.queue_length,
             saving=gateway.settings.state_file is not None and gateway.now() >= self._save_due,
             waiting_before=self._waiting_before,
@@ -295,6 +298,12 @@ class LiveModel:
         self.save()
         self._predictor.close()
         self.meter.close()
+
+
+def _reach(gateway: Gateway) -> tuple[int, int] | None:
+    """Of the calibration in force, where it is one."""
+    cells = [] if gateway.profile is None else [cell["lengths"] for cell in gateway.profile.cells]
+    return (max(map(len, cells)), max(map(max, cells))) if cells else None
 
 
 def _meter(gateway: Gateway, capabilities: Capabilities) -> EnergyMeter:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,9 +18,11 @@ from queueing.advice.advise import advise, parse_objective
 from queueing.advice.what_if import what_ifs
 from queueing.autopilot.bounds import Bounds
 from queueing.autopilot.controller import Autopilot, Mode
+from queueing.autopilot.decision import Decision
 from queueing.autopilot.look import look as pilot_look
 from queueing.estimation.assess import Assessment, Limits, assess
 from queueing.estimation.estimates import Estimates
+from queueing.estimation.identifiability import beyond
 from queueing.estimation.interval import Estimate, symmetric
 from queueing.estimation.mirror import Mirror
 from queueing.estimation.snapshot import Snapshot
@@ -69,14 +72,24 @@ def look(question: Question) -> Answer:
         found = _assessed(question, seen)
     except SpecError as error:  # a limit beyond what the lengths are known for
         reason = str(error)
-    decision = _memory.pilot.decide(pilot_look(seen, question.shape, question.knobs, _limits(question), found, longest=question.longest))
+    decision, failure = _decided(question, seen, found)
     answer = {"estimates": None, "prediction": None, "state": None, "reason": reason} if found is None else _answer(question, seen, found)
     steering = None if decision is None else decision.to_dict() | {"acts": decision.acts}
     return answer | {
+        "pilot_failure": failure,
         "can_say_what_if": _memory.estimates is not None,
         "decision": steering,
         "pilot": _memory.pilot.to_dict() if question.saving else None,
     }
+
+
+def _decided(question: Question, seen: Snapshot, found: Assessment | None) -> tuple[Decision | None, str | None]:
+    """The autopilot's decision, or how it failed: the look itself stands."""
+    try:
+        shown = pilot_look(seen, question.shape, question.knobs, _limits(question), found, longest=question.longest)
+        return _memory.pilot.decide(shown), None
+    except Exception:  # noqa: BLE001 - told by the gateway's log
+        return None, traceback.format_exc()
 
 
 def _assessed(question: Question, seen: Snapshot) -> Assessment:
@@ -132,6 +145,7 @@ def described(question: Question, seen: Snapshot, found: Assessment) -> Answer:
         "interval": found.compared.predicted.to_dict(),
         "load_interval": found.load.to_dict(),
         "wander_band": None if found.wander is None else _finite(dataclasses.asdict(found.wander)),
+        "doubts": list(_doubts(question, seen)),
         "estimates": found.estimates.summary(),
         "comparison": found.compared.to_dict(),
     }
@@ -173,6 +187,13 @@ def _limits(question: Question) -> Limits:
     return Limits(
         max_output_tokens=knobs.max_output_tokens, max_num_seqs=question.max_num_seqs, patience=question.patience, servers=knobs.servers
     )
+
+
+def _doubts(question: Question, seen: Snapshot) -> tuple[str, ...]:
+    """What was served beyond what the law was measured on."""
+    if question.reach is None:
+        return ()
+    return beyond(seen.mine.column("batch_size"), seen.mine.column("output_tokens"), *question.reach)
 
 
 def _quantiles(found: Assessment, delays: Any, *, joins: bool) -> Answer:

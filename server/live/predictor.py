@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import signal
 import threading
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from typing import Any
 
 NICENESS = 10
+LONGEST = 120.0  # seconds that an answer may take, the start of the process included
 
 
 class Predictor:
     """Calls functions of `server.live.predicting` by name in the other process, which keeps what it saw last."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest: float = LONGEST) -> None:
+        self.longest = longest
         self._pool: ProcessPoolExecutor | None = None
+        self._process: int | None = None
         self._one = asyncio.Lock()
 
     @property
@@ -26,22 +31,39 @@ class Predictor:
         return self._one.locked()
 
     async def ask(self, function: str, *arguments: Any) -> Any:
-        """Its answer; what it raises is raised here. A process that died is started anew with the next question."""
+        """Its answer; what it raises is raised here. A process that died, or took too long, is started anew with the next question."""
         async with self._one:
-            if self._pool is None:
-                os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # inherited; more threads on small matrices spin, at four times the CPU
-                context = multiprocessing.get_context("spawn")
-                self._pool = ProcessPoolExecutor(1, context, initializer=_begin)
             try:
-                return await asyncio.get_running_loop().run_in_executor(self._pool, _call, function, arguments)
-            except BrokenProcessPool:
-                self._pool = None
+                async with asyncio.timeout(self.longest):
+                    return await self._asked(function, arguments)
+            except (BrokenProcessPool, TimeoutError):
+                self._end()
                 raise
+
+    async def _asked(self, function: str, arguments: tuple[Any, ...]) -> Any:
+        loop = asyncio.get_running_loop()
+        if self._pool is None:
+            self._pool = _start()
+            self._process = await loop.run_in_executor(self._pool, os.getpid)
+        return await loop.run_in_executor(self._pool, _call, function, arguments)
+
+    def _end(self) -> None:
+        """At once, whatever it computes."""
+        self.close()
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self._process, signal.SIGKILL)
+        self._pool = self._process = None
 
     def close(self) -> None:
         """Let the process go."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _start() -> ProcessPoolExecutor:
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # inherited; more threads on small matrices spin, at four times the CPU
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_begin)
 
 
 def _begin() -> None:

@@ -21,6 +21,7 @@ class Question:
     max_num_seqs: int
     longest: int  # answer that the engine can give, tokens
     patience: float | None = None  # seconds
+    reach: tuple[int, int] | None = None  # largest batch and longest answer that the law was measured on
     waiting: int = 0
     saving: bool = False  # the estimates are to be saved
     waiting_before: int = 0  # requests that waited when the epoch began

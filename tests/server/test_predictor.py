@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+import pytest
+
+from server.live.predictor import Predictor
 
 ASKS = """
 import asyncio, multiprocessing
@@ -38,6 +44,25 @@ def test_the_predicting_process_ends_with_a_gateway_that_is_killed(tmp_path: Pat
         time.sleep(0.05)
     os.kill(predicting, signal.SIGKILL)
     raise AssertionError("it is left behind")
+
+
+def test_an_answer_that_takes_too_long_ends_the_process_and_the_next_question_has_another() -> None:
+    async def main() -> None:
+        predictor = Predictor(longest=60)
+        assert await predictor.ask("ask_what_ifs") == []
+        (first,) = {child.pid for child in multiprocessing.active_children()}
+        predictor.longest = 0.0
+        with pytest.raises(TimeoutError):
+            await predictor.ask("ask_what_ifs")
+        predictor.longest = 60
+        assert await predictor.ask("ask_what_ifs") == []
+        children = {child.pid for child in multiprocessing.active_children()}
+        predictor.close()
+        assert first is not None
+        assert not runs(first)
+        assert len(children) == 1
+
+    asyncio.run(main())
 
 
 def runs(pid: int) -> bool:
