@@ -24,8 +24,8 @@ MEAN, MEAN_FLOOR = 0.10, 1e-3
 P99 = 0.20
 LOW_LOAD = 0.6
 BAND_SAYS = (
-    "Above, where it lies in the band that the speed's wander gives, or within that same tolerance: a band of a speed that hardly\n"
-    "wandered is narrower than the mean is known."
+    "Above, where it lies in the band that the speed's wander gives; where the speed did not wander beyond chance there is no band, "
+    "and the same tolerance decides. An open band (-) says that the queue has no steady state at some of the speeds."
 )
 Plain = Mapping[str, Any]
 
