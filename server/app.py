@@ -92,7 +92,7 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "error")
-        shaped = ApiError(error.status_code, code, f"{request.method} {request.url.path}: {error.detail}")
+        shaped = ApiError(error.status_code, code, f"{request.method} {brief(request.url.path)}: {error.detail}")
         return JSONResponse(shaped.body(), error.status_code)
 
 

@@ -6,10 +6,9 @@ import re
 
 MAX_ECHO = 80  # characters of a client's own text
 MAX_MESSAGE = 600
-MAX_PARAM = 80
 API_PATHS = ("/v1/", "/admin/")  # not of the file system
 _CONSIDERED = 4096  # characters: the expressions below see no more
-_QUOTED = re.compile(r"(['\"])((?:(?!\1)[^\\]|\\.){81,})(?:\1|\\?$)", re.DOTALL)
+_QUOTED = re.compile(r"(?<!\w)(b?(['\"]))((?:(?!\2)[^\\]|\\.)*)(\2|\\?$)", re.DOTALL)
 _LONG = re.compile(r"\S{81,}")
 _PATH = re.compile(r"(?<![\w/:.])(?:/[\w.+@~-]+){2,}/?")
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{4,}\b")
@@ -23,7 +22,7 @@ def public(message: str) -> str:
     """
     text = _PATH.sub(_path, message[:_CONSIDERED])
     text = _ADDRESS.sub("(address)", text)
-    text = _QUOTED.sub(lambda found: found[1] + brief(found[2]) + found[1], text)
+    text = _QUOTED.sub(lambda found: found[1] + brief(found[3]) + found[4], text)
     text = _LONG.sub(lambda found: brief(found[0]), text)
     return brief(text, MAX_MESSAGE)
 
