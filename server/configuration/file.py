@@ -19,6 +19,7 @@ ENGINE_ARGS = "engine-args"
 NOT_IN_A_FILE = frozenset({"help", "config", "show-config", "json", "engine-arg"})
 JSON = "JSON"  # metavar of an option that takes a list as JSON text; in a file it is a list
 ENGINE_TABLE = "kendall.engine-args"  # where the context keeps that table
+SECRET_WORDS = frozenset({"key", "token", "password", "secret"})
 _EXPECTED: dict[Any, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),
     int: ((int,), "a whole number"),
@@ -100,10 +101,10 @@ def _unknown(path: Path, written: str, value: Any, options: Mapping[str, Any]) -
 
 
 def _shown(key: str, value: Any) -> str:
-    return "(not shown)" if is_secret(key) else f"{value!r:.60}"
+    return "(not shown)" if is_secret(key, value) else f"{value!r:.60}"
 
 
-def is_secret(key: str) -> bool:
-    """Whether a value must not be printed: keys, tokens, passwords; not the file that holds them."""
-    words = key.replace("_", "-").lower().split("-")
-    return "file" not in words and "keyfile" not in words and bool({"key", "token", "password", "secret"} & set(words))
+def is_secret(key: str, value: Any) -> bool:
+    """Whether a value must not be printed: keys, tokens, passwords; not the name of the file that holds them, nor a switch."""
+    words = {*key.replace("_", "-").lower().split("-")}
+    return isinstance(value, str | list) and bool(value) and "file" not in words and bool(words & SECRET_WORDS)

@@ -27,7 +27,7 @@ class Shown:
     @property
     def secret(self) -> bool:
         """Whether its value stays here."""
-        return is_secret(self.key) and self.value not in (None, [])
+        return is_secret(self.key, self.value)
 
 
 def effective(ctx: typer.Context, engine_args: Mapping[str, Any], settled: Mapping[str, Any]) -> list[Shown]:
@@ -39,8 +39,9 @@ def effective(ctx: typer.Context, engine_args: Mapping[str, Any], settled: Mappi
             value = json.loads(value)
         found.append(Shown(key, _plain(value), source_of(ctx, parameter)))
     in_file = ctx.meta.get(ENGINE_TABLE, {})
+    given = next(source_of(ctx, parameter) for parameter in ctx.command.params if parameter.name == "engine_arg")
     for key, value in engine_args.items():
-        source = str(ctx.params.get("config")) if in_file.get(key) == value else "--engine-arg"
+        source = str(ctx.params["config"]) if in_file.get(key) == value else given
         found.append(Shown(key, value, source, engine=True))
     return found
 
@@ -72,7 +73,7 @@ def as_json(shown: Sequence[Shown]) -> str:
     """One object: key to value and source."""
     settings = {each.key: _entry(each) for each in shown if not each.engine}
     settings[ENGINE_ARGS] = {each.key: _entry(each) for each in shown if each.engine}
-    return json.dumps(settings) + "\n"
+    return json.dumps(settings, default=str) + "\n"
 
 
 def _entry(each: Shown) -> dict[str, Any]:
