@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from policies import SpecError, format_policy, parse_policy
+from queueing.environment_twins import by_flag
 from server.configuration.file import ENGINE_TABLE, JSON, take_file
 from server.logs import LogSettings, check_format, check_level, configure_logs
 from server.security.settings import MAX_BODY_BYTES
@@ -107,7 +108,7 @@ def serve_command(
     ] = False,
 ) -> None:
     """Serve an OpenAI-style endpoint with a queue under a policy you choose."""
-    if json_output and not show_config:
+    if json_output and not show_config and by_flag(ctx, "json_output"):
         raise SpecError("got --json without --show-config; expected both")
     engine_args = parse_engine_args(engine_arg or [], ctx.meta.get(ENGINE_TABLE))
     shown_args = dict(engine_args)  # the options below have lines of their own
