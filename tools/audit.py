@@ -49,12 +49,12 @@ def audit(lock: Path, command: Sequence[str]) -> dict[str, Any] | str:
         arguments = [*command, "--requirement", str(lock), "--format", "json", "--output", str(output)]
         try:
             done = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=TIMEOUT)
-            report: dict[str, Any] = json.loads(output.read_text())
-        except subprocess.TimeoutExpired:
-            return f"no answer within {TIMEOUT:.0f} s"
-        except (OSError, ValueError):
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return str(error)
+        if not output.exists() or not output.stat().st_size:
             said = done.stderr.strip().splitlines()
             return said[-1] if said else f"pip-audit ended with status {done.returncode} and wrote nothing"
+        report: dict[str, Any] = json.loads(output.read_text())
     return report
 
 
