@@ -256,7 +256,7 @@ def test_a_variable_that_was_meant_for_serve_does_not_stop_advise_or_optimize(
     monkeypatch.setenv("KENDALL_SLO", "p99_queueing_delay=2s")
     law = ("--arrival-rate", "5", "--output-tokens", "deterministic:value=10", "--latency", "a=0.001,c=0.01")
     assert status("optimize", "--target", "policy", "--objective", "delay", "--candidates", "single", *law) == 0
-    assert "expected a running gateway" in complaint(capsys, "advise", "http://127.0.0.1:9", "--objective", "v1").replace("the URL of ", "")
+    assert "expected the URL of a running" in complaint(capsys, "advise", "http://127.0.0.1:9", "--objective", "v1")
     said = complaint(capsys, "advise", "http://127.0.0.1:9", "--objective", "v1", "--max-clipped-fraction", "0.02")
     assert "max_clipped_fraction with the objective v1" in said
     said = complaint(capsys, "optimize", "--target", "policy", "--objective", "delay", "--loss-cost", "2", *law)
