@@ -22,7 +22,7 @@ from server.security.keys import holder
 from server.security.routes import ADMIN, paths
 from server.security.settings import SecuritySettings
 
-CALLER = "kendall.caller"  # key of a request's scope: the name of the API key it came with
+CALLER = "kendall.api_key"  # key of a request's scope: the name of the API key it came with
 HANDED_ON = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip"})
 
 
