@@ -174,7 +174,10 @@ def serve_command(
 def _show(ctx: typer.Context, settings: Settings, engine_args: Mapping[str, Any], *, json_output: bool) -> None:
     from server.configuration.show import as_json, as_toml, effective  # noqa: PLC0415
 
-    shown = effective(ctx, engine_args, {"served_model_name": settings.served_model_name, "policy": settings.policy})
+    settled: dict[str, Any] = {"policy": settings.policy}
+    if not ctx.params["served_model_name"]:
+        settled["served_model_name"] = settings.served_model_name  # from the model
+    shown = effective(ctx, engine_args, settled)
     typer.echo(as_json(shown) if json_output else as_toml(shown), nl=False)
 
 

@@ -471,6 +471,8 @@ LABELS = {  # each with the most values it may have
     "check": 8,
     "kind": 16,
     "term": 3,
+    "reason": 16,
+    "stage": 8,
     "max_output_tokens": 1,
     "epoch": 1,
 }
