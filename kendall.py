@@ -29,6 +29,7 @@ NO_OPTIONS = frozenset(
 )  # variables of the same prefix
 # options whose name another command has for something else: only KENDALL_<COMMAND>_<OPTION> sets them
 OTHER_MEANING = {
+    "calibrate": {"prompt-tokens"},  # a number; elsewhere a distribution
     "load": {"model"},  # as clients name it; `serve` takes a folder too
     "sweep": {"max-output-tokens", "slo"},  # lists to search over
 }

@@ -81,7 +81,8 @@ def serve_command(
         int | None, typer.Option(min=1, help="Longest prompt; default: the model's context.", rich_help_panel=SECURITY)
     ] = None,
     allowed_origins: Annotated[
-        str | None, typer.Option(metavar=JSON, help="Pages that may call from a browser: a JSON list (vLLM's name).", rich_help_panel=SECURITY)
+        str | None,
+        typer.Option(metavar=JSON, help="Pages that may call from a browser: a JSON list (vLLM's name).", rich_help_panel=SECURITY),
     ] = None,
     ssl_keyfile: Annotated[Path | None, typer.Option(help="TLS: the key, PEM (vLLM's name).", rich_help_panel=SECURITY)] = None,
     ssl_certfile: Annotated[Path | None, typer.Option(help="TLS: the certificate, PEM (vLLM's name).", rich_help_panel=SECURITY)] = None,

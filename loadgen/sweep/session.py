@@ -28,9 +28,7 @@ from loadgen.sweep.store import Store
 DONE, FAILED, CHECK_FAILED, INTERRUPTED = 0, 1, 3, 130
 
 
-async def run_session(
-    plan: Plan, folder: Path, port: int, assertions: Sequence[str], keys: Keys = NO_KEYS, *, json: bool
-) -> int:
+async def run_session(plan: Plan, folder: Path, port: int, assertions: Sequence[str], keys: Keys = NO_KEYS, *, json: bool) -> int:
     """Measure what is left of the plan, report what there is; the exit status."""
     conditions = parse_conditions(assertions)
     store = Store.open(folder, plan)

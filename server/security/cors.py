@@ -28,7 +28,9 @@ def read_origins(text: str | None) -> tuple[str, ...]:
     except ValueError:
         found = None
     if not isinstance(found, list) or not all(isinstance(origin, str) and _is_origin(origin) for origin in found):
-        raise SpecError(f"got --allowed-origins {text!r}; expected a JSON list of origins, for example '[\"https://chat.example\"]' or '[\"*\"]'")
+        raise SpecError(
+            f"got --allowed-origins {text!r}; expected a JSON list of origins, for example '[\"https://chat.example\"]' or '[\"*\"]'"
+        )
     return tuple(found)
 
 

@@ -67,4 +67,6 @@ def warn_of(host: str, security: SecuritySettings) -> None:
     if not security.api_keys:
         log.warning("anyone who reaches %s can use this gateway: --allow-unauthenticated", host or "this machine")
     elif security.tls.certfile is None:
-        log.warning("keys and prompts cross the network in the clear: give --ssl-certfile and --ssl-keyfile, or put a proxy with TLS before it")
+        log.warning(
+            "keys and prompts cross the network in the clear: give --ssl-certfile and --ssl-keyfile, or put a proxy with TLS before it"
+        )

@@ -1,11 +1,11 @@
 """The check before every call, before its body is read: a key where one is needed, and a length that is not too large.
 
-    /health /ready /version   anyone
-    /metrics /load            anyone; with --metrics-need-key whoever has an API key or an admin key
-    /v1, anything unknown     where API keys are set: whoever has one, or an admin key
-    /admin                    where admin keys are set: whoever has one; else a client on this machine (with an API key, where
-                              those are set). What a proxy handed on, or a page of another origin sent, is not of this
-                              machine, although both reach a gateway on loopback.
+/health /ready /version   anyone
+/metrics /load            anyone; with --metrics-need-key whoever has an API key or an admin key
+/v1, anything unknown     where API keys are set: whoever has one, or an admin key
+/admin                    where admin keys are set: whoever has one; else a client on this machine (with an API key, where
+                          those are set). What a proxy handed on, or a page of another origin sent, is not of this
+                          machine, although both reach a gateway on loopback.
 """
 
 from __future__ import annotations

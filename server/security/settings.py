@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from server.security.keys import Key
@@ -30,4 +30,4 @@ class SecuritySettings:
     max_body_bytes: int = MAX_BODY_BYTES
     max_prompt_tokens: int | None = None  # less than the model's context
     allowed_origins: tuple[str, ...] = ()  # CORS is off without
-    tls: TlsSettings = TlsSettings()
+    tls: TlsSettings = field(default_factory=TlsSettings)

@@ -159,7 +159,9 @@ def test_a_head_of_too_many_bytes_or_headers_is_431(port: int) -> None:
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
 
 
-@pytest.mark.parametrize("raw", [b"\x16\x03\x01\x02\x00", b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\ncontent-length: x\r\n\r\n", b"GET /\x00 HTTP/1.1\r\n\r\n"])
+@pytest.mark.parametrize(
+    "raw", [b"\x16\x03\x01\x02\x00", b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\ncontent-length: x\r\n\r\n", b"GET /\x00 HTTP/1.1\r\n\r\n"]
+)
 def test_what_is_no_http_is_one_400_in_openais_form(port: int, raw: bytes) -> None:
     with connect(port) as client:
         client.sendall(raw)
@@ -187,15 +189,26 @@ def test_a_half_closed_connection_is_let_go(port: int) -> None:
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("tls")
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
-    command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
+    command += [
+        "-addext",
+        "subjectAltName=DNS:localhost,IP:127.0.0.1",
+        "-keyout",
+        str(folder / "key.pem"),
+        "-out",
+        str(folder / "cert.pem"),
+    ]
     subprocess.run(command, check=True, capture_output=True)
     return folder / "cert.pem", folder / "key.pem"
 
 
 @pytest.mark.parametrize("own_certificate", [False, True])
-def test_tls_serves_and_asks_clients_for_a_certificate_where_it_is_said_whose(certificate: tuple[Path, Path], own_certificate: bool) -> None:
+def test_tls_serves_and_asks_clients_for_a_certificate_where_it_is_said_whose(
+    certificate: tuple[Path, Path], own_certificate: bool
+) -> None:
     cert, key = certificate
-    servers = serving(uvloop.new_event_loop, **uvicorn_tls(TlsSettings(certfile=cert, keyfile=key, ca_certs=cert if own_certificate else None)))
+    servers = serving(
+        uvloop.new_event_loop, **uvicorn_tls(TlsSettings(certfile=cert, keyfile=key, ca_certs=cert if own_certificate else None))
+    )
     port = next(servers)
     try:
         context = ssl.create_default_context(cafile=str(cert))
