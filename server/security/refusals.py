@@ -22,7 +22,8 @@ NOT_ADMIN = refusal(403, "admin_key_needed", "got an API key, which does not ope
 NOT_HERE = refusal(
     403,
     "admin_key_needed",
-    "got an /admin call from elsewhere; expected it from this machine (as localhost, through no proxy), or a gateway with --admin-key and its key",
+    "got an /admin call from elsewhere; expected it from this machine (as localhost, through no proxy), "
+    "or a gateway with --admin-key and its key",
 )
 
 
