@@ -1,6 +1,6 @@
 # Every target makes the environment first (tools/setup_env.py, silent when up to date).
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-system demo test test-all check bench clean
+.PHONY: help setup setup-system demo test test-all check audit bench clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -28,9 +28,12 @@ check: setup ## lint, format, types, direction of imports, spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy kendall.py tools/setup_env.py
+	$(BIN)/mypy kendall.py tools/setup_env.py tools/audit.py
 	$(BIN)/lint-imports
 	$(BIN)/codespell
+
+audit: ## known vulnerabilities in the pinned packages; fails visibly where the database cannot be reached
+	@$(PYTHON) tools/audit.py
 
 bench: setup ## the benchmarks, one after the other
 	@for file in $(filter-out bench/live_validation.py,$(wildcard bench/*.py)); do echo "== $$file"; $(BIN)/python "$$file" $(ARGS) || exit 1; done

@@ -6,7 +6,9 @@ Exit status: 0 done, 1 failed, 2 wrong arguments, 3 a check failed or no stable 
 from __future__ import annotations
 
 import os
+import re
 import sys
+from typing import Any
 
 COMMANDS = {
     "demo": ("loadgen.demo_cli", "observed beside predicted, on the real engine, in a few minutes"),
@@ -22,6 +24,15 @@ COMMANDS = {
     "advise": ("server.advising", "ask a running gateway what its model would change"),
     "reproduce": ("queueing.reproduction.cli", "the papers' tables and figures, computed again and compared"),
 }
+NO_OPTIONS = frozenset(
+    {"KENDALL_DEBUG", "KENDALL_ENGINE_CPUS", "KENDALL_ENGINE_ERROR_FILE", "KENDALL_FLAVOUR", "KENDALL_GATEWAY_PID"}
+)  # variables of the same prefix
+# options whose name another command has for something else: only KENDALL_<COMMAND>_<OPTION> sets them
+OTHER_MEANING = {
+    "calibrate": {"prompt-tokens"},  # a number; elsewhere a distribution
+    "load": {"model"},  # as clients name it; `serve` takes a folder too
+    "sweep": {"max-output-tokens", "slo"},  # lists to search over
+}
 USAGE = """Usage: kendall COMMAND [OPTIONS]
 
   A live batching gateway for LLM inference that knows its own queueing theory.
@@ -30,7 +41,7 @@ Commands:
 {commands}
 
 `kendall COMMAND --help` explains one; `kendall --version` says which Kendall this is.
-Every option can also be set as KENDALL_<OPTION> in the environment."""
+Every option can also be set as KENDALL_<OPTION> in the environment, or as KENDALL_<COMMAND>_<OPTION> for one command only."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -55,11 +66,13 @@ def _run(name: str, arguments: list[str]) -> int:
     from typer.exceptions import Abort, Exit, TyperException
 
     try:
-        return int(_command(name).main(arguments, prog_name=f"kendall {name}", standalone_mode=False) or 0)
+        command = _command(name)
+        _check_environment(name, command, arguments)
+        return int(command.main(arguments, prog_name=f"kendall {name}", standalone_mode=False) or 0)
     except SpecError as error:
         return _complain(str(error), 2)
     except TyperException as error:
-        return _complain(" ".join(error.format_message().split()), 2)
+        return _complain(_told(error), 2)
     except Exit as stop:
         return stop.exit_code
     except (Abort, KeyboardInterrupt):
@@ -79,9 +92,58 @@ def _command(name: str):  # type: ignore[no-untyped-def]
     command = typer.main.get_command(importlib.import_module(COMMANDS[name][0]).app)
     command = getattr(command, "commands", {name: command})[name]
     for parameter in command.params:
-        if parameter.param_type_name == "option" and parameter.envvar is None and parameter.name != "help":
-            parameter.envvar = f"KENDALL_{parameter.name.upper()}"
+        if parameter.param_type_name == "option" or parameter.envvar:
+            own, *shared = _twins(name, parameter)
+            parameter.envvar = own if own in os.environ or not shared else shared[0]
     return command
+
+
+def _twins(name: str, parameter: Any) -> list[str]:
+    """KENDALL_<COMMAND>_<OPTION>, then KENDALL_<OPTION>, the one for all commands in which it means the same."""
+    flag = next((opt for opt in parameter.opts if opt.startswith("--")), parameter.name).removeprefix("--")
+    own, shared = (f"KENDALL_{text}".replace("-", "_").upper() for text in (f"{name}_{flag}", flag))
+    return [own] if flag in OTHER_MEANING.get(name, ()) else [own, shared]
+
+
+def _check_environment(name: str, command: Any, arguments: list[str]) -> None:
+    """Raises SpecError: a variable KENDALL_... that no command reads, which is a typing error or a setting that is gone."""
+    from policies.text import SpecError, suggest
+
+    for variable in [variable for variable, value in os.environ.items() if _is_service_link(variable, value)]:
+        del os.environ[variable]
+    ours = _read_by(name, command)
+    strange = [variable for variable in os.environ if variable.startswith("KENDALL_") and variable not in ours]
+    if not strange or "--help" in arguments:
+        return
+    known = ours.union(*(_read_by(other, _command(other)) for other in COMMANDS))  # imports them all
+    for variable in strange:
+        if variable not in known:
+            raise SpecError(f"got {variable} in the environment; expected the name of an option{suggest(variable, tuple(known))}")
+
+
+def _read_by(name: str, command: Any) -> frozenset[str]:
+    return NO_OPTIONS.union(*(_twins(name, parameter) for parameter in command.params if parameter.envvar))
+
+
+def _is_service_link(variable: str, value: str) -> bool:
+    """Whether Kubernetes set it, for a service whose name begins with kendall: KENDALL_PORT=tcp://10.0.0.1:8080."""
+    if not variable.startswith("KENDALL_"):
+        return False
+    if variable.endswith("_PORT") and value.startswith(("tcp://", "udp://", "sctp://")):
+        return True
+    return re.search(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$", variable) is not None
+
+
+def _told(error: Any) -> str:
+    """What typer says is wrong, in one line, and where the value came from if not from the command line."""
+    message = " ".join(error.format_message().split())
+    parameter, context = getattr(error, "param", None), getattr(error, "ctx", None)
+    source = context.get_parameter_source(parameter.name) if parameter is not None and context is not None else None
+    if source is not None and source.name == "ENVIRONMENT":
+        return f"{message}; got {os.environ.get(parameter.envvar)!r:.80} from {parameter.envvar}"
+    if source is not None and source.name == "DEFAULT_MAP":
+        return f"{message}; got {context.default_map[parameter.name]!r:.80} from {context.params.get('config')}"
+    return message
 
 
 def _complain(message: str, status: int) -> int:

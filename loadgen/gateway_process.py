@@ -14,8 +14,11 @@ from typing import Any, Self
 
 import httpx
 
+from loadgen.keys import NO_KEYS, Keys
+
 START_LIMIT = 180.0  # seconds
 STOP_LIMIT = 20.0
+KEPT = frozenset({"KENDALL_DEBUG", "KENDALL_ENGINE_CPUS"})  # of the variables: no options
 HEALTH_LIMIT = 10.0  # a gateway that takes longer to say that it is well is not
 
 
@@ -30,9 +33,9 @@ class GatewayLostError(GatewayError):
 class GatewayClient:
     """Questions to a gateway that is there."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, keys: Keys = NO_KEYS) -> None:
         self.url = url.rstrip("/")
-        self._client = httpx.AsyncClient(base_url=self.url, timeout=900)
+        self._client = httpx.AsyncClient(base_url=self.url, headers=keys.headers, timeout=900)
 
     async def __aenter__(self) -> Self:
         return self
@@ -78,7 +81,9 @@ class GatewayProcess(GatewayClient):
         self._log_file.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", self.module, str(os.getpid()), "serve", *self._arguments]
         with self._log_file.open("wb") as log:
-            self._process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log, start_new_session=True)
+            self._process = await asyncio.create_subprocess_exec(
+                *command, stdout=log, stderr=log, start_new_session=True, env=own_environment()
+            )
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -126,6 +131,11 @@ class GatewayProcess(GatewayClient):
         """What the gateway said last."""
         lines = self._log_file.read_text(errors="replace").strip().splitlines()
         return lines[-1].removeprefix("kendall: ") if lines else "the gateway ended without a word"
+
+
+def own_environment() -> dict[str, str]:
+    """This process's environment without the options in it: a gateway that is measured is what its arguments say."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("KENDALL_") or name in KEPT}
 
 
 def free_port(wanted: int) -> int:

@@ -19,13 +19,16 @@ from loadgen.plan import LoadPlan, plan_load
 from loadgen.progress import for_stderr
 from loadgen.result_files import ResultFiles, parse_metadata, result_files, save_bench, save_plan
 from loadgen.target import LoadError
+from queueing.environment_twins import flags_first, from_environment
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 WHERE, WHEN, WHAT, HOW, SAID = "Where to", "When requests come", "What they are", "How they are sent", "What is said of them"
+SOURCES = ("request_rate", "arrivals", "ramp_up_strategy", "trace", "timetable")  # of arrivals: one of them
 
 
 @app.command("load", cls=LoadCommand, no_args_is_help=True)
 def load(
+    ctx: typer.Context,
     *,
     base_url: Annotated[str | None, option("--base-url", "Where the server listens; else --host and --port.", WHERE)] = None,
     host: Annotated[str, option("--host", "The server's host.", WHERE)] = "127.0.0.1",
@@ -113,7 +116,9 @@ def load(
 
     Lengths are forced by a field that Kendall accepts under --allow-forced-lengths. Ctrl-C ends the run and keeps it.
     """
-    given = locals()
+    given = flags_first(ctx, locals(), SOURCES)
+    if given["request_rate"] is None and from_environment(ctx, "burstiness"):
+        given["burstiness"] = 1.0
     fields = {field.name: given[field.name] for field in dataclasses.fields(LoadOptions) if field.name in given}
     wishes = parse_wishes(
         metrics=percentile_metrics,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from loadgen.keys import Keys
 from policies.text import SpecError
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ def sweep_command(
     model: Annotated[str | None, typer.Option(help="Model of the gateway that is started.")] = None,
     engine: Annotated[str | None, typer.Option(help="auto | vllm | emulated.")] = None,
     base_url: Annotated[str | None, typer.Option(help="Measure a gateway that runs already.")] = None,
+    api_key: Annotated[str | None, typer.Option(help="With --base-url: sent as a bearer token; never written to a file.")] = None,
+    admin_key: Annotated[str | None, typer.Option(help="The same, for a gateway with --admin-key.")] = None,
     latency: Annotated[str | None, typer.Option(help="Law to go by instead of calibrating; the emulated engine obeys it.")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Most sequences in the engine that is started.")] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Of the gateway that is started; another where it is in use.")] = 8080,
@@ -92,7 +95,7 @@ def sweep_command(
     if dry_run:
         _print_plan(plan, json)
         return
-    raise typer.Exit(_measure(plan, folder, port, assertions or [], json=json))
+    raise typer.Exit(_measure(plan, folder, port, assertions or [], Keys(api_key, admin_key), json=json))
 
 
 def _plan(preset: str, given: dict[str, Any], resume: Path | None, folder: Path) -> tuple[Plan, Path]:
@@ -114,10 +117,10 @@ def _plan(preset: str, given: dict[str, Any], resume: Path | None, folder: Path)
         raise SpecError(str(error)) from None
 
 
-def _measure(plan: Plan, folder: Path, port: int, assertions: list[str], *, json: bool) -> int:
+def _measure(plan: Plan, folder: Path, port: int, assertions: list[str], keys: Keys, *, json: bool) -> int:
     from loadgen.sweep.session import run_session  # noqa: PLC0415
 
-    return asyncio.run(run_session(plan, folder, port, assertions, json=json))
+    return asyncio.run(run_session(plan, folder, port, assertions, keys, json=json))
 
 
 def _print_plan(plan: Plan, json: bool) -> None:

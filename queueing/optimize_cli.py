@@ -11,6 +11,7 @@ from rich.console import Console
 from policies.text import SpecError, parse_policy
 from queueing.cli import ArrivalRate, EngineBound, Json, Latency, OutputTokens, Patience, PromptTokens, Servers, TokenLimit
 from queueing.distributions import SUPPORT_LIMIT, parse_distribution
+from queueing.environment_twins import fitting
 from queueing.errors import NoStableChoiceError
 from queueing.model import Model
 from queueing.optimisation.choices import best_batch_size, best_policy
@@ -26,11 +27,12 @@ TARGETS = ("max-output-tokens", "batch-size", "policy", "servers", "arrival-rate
 CANDIDATES = ("single", "dynamic", *(f"{name}:max_batch_size=8" for name in ("capped", "elastic", "continuous")), "fixed:batch_size=8")
 SHOWN = 15  # rows of the table
 NEVER = 1e-6  # limits that cut fewer requests than this are not listed
-WEIGHS = {"--theta": ("v1", "v2"), "--loss-cost": ("v2",), "--max-clipped-fraction": ("clipped",)}
+WEIGHS = {"theta": ("v1", "v2"), "loss_cost": ("v2",), "max_clipped_fraction": ("clipped",)}
 
 
 @app.command()
 def optimize(
+    ctx: typer.Context,
     *,
     target: Annotated[str, typer.Option("--target", help=", ".join(TARGETS))],
     objective: Annotated[str, typer.Option("--objective", help="delay, throughput, v1, v2, clipped, slo")] = "delay",
@@ -54,7 +56,9 @@ def optimize(
     as_json: Json = False,
 ) -> None:
     """The best choice of TARGET for OBJECTIVE, and the curve it was chosen from."""
-    goal = _goal(objective, {"--theta": theta, "--loss-cost": loss_cost, "--max-clipped-fraction": max_clipped_fraction}, slo)
+    read = {flag for flag, names in WEIGHS.items() if objective in names} | ({"slo"} if objective == "slo" else set())
+    weights = {"theta": theta, "loss_cost": loss_cost, "max_clipped_fraction": max_clipped_fraction, "slo": slo}
+    goal = _goal(objective, fitting(ctx, weights, read))
     _check_target(target, candidates, largest)
     sought = target == "max-output-tokens"  # then --max-output-tokens bounds the search: lengths cut there would count as whole answers
     lengths = parse_distribution(output_tokens, SUPPORT_LIMIT if sought else max_output_tokens)
@@ -78,13 +82,14 @@ def optimize(
     typer.echo(json.dumps(found.to_dict()) if as_json else table(found))
 
 
-def _goal(name: str, weights: dict[str, float | None], slo: str | None) -> Objective:
-    given = {flag: value for flag, value in weights.items() if value is not None}
-    chosen: dict[str, Any] = {flag.removeprefix("--").replace("-", "_"): value for flag, value in given.items()}
-    goal = Objective(name=name, slo=None if slo is None else parse_slo(slo), **chosen)
-    for flag in given:
-        if name not in WEIGHS[flag]:
-            raise SpecError(f"got {flag} with --objective {name}; expected --objective {' or '.join(WEIGHS[flag])}")
+def _goal(name: str, given: dict[str, Any]) -> Objective:
+    slo = given.pop("slo", None)
+    weights = {key: value for key, value in given.items() if value is not None}
+    goal = Objective(name=name, slo=None if slo is None else parse_slo(slo), **weights)
+    for key in weights:
+        if name not in WEIGHS[key]:
+            flag = "--" + key.replace("_", "-")
+            raise SpecError(f"got {flag} with --objective {name}; expected --objective {' or '.join(WEIGHS[key])}")
     return goal
 
 

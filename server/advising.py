@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from policies.text import SpecError
+from queueing.environment_twins import fitting
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Ask a running gateway what its model would change.")
 TIMEOUT = 120.0  # seconds: an advice for several servers is simulated
@@ -25,6 +26,7 @@ GATEWAY = "expected the URL of a running `kendall serve`, for example http://127
 
 @app.command()
 def advise(
+    ctx: typer.Context,
     url: Annotated[str, typer.Argument(help="URL of a running gateway.")],
     *,
     objective: Annotated[str | None, typer.Option(help="delay (default), throughput, v1, v2, clipped, slo.")] = None,
@@ -34,13 +36,16 @@ def advise(
     max_clipped_fraction: Annotated[float | None, typer.Option(help="Largest share of answers that a token limit may cut; 0.05.")] = None,
     family: Annotated[str | None, typer.Option(help="Law of lengths beyond the limits that were in force, for example lognormal.")] = None,
     target: Annotated[str | None, typer.Option(help="batch-size, max-output-tokens, policy or servers; default: all.")] = None,
+    api_key: Annotated[str | None, typer.Option(help="Sent as a bearer token.")] = None,
+    admin_key: Annotated[str | None, typer.Option(help="The same, for a gateway with --admin-key; before --api-key.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """The best batch size, token limit, policy and number of servers for an objective, each with what it should gain."""
     given = {"objective": objective, "slo": slo, "theta": theta, "loss_cost": loss_cost, "max_clipped_fraction": max_clipped_fraction}
+    given = fitting(ctx, given, _read_by(objective, slo))
     params = {name: str(value) for name, value in (given | {"family": family, "target": target}).items() if value is not None}
     _check(params)
-    found = ask(url, params)
+    found = ask(url, params, admin_key or api_key)
     if as_json:
         sys.stdout.write(json.dumps(found) + "\n")
     elif found["advice"]:
@@ -52,6 +57,14 @@ def advise(
         raise typer.Exit(3)
 
 
+def _read_by(objective: str | None, slo: str | None) -> set[str]:
+    """The options that an objective reads: others are passed over where the environment set them."""
+    from queueing.advice.measure import WEIGHS  # noqa: PLC0415 - heavy
+
+    name = objective or ("delay" if slo is None else "slo")
+    return {"objective", *(key for key, names in WEIGHS.items() if name in names), *(("slo",) if name == "slo" else ())}
+
+
 def _check(params: Mapping[str, str]) -> None:
     """What the gateway would refuse. Raises SpecError."""
     from queueing.advice.advise import TARGETS, parse_objective  # noqa: PLC0415 - heavy: --help is instant
@@ -61,11 +74,12 @@ def _check(params: Mapping[str, str]) -> None:
         raise SpecError(f"got --target {params['target']!r}; expected one of {', '.join(TARGETS)}")
 
 
-def ask(url: str, params: Mapping[str, str]) -> dict[str, Any]:
+def ask(url: str, params: Mapping[str, str], key: str | None = None) -> dict[str, Any]:
     """The gateway's answer. Raises SpecError: no gateway there, or it refused."""
     try:
         with Console(stderr=True).status("the gateway predicts"):  # on a terminal only
-            response = httpx.get(url.rstrip("/") + "/admin/advice", params=dict(params), timeout=TIMEOUT)
+            headers = {"authorization": f"Bearer {key}"} if key else {}
+            response = httpx.get(url.rstrip("/") + "/admin/advice", params=dict(params), headers=headers, timeout=TIMEOUT)
         answer = response.json()
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise SpecError(f"got {url}; {GATEWAY} ({error})") from None

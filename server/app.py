@@ -12,7 +12,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from policies import SpecError
 from queueing.profile import Profile
@@ -21,6 +21,9 @@ from server.errors import ApiError
 from server.gateway import Gateway
 from server.law.calibration import Calibrator
 from server.schema import CalibrationRequest, ChatRequest, CompletionRequest, PolicyChange
+from server.security.cors import cors
+from server.security.guard import Guard
+from server.security.wording import brief
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -29,9 +32,19 @@ class _App(FastAPI):
     """FastAPI, but the two routes that carry answers are called without its layers: they cost more than the gateway's own work."""
 
     direct: dict[str, Callable[[Scope, Receive, Send], Awaitable[None]]]
+    guard: Guard
+    cors: ASGIApp | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "POST" and (call := self.direct.get(scope["path"])) is not None:
+        await (self.guarded if self.cors is None else self.cors)(scope, receive, send)
+
+    async def guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Whatever comes in passes the guard first."""
+        if scope["type"] != "http":
+            await super().__call__(scope, receive, send)
+        elif (refusal := self.guard.refusal(scope)) is not None:
+            await refusal(scope, receive, send)
+        elif scope["method"] == "POST" and (call := self.direct.get(scope["path"])) is not None:
             await call(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
@@ -57,6 +70,8 @@ def create_app(
 
     app = _App(title="Kendall", version=metadata.version("kendall"), lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.gateway = gateway
+    app.guard = Guard(gateway.settings.security)
+    app.cors = cors(app.guarded, gateway.settings.security.allowed_origins)
     app.direct = {"/v1/completions": direct(gateway, CompletionRequest), "/v1/chat/completions": direct(gateway, ChatRequest)}
     _add_errors(app)
     _add_openai(app, gateway)
@@ -92,7 +107,7 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "error")
-        shaped = ApiError(error.status_code, code, f"{request.method} {request.url.path}: {error.detail}")
+        shaped = ApiError(error.status_code, code, f"{request.method} {brief(request.url.path)}: {error.detail}")
         return JSONResponse(shaped.body(), error.status_code)
 
 

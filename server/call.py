@@ -18,16 +18,18 @@ from server.arrivals_seen import is_retry
 from server.errors import ApiError
 from server.formats import ChatFormat, CompletionFormat
 from server.gateway import Gateway
+from server.logs import log_prompt
 from server.receiving import RECEIVED_AT
 from server.schema import FORCED_FIELD, ChatRequest, CompletionRequest
+from server.security.settings import MAX_BODY_BYTES
+from server.security.wording import brief
 
 log = logging.getLogger("kendall")
-MAX_BODY = 16 << 20  # bytes
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
-async def read_body(receive: Receive) -> bytes:
+async def read_body(receive: Receive, most: int = MAX_BODY_BYTES) -> bytes:
     """The whole body. Raises ApiError 413, or ClientDisconnect."""
     body = bytearray()
     more = True
@@ -36,8 +38,8 @@ async def read_body(receive: Receive) -> bytes:
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         body += message.get("body", b"")
-        if len(body) > MAX_BODY:
-            raise ApiError(413, "body_too_large", f"got a body of more than {MAX_BODY} bytes; expected less")
+        if len(body) > most:
+            raise ApiError(413, "body_too_large", f"got a body of more than {most} bytes; expected less")
         more = message.get("more_body", False)
     return bytes(body)
 
@@ -48,7 +50,7 @@ def validate(body: bytes, model: type[_Model]) -> _Model:
         return model.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
+        where = brief(".".join(str(part) for part in first["loc"]))
         got = f"; got {first['input']!r:.80}" if where and first["type"] != "missing" else ""
         code = "invalid_json" if first["type"] == "json_invalid" else "invalid_request"
         raise ApiError(400, code, f"{where + ': ' if where else ''}{first['msg']}{got}", param=where or None) from None
@@ -60,14 +62,15 @@ def _check(gateway: Gateway, call: CompletionRequest | ChatRequest) -> None:
             404, "model_not_found", f"got model {call.model!r}; this gateway serves {gateway.settings.served_model_name!r}", param="model"
         )
     if unsupported := call.unsupported():
-        raise ApiError(501, "unsupported", f"{unsupported[0]} is not served by this gateway; leave it out", param=unsupported[0])
+        name = brief(unsupported[0])
+        raise ApiError(501, "unsupported", f"{name} is not served by this gateway; leave it out", param=name)
     if call.kendall_forced_output_tokens is not None and not gateway.settings.allow_forced_lengths:
         raise ApiError(400, "forced_lengths_not_allowed", "forced lengths need `kendall serve --allow-forced-lengths`", param=FORCED_FIELD)
 
 
 async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[CompletionRequest] | type[ChatRequest]) -> Answer:
     """The call's answer, its sequences not yet submitted. Raises ApiError."""
-    call = validate(await read_body(receive), model)
+    call = validate(await read_body(receive, gateway.settings.security.max_body_bytes), model)
     arrived_at = gateway.now()
     batcher = gateway.admit()
     _check(gateway, call)
@@ -77,6 +80,8 @@ async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[C
     received_at = scope.get(RECEIVED_AT, arrived_at)
     retry = is_retry(scope["headers"])
     works = await gateway.works(call, call_id, arrived_at, asked_id, received_at, retry=retry)
+    if gateway.settings.logs.prompts:
+        log_prompt(asked_id or call_id, call)
     gateway.arrivals.saw(received_at, batcher.epoch, retry=retry)
     options = AnswerOptions(
         request_id=asked_id or call_id,

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import logging
-import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from policies import SpecError, format_policy, parse_policy
+from queueing.environment_twins import by_flag
+from server.configuration.file import ENGINE_TABLE, JSON, take_file
+from server.logs import LogSettings, check_format, check_level, configure_logs
+from server.security.settings import MAX_BODY_BYTES
 from server.settings import AutopilotMode, EngineName, Settings
 
 app = typer.Typer()
+CONFIGURATION, SECURITY, LOGS = "Configuration", "Security", "Logs"
 
 
-def parse_engine_args(pairs: list[str], config: Path | None = None) -> dict[str, Any]:
+def parse_engine_args(pairs: list[str], table: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """`KEY=VALUE` texts and the `[engine-args]` table of a TOML file; the texts win."""
-    values: dict[str, Any] = {}
-    if config is not None:
-        try:
-            table = tomllib.loads(config.read_text())
-        except (OSError, tomllib.TOMLDecodeError) as error:
-            raise SpecError(f"got --config {config}; expected a readable TOML file ({error})") from None
-        values |= {key.replace("-", "_"): value for key, value in table.get("engine-args", {}).items()}
+    values = dict(table or {})
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not (key and equals):
@@ -34,7 +32,10 @@ def parse_engine_args(pairs: list[str], config: Path | None = None) -> dict[str,
 
 @app.command("serve")
 def serve_command(
-    model: Annotated[str, typer.Argument(help="`tiny` (made locally), a model directory, or a name that vLLM can fetch.")] = "tiny",
+    ctx: typer.Context,
+    model: Annotated[
+        str, typer.Argument(help="`tiny` (made locally), a model directory, or a name that vLLM can fetch.", envvar="KENDALL_MODEL")
+    ] = "tiny",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8080,
     policy: Annotated[str, typer.Option(help="Batching policy, for example capped:max_batch_size=8.")] = "continuous",
@@ -44,7 +45,6 @@ def serve_command(
     max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Most sequences in the engine at once (vLLM's name).")] = None,
     max_model_len: Annotated[int | None, typer.Option(min=1, help="Context length (vLLM's name).")] = None,
     engine_arg: Annotated[list[str] | None, typer.Option(help="Any vLLM engine argument, KEY=VALUE; repeatable.")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file; its [engine-args] table goes to vLLM.")] = None,
     latency: Annotated[str | None, typer.Option(help="Law or profile: predictions, and the emulated engine's timing.")] = None,
     calibrate: Annotated[bool, typer.Option("--calibrate", help="Measure the engine's law first; what arrives meanwhile waits.")] = False,
     served_model_name: Annotated[str | None, typer.Option(help="Name in the API; default: the model's last part.")] = None,
@@ -61,20 +61,68 @@ def serve_command(
     max_clipped_fraction: Annotated[float, typer.Option(min=0, max=0.999, help="Most answers that autopilot may clip.")] = 0.05,
     idle_probes: Annotated[bool, typer.Option("--idle-probes", help="Measure the engine's law while it is idle.")] = False,
     shutdown_timeout: Annotated[float, typer.Option(min=0, help="Seconds that requests in service may take after SIGTERM.")] = 30.0,
-    log_level: Annotated[str, typer.Option(help="debug | info | warning | error.")] = "info",
+    api_key: Annotated[
+        list[str] | None, typer.Option(help="A key that clients must send as a bearer token; repeatable.", rich_help_panel=SECURITY)
+    ] = None,
+    api_key_file: Annotated[Path | None, typer.Option(help="A file of such keys, one per line.", rich_help_panel=SECURITY)] = None,
+    admin_key: Annotated[
+        list[str] | None,
+        typer.Option(help="A key for /admin; repeatable. Without one only this machine may call /admin.", rich_help_panel=SECURITY),
+    ] = None,
+    admin_key_file: Annotated[Path | None, typer.Option(help="A file of such keys, one per line.", rich_help_panel=SECURITY)] = None,
+    allow_unauthenticated: Annotated[
+        bool, typer.Option("--allow-unauthenticated", help="Serve other machines without --api-key.", rich_help_panel=SECURITY)
+    ] = False,
+    metrics_need_key: Annotated[
+        bool, typer.Option("--metrics-need-key", help="/metrics and /load need a key too.", rich_help_panel=SECURITY)
+    ] = False,
+    max_body_bytes: Annotated[int, typer.Option(min=1024, help="Largest body of a request.", rich_help_panel=SECURITY)] = MAX_BODY_BYTES,
+    max_prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longest prompt; default: the model's context.", rich_help_panel=SECURITY)
+    ] = None,
+    allowed_origins: Annotated[
+        str | None,
+        typer.Option(metavar=JSON, help="Pages that may call from a browser: a JSON list (vLLM's name).", rich_help_panel=SECURITY),
+    ] = None,
+    ssl_keyfile: Annotated[Path | None, typer.Option(help="TLS: the key, PEM (vLLM's name).", rich_help_panel=SECURITY)] = None,
+    ssl_certfile: Annotated[Path | None, typer.Option(help="TLS: the certificate, PEM (vLLM's name).", rich_help_panel=SECURITY)] = None,
+    ssl_ca_certs: Annotated[
+        Path | None, typer.Option(help="TLS: whose certificates clients must show (vLLM's name).", rich_help_panel=SECURITY)
+    ] = None,
+    log_level: Annotated[str, typer.Option(help="debug | info | warning | error.", rich_help_panel=LOGS)] = "info",
+    log_format: Annotated[str, typer.Option(help="text | json: one object a line.", rich_help_panel=LOGS)] = "text",
+    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Log every prompt in full.", rich_help_panel=LOGS)] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            is_eager=True,
+            callback=take_file,
+            help="TOML file: keys named as these options, and a table [engine-args] for vLLM. Environment and flags win over it.",
+            rich_help_panel=CONFIGURATION,
+        ),
+    ] = None,
+    show_config: Annotated[
+        bool, typer.Option("--show-config", help="Print every setting with its source, and exit.", rich_help_panel=CONFIGURATION)
+    ] = False,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="With --show-config: as one JSON object.", rich_help_panel=CONFIGURATION)
+    ] = False,
 ) -> None:
     """Serve an OpenAI-style endpoint with a queue under a policy you choose."""
-    from server.live.pilot import autopilot_bounds  # noqa: PLC0415 - heavy
-    from server.serving import serve  # noqa: PLC0415
-
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s  %(message)s", datefmt="%H:%M:%S")
-    logging.getLogger("vllm").setLevel(logging.WARNING)
-    engine_args = parse_engine_args(engine_arg or [], config)
+    if json_output and not show_config and by_flag(ctx, "json_output"):
+        raise SpecError("got --json without --show-config; expected both")
+    engine_args = parse_engine_args(engine_arg or [], ctx.meta.get(ENGINE_TABLE))
+    shown_args = dict(engine_args)  # the options below have lines of their own
     for name, value in (("max_num_seqs", max_num_seqs), ("max_model_len", max_model_len)):
         if value is not None:
             engine_args[name] = value
+            shown_args.pop(name, None)
     if autopilot != "off":
+        from server.live.pilot import autopilot_bounds  # noqa: PLC0415 - heavy
+
         autopilot_bounds(policy, autopilot_policies or (), max_clipped_fraction)
+    from server.security.flags import read_security  # noqa: PLC0415 - heavy
+
     settings = Settings(
         model=model,
         served_model_name=served_model_name or model.rstrip("/").rsplit("/", 1)[-1],
@@ -97,9 +145,41 @@ def serve_command(
         max_clipped_fraction=max_clipped_fraction,
         idle_probes=idle_probes,
         shutdown_timeout=shutdown_timeout,
+        security=read_security(
+            host,
+            api_key=api_key or (),
+            api_key_file=api_key_file,
+            admin_key=admin_key or (),
+            admin_key_file=admin_key_file,
+            allow_unauthenticated=allow_unauthenticated,
+            metrics_need_key=metrics_need_key,
+            max_body_bytes=max_body_bytes,
+            max_prompt_tokens=max_prompt_tokens,
+            allowed_origins=allowed_origins,
+            ssl_keyfile=ssl_keyfile,
+            ssl_certfile=ssl_certfile,
+            ssl_ca_certs=ssl_ca_certs,
+        ),
+        logs=LogSettings(level=check_level(log_level), format=check_format(log_format), prompts=log_prompts),
         engine_args=engine_args,
     )
+    if show_config:
+        _show(ctx, settings, shown_args, json_output=json_output)
+        return
+    configure_logs(settings.logs)
+    from server.serving import serve  # noqa: PLC0415 - heavy
+
     raise typer.Exit(serve(settings))
+
+
+def _show(ctx: typer.Context, settings: Settings, engine_args: Mapping[str, Any], *, json_output: bool) -> None:
+    from server.configuration.show import as_json, as_toml, effective  # noqa: PLC0415
+
+    settled: dict[str, Any] = {"policy": settings.policy}
+    if not ctx.params["served_model_name"]:
+        settled["served_model_name"] = settings.served_model_name  # from the model
+    shown = effective(ctx, engine_args, settled)
+    typer.echo(as_json(shown) if json_output else as_toml(shown), nl=False)
 
 
 def check_engine(name: str) -> EngineName:
@@ -132,6 +212,8 @@ def calibrate_command(
     repeats: Annotated[int, typer.Option(min=2, max=100, help="Measurements per cell.")] = 5,
     seed: Annotated[int, typer.Option(help="Order of the cells.")] = 0,
     name: Annotated[str | None, typer.Option(help="Name of the profile; default: the model's.")] = None,
+    api_key: Annotated[str | None, typer.Option(help="Sent to a running gateway as a bearer token.")] = None,
+    admin_key: Annotated[str | None, typer.Option(help="The same, for a gateway with --admin-key; before --api-key.")] = None,
     output: Annotated[Path | None, typer.Option(help="File to write; default: the profile's place in the user's cache.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the profile as one JSON object.")] = False,
 ) -> None:
@@ -147,4 +229,4 @@ def calibrate_command(
         "seed": seed,
         "name": name,
     }
-    calibrate(target, plan, output, json_output=json_output)
+    calibrate(target, plan, output, key=admin_key or api_key, json_output=json_output)

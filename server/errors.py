@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 413: "invalid_request_error"}
+from server.security.wording import brief, public
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "invalid_request_error",
+}
 MAX_RETRY_AFTER = 120  # seconds; the OpenAI client gives up on more
 
 
@@ -15,8 +23,8 @@ class ApiError(Exception):
         super().__init__(message)
         self.status = status
         self.code = code
-        self.message = message
-        self.param = param
+        self.message = public(message)  # whatever library it came from
+        self.param = None if param is None else brief(param)
         self.retry_after = retry_after
 
     def body(self) -> dict[str, Any]:
@@ -25,7 +33,9 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
-        """`Retry-After` on every 429 and 503, whole seconds, at most 120."""
+        """`Retry-After` on every 429 and 503, whole seconds, at most 120; on 401 how to come."""
+        if self.status == 401:
+            return {"www-authenticate": "Bearer"}
         if self.status not in (429, 503):
             return {}
         return {"retry-after": str(max(1, min(MAX_RETRY_AFTER, round(self.retry_after or 1))))}

@@ -23,6 +23,7 @@ from server.live import LiveModel
 from server.metrics import Metrics
 from server.recorder import Recorder
 from server.schema import CalibrationRequest, ChatRequest, CompletionRequest, Generation, PolicyChange
+from server.security.limits import check_prompt
 from server.settings import Settings
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ class Gateway:
         self.metrics.gauge_of("in_service", "Sequences in service", lambda: self.batcher.in_service)
         self.metrics.switched(format_policy(self._policy), self.max_output_tokens, 0, changed_policy=False)
         named = f"{capabilities.engine} engine, model {self.settings.served_model_name}, policy {format_policy(self._policy)}"
-        log.info("ready: %s, http://%s:%d", named, self.settings.host, self.settings.port)
+        scheme = "http" if self.settings.security.tls.certfile is None else "https"
+        log.info("ready: %s, %s://%s:%d", named, scheme, self.settings.host, self.settings.port)
         self.live.restore()
         if self.settings.calibrate:
             from server.law.calibration import Calibrator  # noqa: PLC0415 - it needs scipy, and few start with it
@@ -292,6 +294,7 @@ class Gateway:
                 f"got a prompt of {prompt_tokens} tokens; expected at most {bounds.max_model_len - 1}: shorten it",
                 param="prompt",
             )
+        check_prompt(prompt_tokens, self.settings.security.max_prompt_tokens)
         own = call.client_limit()
         if own is not None and own > room:
             raise ApiError(

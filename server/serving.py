@@ -20,7 +20,9 @@ from queueing.profile import load_law
 from server.app import create_app
 from server.engines.base import Engine, EngineStartError
 from server.gateway import Gateway
-from server.receiving import StampedProtocol, stamps_arrivals
+from server.receiving import stamps_arrivals
+from server.security.exposure import uvicorn_tls, warn_of
+from server.security.protocol import LimitedProtocol
 from server.settings import Settings
 
 log = logging.getLogger("kendall")
@@ -101,6 +103,7 @@ class _Server(uvicorn.Server):
 def serve(settings: Settings, *, on_ready: Callable[[Gateway], Any] | None = None) -> int:
     """Serve until stopped; returns the exit status. `on_ready` is called on the loop once the engine serves."""
     sock = bind(settings.host, settings.port)
+    warn_of(settings.host, settings.security)
     try:
         engine, law = choose_engine(settings)
     except BaseException:
@@ -126,13 +129,16 @@ async def _serve(make: Callable[[], Gateway], sock: socket.socket, on_ready: Cal
 
     config = uvicorn.Config(
         create_app(gateway, failed, on_ready),
+        log_config=None,  # its loggers go where ours go
         log_level="warning",
         access_log=False,
         proxy_headers=False,  # nothing here asks for the client's address
-        http=StampedProtocol,
+        http=LimitedProtocol,
         ws="none",
         timeout_graceful_shutdown=max(1, round(gateway.settings.shutdown_timeout)),
         timeout_keep_alive=75,
+        server_header=False,
+        **uvicorn_tls(gateway.settings.security.tls),
     )
     server = _Server(config, gateway)
     # uvicorn raises a captured signal again when it is done; by then the engine has been let go

@@ -14,6 +14,7 @@ import msgspec
 
 from loadgen.client import Target
 from loadgen.gateway_process import GatewayError
+from loadgen.keys import NO_KEYS, Keys
 from loadgen.sweep.gateway import GivenGateway, OwnGateway, SweptGateway, bounds_of, until_idle
 from loadgen.sweep.grid import Basis, Bounds
 from loadgen.sweep.plan import Plan
@@ -41,12 +42,13 @@ class Apparatus:
     target: Target = field(init=False)
     speed: float | None = None  # of the last measurement, until something was run since
     restarts: int = 0
+    keys: Keys = NO_KEYS
 
     @classmethod
-    def of(cls, plan: Plan, store: Store, status: Status, port: int) -> Apparatus:
+    def of(cls, plan: Plan, store: Store, status: Status, port: int, keys: Keys = NO_KEYS) -> Apparatus:
         """With a gateway of its own, or the one that the plan names."""
-        gateway = GivenGateway(plan.base_url) if plan.base_url else OwnGateway(plan, store.folder, port)
-        return cls(plan, store, status, gateway)
+        gateway = GivenGateway(plan.base_url, keys) if plan.base_url else OwnGateway(plan, store.folder, port)
+        return cls(plan, store, status, gateway, keys=keys)
 
     async def open(self) -> None:
         """Gateway up, law known. Raises GatewayError; SpecError where the sweep began on another engine."""
@@ -101,7 +103,7 @@ class Apparatus:
     async def _start(self) -> None:
         await self.gateway.start()
         models = await self.gateway.client.ask("GET", "/v1/models")
-        self.target = Target(base_url=self.gateway.client.url, model=str(models["data"][0]["id"]))
+        self.target = Target(base_url=self.gateway.client.url, model=str(models["data"][0]["id"]), api_key=self.keys.api_key)
 
     async def _calibrated(self, bounds: Bounds) -> LatencyModel:
         if self.plan.latency is not None:

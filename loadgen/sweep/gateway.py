@@ -17,6 +17,7 @@ from typing import Protocol
 import msgspec
 
 from loadgen.gateway_process import GatewayClient, GatewayError, GatewayLostError, GatewayProcess, free_port
+from loadgen.keys import NO_KEYS, Keys
 from loadgen.sweep.grid import Bounds
 from loadgen.sweep.plan import Plan
 from queueing.record import Header, Record
@@ -95,8 +96,8 @@ class OwnGateway:
 class GivenGateway:
     """A gateway that runs already and writes a run file that can be read here."""
 
-    def __init__(self, base_url: str) -> None:
-        self.client = GatewayClient(base_url)
+    def __init__(self, base_url: str, keys: Keys = NO_KEYS) -> None:
+        self.client = GatewayClient(base_url, keys)
         self.record_file = Path()
 
     async def start(self) -> None:

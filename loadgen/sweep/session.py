@@ -14,6 +14,7 @@ from rich.console import Console
 
 from loadgen.gateway_process import GatewayError
 from loadgen.html_report import of_folder
+from loadgen.keys import NO_KEYS, Keys
 from loadgen.report import WIDTH
 from loadgen.sweep.apparatus import Apparatus
 from loadgen.sweep.conditions import broken, parse_conditions
@@ -27,7 +28,7 @@ from loadgen.sweep.store import Store
 DONE, FAILED, CHECK_FAILED, INTERRUPTED = 0, 1, 3, 130
 
 
-async def run_session(plan: Plan, folder: Path, port: int, assertions: Sequence[str], *, json: bool) -> int:
+async def run_session(plan: Plan, folder: Path, port: int, assertions: Sequence[str], keys: Keys = NO_KEYS, *, json: bool) -> int:
     """Measure what is left of the plan, report what there is; the exit status."""
     conditions = parse_conditions(assertions)
     store = Store.open(folder, plan)
@@ -36,7 +37,7 @@ async def run_session(plan: Plan, folder: Path, port: int, assertions: Sequence[
     async with Status(sys.stderr) as status:
         with cancelled_by_signals():
             try:
-                await Sweep(plan, store, status, Apparatus.of(plan, store, status, port)).run()
+                await Sweep(plan, store, status, Apparatus.of(plan, store, status, port, keys)).run()
             except asyncio.CancelledError:
                 interrupted = True
                 if (task := asyncio.current_task()) is not None:

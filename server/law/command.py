@@ -19,10 +19,10 @@ from server.serving import serve
 from server.settings import Settings
 
 
-def calibrate(target: str, plan: dict[str, Any], output: Path | None, *, json_output: bool) -> None:
+def calibrate(target: str, plan: dict[str, Any], output: Path | None, *, key: str | None = None, json_output: bool) -> None:
     """Measure, save, and say what was found."""
     request = CalibrationRequest.model_validate(plan)
-    profile = _remote(target, request) if target.startswith(("http://", "https://")) else _local(target, request)
+    profile = _remote(target, request, key) if target.startswith(("http://", "https://")) else _local(target, request)
     path = output or profile_path(profile.name)
     profile.save(path)
     if json_output:
@@ -38,11 +38,12 @@ def calibrate(target: str, plan: dict[str, Any], output: Path | None, *, json_ou
     console.print(f"profile   {path}", highlight=False)
 
 
-def _remote(url: str, request: CalibrationRequest) -> Profile:
+def _remote(url: str, request: CalibrationRequest, key: str | None) -> Profile:
     console = Console(stderr=True)
     try:
         with console.status("measuring the engine through its gateway"):
-            response = httpx.post(url.rstrip("/") + "/admin/calibrate", json=request.model_dump(), timeout=900)
+            headers = {"authorization": f"Bearer {key}"} if key else {}
+            response = httpx.post(url.rstrip("/") + "/admin/calibrate", json=request.model_dump(), headers=headers, timeout=900)
     except httpx.HTTPError as error:
         raise SpecError(f"got {url}; expected a running gateway ({error})") from None
     if response.status_code != 200:

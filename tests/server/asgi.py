@@ -53,9 +53,9 @@ class Call:
             "query_string": b"",
             "root_path": "",
             "scheme": "http",
-            "headers": [(b"host", b"test"), *((key.encode(), value.encode()) for key, value in (headers or {}).items())],
+            "headers": [(b"host", b"127.0.0.1"), *((key.encode(), value.encode()) for key, value in (headers or {}).items())],
             "server": ("test", 80),
-            "client": ("test", 1),
+            "client": ("127.0.0.1", 1),
         }
         self.task = asyncio.create_task(app(scope, self._incoming.get, self._send))
 

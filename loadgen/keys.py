@@ -1,0 +1,22 @@
+"""The keys of a gateway that is measured: sent, never written to a file, never shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """An API key for what is measured; an admin key for switching and asking, where the gateway has one."""
+
+    api_key: str | None = field(default=None, repr=False)
+    admin_key: str | None = field(default=None, repr=False)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of a question to /admin: an admin key opens everything."""
+        key = self.admin_key or self.api_key
+        return {"authorization": f"Bearer {key}"} if key else {}
+
+
+NO_KEYS = Keys()

@@ -1,0 +1,36 @@
+"""Options that came from the environment where they do not fit: a variable is set for every command, a flag for this one.
+
+KENDALL_MAX_CLIPPED_FRACTION is meant for `serve`, and `advise` has the option too, for one objective. A flag that does not
+fit is an error; a variable that does not fit was meant for another command, and is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import typer
+
+
+def from_environment(ctx: typer.Context, name: str) -> bool:
+    """Whether this parameter's value was taken from its environment variable."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "ENVIRONMENT"
+
+
+def by_flag(ctx: typer.Context, name: str) -> bool:
+    """Whether it stands on the command line."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def fitting(ctx: typer.Context, values: Mapping[str, Any], fits: Collection[str]) -> dict[str, Any]:
+    """The values, without those from the environment that do not fit here."""
+    return {name: value for name, value in values.items() if name in fits or not from_environment(ctx, name)}
+
+
+def flags_first(ctx: typer.Context, values: Mapping[str, Any], rivals: Collection[str]) -> dict[str, Any]:
+    """The values; of the `rivals`, which exclude one another, those from the environment give way (None) to a flag."""
+    if not any(by_flag(ctx, name) for name in rivals):
+        return dict(values)
+    return {name: None if name in rivals and from_environment(ctx, name) else value for name, value in values.items()}

@@ -1,0 +1,61 @@
+"""Keys: kept as SHA-256 digests, compared in constant time, never written anywhere.
+
+A key is a long random text, not a password: a fast digest without salt is enough, and costs a request one microsecond.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from policies.text import SpecError
+
+SHORT = 16  # characters: a shorter key can be guessed
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key, of which only the digest is known."""
+
+    digest: bytes
+    short: bool  # as it was given: fewer than 16 characters
+
+    @property
+    def name(self) -> str:
+        """What logs and limits call it: eight hexadecimal digits that tell nothing of the key."""
+        return self.digest.hex()[:8]
+
+
+def read_keys(flag: str, given: Sequence[str], file: Path | None) -> tuple[Key, ...]:
+    """The keys of a flag and of its file (one per line; blank lines and `#` comments are skipped). Raises SpecError."""
+    texts = [*given, *([] if file is None else _lines(f"{flag}-file", file))]
+    return tuple({key.digest: key for key in (_key(flag, text) for text in texts)}.values())
+
+
+def holder(keys: Sequence[Key], token: bytes) -> Key | None:
+    """The key that the token is. All of them are compared, each in constant time: how long it takes tells nothing."""
+    digest, found = sha256(token).digest(), None
+    for key in keys:
+        if hmac.compare_digest(digest, key.digest):
+            found = key
+    return found
+
+
+def _key(flag: str, text: str) -> Key:
+    if not (text and text.isascii() and text.isprintable()) or " " in text:
+        raise SpecError(f"got {flag} with a key of {len(text)} characters; expected printable ASCII without spaces, at least one character")
+    return Key(sha256(text.encode()).digest(), len(text) < SHORT)
+
+
+def _lines(flag: str, file: Path) -> list[str]:
+    try:
+        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"got {flag} {file}; expected a readable text file, one key per line ({error})") from None
+    found = [line for line in lines if line and not line.startswith("#")]
+    if not found:
+        raise SpecError(f"got {flag} {file}, which holds no key; expected one per line")
+    return found

@@ -1,0 +1,32 @@
+"""Who may call which route. A route that stands here is decided; any other needs a key, and a test fails until it stands here."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Access = Literal["open", "probe", "client", "admin"]
+"""open: anyone. probe: anyone, unless --metrics-need-key. client: an API key, where there are any. admin: an admin key, or this machine."""
+
+DECISIONS: dict[str, Access] = {
+    "/health": "open",  # a load balancer has no key
+    "/ready": "open",
+    "/version": "open",
+    "/metrics": "probe",
+    "/load": "probe",
+    "/openapi.json": "client",
+    "/v1/models": "client",
+    "/v1/completions": "client",
+    "/v1/chat/completions": "client",
+    "/admin/policy": "admin",
+    "/admin/state": "admin",
+    "/admin/prediction": "admin",
+    "/admin/advice": "admin",
+    "/admin/calibrate": "admin",
+    "/admin/drain": "admin",
+}
+ADMIN = "/admin"  # whatever begins so is the operator's, known or not
+
+
+def paths(access: Access) -> frozenset[str]:
+    """The routes of this kind."""
+    return frozenset(path for path, decided in DECISIONS.items() if decided == access)

@@ -1,0 +1,33 @@
+"""What an operator says about security: one frozen part of the settings, one default each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from server.security.keys import Key
+
+MAX_BODY_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class TlsSettings:
+    """Files in PEM; names as uvicorn and vLLM have them."""
+
+    keyfile: Path | None = None
+    certfile: Path | None = None
+    ca_certs: Path | None = None  # of clients, which must then show a certificate
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecuritySettings:
+    """Keys, limits, TLS, CORS."""
+
+    api_keys: tuple[Key, ...] = ()
+    admin_keys: tuple[Key, ...] = ()
+    allow_unauthenticated: bool = False  # off this machine without a key
+    metrics_need_key: bool = False
+    max_body_bytes: int = MAX_BODY_BYTES
+    max_prompt_tokens: int | None = None  # less than the model's context
+    allowed_origins: tuple[str, ...] = ()  # CORS is off without
+    tls: TlsSettings = field(default_factory=TlsSettings)

@@ -1,0 +1,103 @@
+"""Every command that speaks to a gateway can send its keys, and none writes them anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import kendall
+from loadgen.gateway_process import GatewayClient, GatewayError, GatewayProcess, free_port
+from loadgen.keys import Keys
+from loadgen.sweep.gateway import GivenGateway
+
+API, ADMIN = "sk-client-0123456789", "sk-admin-0123456789"
+LAW = "k1=0.1e-3,k2=0.5e-3,k3=10e-6,k4=0.2e-3"
+
+
+@dataclass
+class Served:
+    url: str
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("keys")
+    arguments = [
+        *("tiny", "--engine", "emulated", "--latency", LAW, "--prediction-interval", "0", "--record-file", str(folder / "records.jsonl")),
+        *("--api-key", API, "--admin-key", ADMIN, "--metrics-need-key", "--log-format", "json", "--allow-forced-lengths"),
+    ]
+    with asyncio.Runner() as runner:
+        gateway = GatewayProcess(arguments, free_port(0), folder / "gateway.log")
+
+        async def start() -> None:
+            await gateway.__aenter__()
+            await gateway.ready()
+
+        runner.run(start())
+        try:
+            yield Served(gateway.url, folder)
+        finally:
+            runner.run(gateway.__aexit__(None, None, None))
+
+
+def status(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        kendall.main(list(arguments))
+    return int(stop.value.code or 0)
+
+
+def test_load_sends_its_key_and_writes_it_nowhere(served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("load", "--base-url", served.url, "--request-rate", "100", "--num-prompts", "5", "--output-tokens", "deterministic:value=3")
+    assert status(*asked) == 1
+    assert "401" in capsys.readouterr().err
+    assert status(*asked, "--api-key", "wrong") == 1
+    assert status(*asked, "--api-key", API, "--save-result", str(tmp_path / "run.jsonl")) == 0
+    written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert written
+    assert not any(API.encode() in content for content in written)
+
+
+def test_advise_and_calibrate_send_the_admin_key(served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profile = ("--repeats", "2", "--max-batch-size", "2", "--max-output-tokens", "4", "--output", str(tmp_path / "profile.json"))
+    for command in (("advise", served.url), ("calibrate", served.url, *profile)):
+        assert status(*command) == 2
+        assert "answered 401" in capsys.readouterr().err
+        assert status(*command, "--api-key", API) == 2
+        assert "answered 403" in capsys.readouterr().err
+    assert status("advise", served.url, "--admin-key", ADMIN) == 1  # it is let in, and has nothing to advise from
+    assert status("calibrate", served.url, *profile, "--admin-key", ADMIN) == 0
+    assert ADMIN not in (tmp_path / "profile.json").read_text()
+
+
+def test_sweep_comes_in_with_its_keys(served: Served) -> None:
+    async def main() -> None:
+        gateway = GivenGateway(served.url, Keys(API, ADMIN))
+        await gateway.start()
+        assert gateway.record_file == served.folder / "records.jsonl"
+        await gateway.stop()
+        for keys, refused in ((Keys(), "401"), (Keys(API), "403"), (Keys(None, "wrong"), "401")):
+            async with GatewayClient(served.url, keys) as client:
+                assert await client.is_ready()
+                with pytest.raises(GatewayError, match=refused):
+                    await client.ask("GET", "/admin/state")
+
+    asyncio.run(main())
+
+
+def test_keys_are_not_shown() -> None:
+    assert API not in repr(Keys(API, ADMIN))
+    assert ADMIN not in repr(Keys(API, ADMIN))
+
+
+def test_the_log_of_a_gateway_is_json_and_holds_no_key(served: Served) -> None:
+    import json
+
+    lines = (served.folder / "gateway.log").read_text().splitlines()
+    messages = [json.loads(line)["message"] for line in lines]
+    assert any(message.startswith("ready: emulated engine") for message in messages)
+    assert not any(key in line for line in lines for key in (API, ADMIN))

@@ -1,0 +1,426 @@
+"""Where a setting comes from: default, file, environment, flag, the later wins; what is unknown or of another type is an error."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import tomllib
+from collections.abc import Callable
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kendall
+from policies import SpecError
+from server import cli, logs, serving
+from server.logs import JsonFormatter, LogSettings, check_format, check_level, vllm_configuration
+from server.security.settings import SecuritySettings, TlsSettings
+from server.settings import Settings
+
+Serve = Callable[..., Settings]
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for variable in [name for name in os.environ if name.startswith("KENDALL_")]:
+        monkeypatch.delenv(variable)
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
+    """`kendall serve` up to the point at which it would listen; returns its settings."""
+
+    def run(*arguments: str) -> Settings:
+        found: list[Settings] = []
+        monkeypatch.setattr(serving, "serve", lambda settings: found.append(settings) or 0)
+        monkeypatch.setattr(cli, "configure_logs", lambda _: None)
+        with pytest.raises(SystemExit) as stop:
+            kendall.main(["serve", *arguments])
+        assert stop.value.code == 0
+        return found[0]
+
+    return run
+
+
+def status(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        kendall.main(list(arguments))
+    return int(stop.value.code or 0)
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line about wrong arguments."""
+    assert status(*arguments) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    return lines[0]
+
+
+# layers
+
+
+def test_a_later_source_wins(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "kendall.toml"
+    file.write_text(
+        'policy = "single"\npatience = 5\nport = 9001\nmax-num-seqs = 3\nmodel = "there"\n[engine-args]\nseed = 7\nblock-size = 16\n'
+    )
+    defaults = serve()
+    assert (defaults.policy, defaults.patience, defaults.port, defaults.model) == ("continuous", None, 8080, "tiny")
+    filed = serve("--config", str(file))
+    assert (filed.policy, filed.patience, filed.port, filed.model) == ("single", 5.0, 9001, "there")
+    assert filed.engine_args == {"seed": 7, "block_size": 16, "max_num_seqs": 3}
+    monkeypatch.setenv("KENDALL_PATIENCE", "6")
+    monkeypatch.setenv("KENDALL_POLICY", "dynamic")
+    monkeypatch.setenv("KENDALL_CONFIG", str(file))
+    both = serve()
+    assert (both.policy, both.patience, both.port) == ("dynamic", 6.0, 9001)
+    flagged = serve("--policy", "elastic", "--engine-arg", "seed=8")
+    assert (flagged.policy, flagged.patience, flagged.port) == ("elastic", 6.0, 9001)
+    assert flagged.engine_args["seed"] == "8"
+
+
+def test_every_kind_of_value_is_read_from_a_file(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "kendall.toml"
+    file.write_text(
+        f'calibrate = true\nprediction_interval = 2\nrecord-file = "{tmp_path}/r.jsonl"\nautopilot_policies = ["single", "dynamic"]\n'
+        'api-key = ["sk-1", "sk-2"]\nadmin-key = "sk-3"\nallowed-origins = ["https://a.example"]\nallow-forced-lengths = true\n'
+    )
+    found = serve("--config", str(file))
+    assert (found.calibrate, found.prediction_interval, found.record_file) == (True, 2.0, tmp_path / "r.jsonl")
+    assert (found.autopilot_policies, found.allow_forced_lengths) == (("single", "dynamic"), True)
+    assert (len(found.security.api_keys), len(found.security.admin_keys)) == (2, 1)
+    assert found.security.allowed_origins == ("https://a.example",)
+    assert serve("--config", str(file), "--no-allow-forced-lengths").allow_forced_lengths is False
+
+
+def test_a_variable_of_one_command_goes_before_the_one_of_all(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KENDALL_PORT", "9001")
+    monkeypatch.setenv("KENDALL_SERVE_PORT", "9002")
+    monkeypatch.setenv("KENDALL_LOAD_PORT", "9003")
+    assert serve().port == 9002
+
+
+def test_defaults_are_said_once() -> None:
+    """What the flags default to is what the settings default to."""
+    flags = {
+        name: parameter.default
+        for name, parameter in inspect.signature(cli.serve_command).parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+    }
+    known = {"log_level": LogSettings().level, "log_format": LogSettings().format, "log_prompts": LogSettings().prompts}
+    known |= {f"ssl_{field.name}": field.default for field in fields(TlsSettings)}
+    for settings in (Settings, SecuritySettings):
+        known |= {
+            field.name: field.default for field in fields(settings) if field.default is not MISSING and not is_dataclass(field.default)
+        }
+    compared = {name for name in flags if name in known}
+    assert {"port", "policy", "patience", "max_body_bytes", "log_level", "ssl_keyfile", "idle_probes"} <= compared
+    assert {name: flags[name] or None for name in compared} == {name: known[name] or None for name in compared}
+
+
+def test_settings_are_frozen() -> None:
+    settings = Settings(model="tiny", served_model_name="tiny")
+    for part in (settings, settings.security, settings.logs, settings.security.tls):
+        with pytest.raises(AttributeError):
+            part.anything = 1  # type: ignore[union-attr]
+
+
+# what is wrong
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("polcy = 'single'", ("got key 'polcy'", "did you mean 'policy'?")),
+        ("max_output_token = 5", ("did you mean 'max-output-tokens'?",)),
+        ("zzz = 5", ("got key 'zzz'", "expected an option of `kendall serve`")),
+        ("port = 'eighty'", ("got port = 'eighty'", "expected a whole number")),
+        ("port = '8080'", ("expected a whole number",)),
+        ("port = true", ("got port = True", "expected a whole number")),
+        ("port = 8080.5", ("expected a whole number",)),
+        ("port = 70000", ("70000", "kendall.toml")),
+        ("patience = '5s'", ("expected a number",)),
+        ("patience = 0", ("'--patience'", "got 0 from", "kendall.toml")),
+        ("host = 5", ("expected a text in quotes",)),
+        ("record-file = 5", ("expected a path in quotes",)),
+        ("calibrate = 1", ("expected true or false",)),
+        ("calibrate = 'yes'", ("expected true or false",)),
+        ("autopilot-policies = [1]", ("expected a list of texts",)),
+        ("policy = ['single']", ("expected a text in quotes",)),
+        ("port = 1\nport = 2", ("expected a readable TOML file",)),
+        ("max-num-seqs = 1\nmax_num_seqs = 2", ("twice",)),
+        ("[serve]\nport = 1", ("got table [serve]", "top level")),
+        ("[engine_arg]\nseed = 1", ("got table [engine_arg]", "[engine-args]")),
+        ("engine-arg = ['seed=1']", ("expected the table [engine-args]",)),
+        ("engine-args = 5", ("expected a table",)),
+        ("show-config = true", ("got key 'show-config'",)),
+        ("config = 'other.toml'", ("got key 'config'",)),
+        ("log-level = 'infos'", ("got --log-level 'infos'", "did you mean 'info'?")),
+        ("log-format = 'xml'", ("got --log-format 'xml'", "text or json")),
+        ("engine = 'vlm'", ("expected auto, vllm or emulated",)),
+        ("allowed-origins = [1]", ("JSON list of origins",)),
+        ("api-key = 5", ("expected a list of texts",)),
+        ("api-key = ['two words']", ("printable ASCII",)),
+        ("host = '0.0.0.0'", ("--allow-unauthenticated",)),
+        ("metrics-need-key = true", ("--metrics-need-key without a key",)),
+    ],
+)
+def test_a_file_that_is_wrong_is_one_line_that_says_what_to_do(
+    text: str, words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "kendall.toml"
+    file.write_text(text)
+    said = complaint(capsys, "serve", "--config", str(file), "--show-config")
+    for word in words:
+        assert word in said
+
+
+def test_a_file_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "expected a readable TOML file" in complaint(capsys, "serve", "--config", str(tmp_path / "nowhere.toml"))
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    assert "expected a readable TOML file" in complaint(capsys, "serve", "--config", str(tmp_path / "bytes.toml"))
+
+
+def test_a_secret_of_the_wrong_type_is_not_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "kendall.toml"
+    file.write_text("api-key = ['sk-secret', 5]")
+    assert "sk-secret" not in complaint(capsys, "serve", "--config", str(file))
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("KENDALL_POLCY", "single", ("got KENDALL_POLCY", "did you mean 'KENDALL_POLICY'?")),
+        ("KENDALL_SERVE_POLCY", "single", ("did you mean 'KENDALL_SERVE_POLICY'?",)),
+        ("KENDALL_XYZZY", "1", ("got KENDALL_XYZZY",)),
+        ("KENDALL_PORT", "eighty", ("'--port'", "got 'eighty' from KENDALL_PORT")),
+        ("KENDALL_CALIBRATE", "perhaps", ("'--calibrate'", "got 'perhaps' from KENDALL_CALIBRATE")),
+    ],
+)
+def test_a_variable_that_is_wrong_is_one_line(
+    variable: str, value: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(variable, value)
+    said = complaint(capsys, "serve", "--show-config")
+    for word in words:
+        assert word in said
+
+
+def test_variables_of_other_commands_and_of_our_own_are_known(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in (
+        "KENDALL_REQUEST_RATE",
+        "KENDALL_LOAD_MODEL",
+        "KENDALL_DEBUG",
+        "KENDALL_FLAVOUR",
+        "KENDALL_ENGINE_CPUS",
+        "KENDALL_JSON",
+    ):
+        monkeypatch.setenv(variable, "1")
+    assert serve().port == 8080
+
+
+def test_what_kubernetes_sets_for_a_service_named_kendall_is_passed_over(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every pod of a namespace gets variables of its services: KENDALL_PORT is then an address."""
+    links = {
+        "KENDALL_PORT": "tcp://10.0.0.1:8080",
+        "KENDALL_SERVICE_HOST": "10.0.0.1",
+        "KENDALL_SERVICE_PORT": "8080",
+        "KENDALL_SERVICE_PORT_HTTP": "8080",
+        "KENDALL_PORT_8080_TCP": "tcp://10.0.0.1:8080",
+        "KENDALL_PORT_8080_TCP_PROTO": "tcp",
+        "KENDALL_PORT_8080_TCP_ADDR": "10.0.0.1",
+        "KENDALL_PORT_8080_TCP_PORT": "8080",
+        "KENDALL_GATEWAY_PORT": "tcp://10.0.0.2:80",
+    }
+    for variable, value in links.items():
+        monkeypatch.setenv(variable, value)
+    assert serve().port == 8080
+
+
+# one variable, several commands
+
+
+def test_options_of_one_name_mean_the_same_in_every_command_or_have_variables_of_their_own() -> None:
+    kinds: dict[str, dict[str, set[str]]] = {}
+    for name in kendall.COMMANDS:
+        for parameter in kendall._command(name).params:
+            if parameter.envvar:
+                kind = str(parameter.type_descriptor.annotation).replace("list[str]", "<class 'str'>")
+                kinds.setdefault(parameter.envvar, {}).setdefault(kind, set()).add(name)
+    clashes = {variable: found for variable, found in kinds.items() if len(found) > 1}
+    assert clashes == {}
+
+
+def test_a_variable_that_was_meant_for_serve_does_not_stop_advise_or_optimize(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`serve` and `advise` both read KENDALL_MAX_CLIPPED_FRACTION, `advise` only for some objectives; a flag is an error there."""
+    monkeypatch.setenv("KENDALL_MAX_CLIPPED_FRACTION", "0.02")
+    monkeypatch.setenv("KENDALL_SLO", "p99_queueing_delay=2s")
+    law = ("--arrival-rate", "5", "--output-tokens", "deterministic:value=10", "--latency", "a=0.001,c=0.01")
+    assert status("optimize", "--target", "policy", "--objective", "delay", "--candidates", "single", *law) == 0
+    assert "expected the URL of a running" in complaint(capsys, "advise", "http://127.0.0.1:9", "--objective", "v1")
+    said = complaint(capsys, "advise", "http://127.0.0.1:9", "--objective", "v1", "--max-clipped-fraction", "0.02")
+    assert "max_clipped_fraction with the objective v1" in said
+    said = complaint(capsys, "optimize", "--target", "policy", "--objective", "delay", "--loss-cost", "2", *law)
+    assert "--loss-cost with --objective delay" in said
+
+
+def test_a_flag_that_says_when_requests_come_wins_over_a_variable(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """They exclude one another: two flags are an error, a flag and a variable are not."""
+    monkeypatch.setenv("KENDALL_REQUEST_RATE", "5")
+    monkeypatch.setenv("KENDALL_BURSTINESS", "2")
+    nowhere = str(tmp_path / "nowhere.jsonl")
+    said = complaint(capsys, "load", "--base-url", "http://127.0.0.1:9", "--model", "m", "--trace", nowhere)
+    assert "nowhere.jsonl" in said
+    assert "--request-rate" not in said
+    monkeypatch.delenv("KENDALL_REQUEST_RATE")
+    said = complaint(capsys, "load", "--base-url", "http://127.0.0.1:9", "--model", "m", "--trace", nowhere, "--request-rate", "5")
+    assert "--request-rate and --trace" in said
+
+
+def test_a_gateway_that_is_measured_does_not_read_the_variables_of_who_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    from loadgen.gateway_process import own_environment
+
+    for variable in ("KENDALL_PATIENCE", "KENDALL_MAX_OUTPUT_TOKENS", "KENDALL_API_KEY", "KENDALL_DEBUG"):
+        monkeypatch.setenv(variable, "1")
+    assert {name for name in own_environment() if name.startswith("KENDALL_")} == {"KENDALL_DEBUG"}
+    assert "PATH" in own_environment()
+
+
+# --show-config
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert status("serve", *arguments, "--show-config") == 0
+    return capsys.readouterr().out
+
+
+def test_show_config_names_each_setting_with_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "kendall.toml"
+    file.write_text("patience = 5\n[engine-args]\nseed = 7\n")
+    monkeypatch.setenv("KENDALL_PORT", "9001")
+    arguments = ("--config", str(file), "--policy", "capped:max_batch_size=08", "--engine-arg", "dtype=float32")
+    found = json.loads(shown(capsys, *arguments, "--json"))
+    assert found["patience"] == {"value": 5.0, "source": str(file)}
+    assert found["port"] == {"value": 9001, "source": "KENDALL_PORT"}
+    assert found["policy"] == {"value": "capped:max_batch_size=8", "source": "--policy"}
+    assert found["host"] == {"value": "127.0.0.1", "source": "default"}
+    assert found["max-output-tokens"] == {"value": None, "source": "default"}
+    assert found["engine-args"] == {"seed": {"value": 7, "source": str(file)}, "dtype": {"value": "float32", "source": "--engine-arg"}}
+    assert {"config", "show-config", "json", "engine-arg"}.isdisjoint(found)
+    text = shown(capsys, *arguments)
+    assert f"patience = 5.0  # {file}" in text
+    assert "# max-output-tokens is not set" in text
+
+
+def test_show_config_can_be_fed_back(serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        *("here/it is", "--policy", "fixed:batch_size=4,max_wait=0.5", "--patience", "2.5", "--calibrate", "--max-num-seqs", "3"),
+        *("--autopilot-policies", "single", "--autopilot-policies", "dynamic", "--allowed-origins", '["https://a.example"]'),
+        *("--record-file", 'odd "name"\\n.jsonl', "--engine-arg", "block_size=16", "--log-format", "json", "--max-body-bytes", "4096"),
+    ]
+    file = tmp_path / "kendall.toml"
+    file.write_text(shown(capsys, *arguments))
+    tomllib.loads(file.read_text())
+    assert serve("--config", str(file)) == serve(*arguments)
+    (tmp_path / "defaults.toml").write_text(shown(capsys))
+    assert serve("--config", str(tmp_path / "defaults.toml")) == serve()
+
+
+def test_show_config_shows_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "kendall.toml"
+    file.write_text('api-key = ["sk-in-the-file"]\n[engine-args]\nhf_token = "hf-in-the-file"\n')
+    monkeypatch.setenv("KENDALL_ADMIN_KEY", "sk-in-the-environment")
+    for more in ((), ("--json",)):
+        text = shown(capsys, "--config", str(file), "--metrics-need-key", *more)
+        for secret in ("sk-in-the-file", "hf-in-the-file", "sk-in-the-environment"):
+            assert secret not in text
+        assert "***" in text
+        assert "KENDALL_ADMIN_KEY" in text
+        if more:
+            assert json.loads(text)["metrics-need-key"]["value"] is True
+        else:
+            assert {"api-key", "admin-key"}.isdisjoint(tomllib.loads(text))
+
+
+def test_json_belongs_to_show_config(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--json without --show-config" in complaint(capsys, "serve", "--json")
+
+
+# logs
+
+
+def record_of(**more: Any) -> logging.LogRecord:
+    record = logging.LogRecord("kendall", logging.WARNING, __file__, 1, "got %s", ("it",), None)
+    record.__dict__.update(more)
+    return record
+
+
+def test_a_json_log_line_is_one_object_with_time_level_logger_message_and_extras() -> None:
+    found = json.loads(JsonFormatter().format(record_of(request_id="r1", seconds=0.5, odd={1, 2}, message="x\ny")))
+    assert found["time"].endswith("Z")
+    assert (found["level"], found["logger"], found["message"]) == ("warning", "kendall", "got it")
+    assert (found["request_id"], found["seconds"]) == ("r1", 0.5)
+    assert isinstance(found["odd"], str), "what JSON cannot say is written as text"
+    assert set(found) == {"time", "level", "logger", "message", "request_id", "seconds", "odd"}
+
+
+def test_an_exception_in_a_json_log_is_one_line() -> None:
+    try:
+        int("two\nlines")
+    except ValueError as error:
+        record = record_of(exc_info=(type(error), error, error.__traceback__))
+    line = JsonFormatter().format(record)
+    assert "\n" not in line
+    assert "ValueError: invalid literal" in json.loads(line)["exception"]
+
+
+def test_vllm_logs_in_the_same_form(capsys: pytest.CaptureFixture[str]) -> None:
+    """In its own processes too: it reads a configuration file, which names our formatter."""
+    import logging.config
+
+    before = logging.getLogger("vllm").handlers[:], logging.getLogger("vllm").propagate, logging.getLogger("vllm").level
+    try:
+        logging.config.dictConfig(json.loads(json.dumps(vllm_configuration("INFO"))))
+        logging.getLogger("vllm.engine").info("began")
+        found = json.loads(capsys.readouterr().err)
+        assert (found["logger"], found["message"], found["level"]) == ("vllm.engine", "began", "info")
+    finally:
+        logging.getLogger("vllm").handlers, logging.getLogger("vllm").propagate = before[:2]
+        logging.getLogger("vllm").setLevel(before[2])
+
+
+def test_the_file_for_vllm_is_written_once_and_the_operators_own_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
+    monkeypatch.setattr(logs.atexit, "register", lambda remove: remove)
+    monkeypatch.setenv(logs.VLLM_CONFIGURATION, "theirs.json")
+    logs.configure_logs(LogSettings(format="json"))
+    assert os.environ[logs.VLLM_CONFIGURATION] == "theirs.json"
+    monkeypatch.delenv(logs.VLLM_CONFIGURATION)
+    logs.configure_logs(LogSettings())
+    assert logs.VLLM_CONFIGURATION not in os.environ
+    logs.configure_logs(LogSettings(format="json"))
+    file = Path(os.environ.pop(logs.VLLM_CONFIGURATION))
+    assert json.loads(file.read_text())["loggers"]["vllm"]["handlers"] == ["stderr"]
+    file.unlink()
+
+
+def test_levels_and_formats_are_checked() -> None:
+    assert check_level("warning") == "warning"
+    assert check_format("json") == "json"
+    with pytest.raises(SpecError):
+        check_level("INFO ")
+    with pytest.raises(SpecError):
+        check_format("yaml")

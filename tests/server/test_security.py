@@ -1,0 +1,556 @@
+"""Who may call what: keys, this machine, limits, texts that tell nothing; and that no route is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from prometheus_client.parser import text_string_to_metric_families
+
+from policies import SpecError
+from server.errors import ApiError
+from server.metrics import MAX_POLICIES
+from server.security.cors import read_origins
+from server.security.exposure import check_exposure, check_tls
+from server.security.guard import CALLER, Guard, is_loopback
+from server.security.keys import Key, holder, read_keys
+from server.security.routes import DECISIONS
+from server.security.settings import SecuritySettings, TlsSettings
+from server.security.wording import public
+from tests.server.asgi import Call, call, completion, running
+from tests.virtual_time import run_virtual
+
+API, ADMIN = "sk-client-0123456789", "sk-admin-0123456789"
+API_KEYS, ADMIN_KEYS = read_keys("--api-key", [API, "sk-other-0123456789"], None), read_keys("--admin-key", [ADMIN], None)
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def secured(**settings: Any) -> Any:
+    return running(security=SecuritySettings(**settings))
+
+
+# every route is decided
+
+
+def routes(app: FastAPI) -> list[tuple[str, str]]:
+    """Method and path of everything that FastAPI serves; a mounted application would have to be walked too."""
+    found = [(method, route.path) for route in app.routes for method in sorted(getattr(route, "methods", None) or {"mount"})]
+    assert all(isinstance(route, APIRoute) or route.path == "/openapi.json" for route in app.routes)
+    return found
+
+
+def test_every_route_has_a_decision_and_every_decision_a_route() -> None:
+    async def main() -> None:
+        async with running() as (app, _):
+            assert {path for _, path in routes(app)} == set(DECISIONS)
+            assert {path for path, access in DECISIONS.items() if access == "admin"} == {
+                path for path in DECISIONS if path.startswith("/admin")
+            }
+            assert set(app.direct) <= set(DECISIONS)  # type: ignore[attr-defined]
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("metrics_need_key", [False, True])
+def test_without_a_key_only_open_routes_answer(metrics_need_key: bool) -> None:
+    """Walks the routes: with keys set, whatever is not open is 401, in OpenAI's form, with the way to come."""
+
+    async def main() -> None:
+        async with secured(api_keys=API_KEYS, admin_keys=ADMIN_KEYS, metrics_need_key=metrics_need_key) as (app, _):
+            for method, path in routes(app):
+                answer = await call(app, method, path, {})
+                if DECISIONS[path] == "open" or (DECISIONS[path] == "probe" and not metrics_need_key):
+                    assert answer.status == 200, path
+                    continue
+                assert answer.status == 401, path
+                error = answer.json()["error"]
+                assert set(error) == {"message", "type", "param", "code"}
+                assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
+                assert answer.headers["www-authenticate"] == "Bearer"
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    "path", ["/nowhere", "/v1/nowhere", "/v1/completions/", "//v1/completions", "/V1/completions", "/metrics/", "/health/x", ""]
+)
+def test_an_unknown_path_needs_a_key(path: str) -> None:
+    """A route that is added without a decision is closed, and a path written otherwise opens nothing."""
+
+    async def main() -> None:
+        async with secured(api_keys=API_KEYS) as (app, _):
+            assert (await call(app, "POST", path, completion())).status == 401
+
+    run_virtual(main())
+
+
+# keys
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_the_hot_routes_refuse_before_the_body_is_read(path: str) -> None:
+    async def main() -> None:
+        async with secured(api_keys=API_KEYS) as (app, gateway):
+            answered: list[Any] = []
+
+            async def receive() -> Any:
+                raise AssertionError("the body was read")
+
+            async def send(message: Any) -> None:
+                answered.append(message)
+
+            scope = {"type": "http", "method": "POST", "path": path, "headers": [(b"authorization", b"Bearer wrong")]}
+            await app(scope, receive, send)
+            assert answered[0]["status"] == 401
+            assert gateway.batcher.unanswered == 0
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (bearer(API), 200),
+        (bearer("sk-other-0123456789"), 200),
+        (bearer(ADMIN), 200),
+        ({"authorization": f"bearer {API}"}, 200),
+        ({"Authorization": f"Bearer {API}"}, 401),  # ASGI names headers in small letters; anything else is another header
+        ({"authorization": API}, 401),
+        ({"authorization": f"Basic {API}"}, 401),
+        ({"authorization": "Bearer "}, 401),
+        ({"authorization": "Bearer"}, 401),
+        ({"authorization": ""}, 401),
+        ({"authorization": f"Bearer {API}x"}, 401),
+        ({"authorization": f"Bearer {API[:-1]}"}, 401),
+        ({"x-api-key": API}, 401),
+        ({}, 401),
+    ],
+)
+def test_a_call_needs_one_of_the_keys(headers: dict[str, str], status: int) -> None:
+    async def main() -> None:
+        async with secured(api_keys=API_KEYS, admin_keys=ADMIN_KEYS) as (app, _):
+            assert (await call(app, "POST", "/v1/completions", completion(), headers)).status == status
+            assert (await call(app, "POST", "/v1/chat/completions", CHAT, headers)).status == status
+            assert (await call(app, "GET", "/v1/models", None, headers)).status == status
+
+    run_virtual(main())
+
+
+def test_without_keys_no_key_is_asked_for() -> None:
+    async def main() -> None:
+        async with running() as (app, _):
+            assert (await call(app, "POST", "/v1/completions", completion())).status == 200
+            assert (await call(app, "POST", "/v1/completions", completion(), bearer("none"))).status == 200
+
+    run_virtual(main())
+
+
+def test_only_digests_are_kept_and_all_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Constant time: the comparison does not stop at the key that fits, and is the library's own."""
+    assert API not in repr(SecuritySettings(api_keys=API_KEYS))
+    compared: list[bytes] = []
+    monkeypatch.setattr("server.security.keys.hmac.compare_digest", lambda given, kept: compared.append(kept) or given == kept)
+    assert holder(API_KEYS, API.encode()) is API_KEYS[0]
+    assert compared == [key.digest for key in API_KEYS]
+    assert holder(API_KEYS, b"") is None
+
+
+def test_the_callers_key_has_a_name_for_limits_and_logs() -> None:
+    scope: dict[str, Any] = {"path": "/v1/completions", "method": "POST", "headers": [(b"authorization", b"Bearer " + API.encode())]}
+    assert Guard(SecuritySettings(api_keys=API_KEYS)).refusal(scope) is None
+    assert re.fullmatch("[0-9a-f]{8}", scope[CALLER])
+    assert scope[CALLER] == API_KEYS[0].name
+
+
+def test_a_key_file_holds_one_key_per_line(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"# the first\n{API}\n\n  sk-second \n{API}\n")
+    keys = read_keys("--api-key", ["sk-third"], file)
+    assert [holder(keys, each.encode()) is not None for each in (API, "sk-second", "sk-third", "# the first", "")] == [True] * 3 + [
+        False
+    ] * 2
+    assert len(keys) == 3
+    file.write_text("# none\n")
+    for broken in (file, tmp_path / "nowhere", tmp_path):
+        with pytest.raises(SpecError, match="--api-key-file"):
+            read_keys("--api-key", [], broken)
+
+
+@pytest.mark.parametrize("key", ["", " ", "two words", "schlüssel", "line\nbreak"])
+def test_a_key_that_no_header_can_carry_is_refused_and_not_printed(key: str) -> None:
+    with pytest.raises(SpecError, match="printable ASCII") as refused:
+        read_keys("--api-key", [key], None)
+    assert key.strip() == "" or key not in str(refused.value)
+
+
+# the operator's routes
+
+
+@pytest.mark.parametrize(
+    ("key", "status", "code"),
+    [(ADMIN, 200, None), (API, 403, "admin_key_needed"), ("wrong", 401, "invalid_api_key"), (None, 401, "invalid_api_key")],
+)
+def test_with_an_admin_key_only_it_opens_admin(key: str | None, status: int, code: str | None) -> None:
+    async def main() -> None:
+        async with secured(api_keys=API_KEYS, admin_keys=ADMIN_KEYS) as (app, gateway):
+            for method, path, body in (("GET", "/admin/policy", None), ("PUT", "/admin/policy", {"policy": "single"})):
+                answer = await call(app, method, path, body, bearer(key) if key else {})
+                assert answer.status == status
+                assert code is None or answer.json()["error"]["code"] == code
+            assert (gateway.batcher.policy_text == "single") == (status == 200)
+
+    run_virtual(main())
+
+
+LOCAL: dict[str, Any] = {"client": ("127.0.0.1", 5), "headers": [(b"host", b"127.0.0.1:8080")]}
+
+
+def admin_scope(client: tuple[str, int] | None = ("127.0.0.1", 5), **headers: str) -> dict[str, Any]:
+    given = {"host": "localhost:8080"} | {name.replace("_", "-"): value for name, value in headers.items()}
+    raw = [(name.encode(), value.encode()) for name, value in given.items() if value]
+    return {"path": "/admin/drain", "method": "POST", "client": client, "headers": raw}
+
+
+@pytest.mark.parametrize(
+    ("scope", "allowed"),
+    [
+        (admin_scope(), True),
+        (admin_scope(("::1", 5), host="[::1]:8080"), True),
+        (admin_scope(("::ffff:127.0.0.1", 5)), True),
+        (admin_scope(origin="http://localhost:8080"), True),  # the gateway's own page
+        (admin_scope(("10.0.0.7", 5)), False),
+        (admin_scope(None), False),
+        (admin_scope(x_forwarded_for="10.0.0.7"), False),  # a proxy on this machine
+        (admin_scope(forwarded="for=10.0.0.7"), False),
+        (admin_scope(via="1.1 proxy"), False),
+        (admin_scope(origin="https://elsewhere.example"), False),  # a page in a browser on this machine
+        (admin_scope(origin="null"), False),
+        (admin_scope(host="elsewhere.example:8080"), False),  # a name that was bound to 127.0.0.1
+        (admin_scope(host=""), False),
+    ],
+)
+def test_without_an_admin_key_only_this_machine_may_call_admin(scope: dict[str, Any], allowed: bool) -> None:
+    open_guard, keyed = Guard(SecuritySettings()), Guard(SecuritySettings(api_keys=API_KEYS))
+    refused = open_guard.refusal(scope)
+    assert (refused is None) == allowed
+    if refused is not None:
+        assert (refused.status_code, json.loads(refused.body)["error"]["code"]) == (403, "admin_key_needed")
+    assert keyed.refusal(scope) is not None, "where there are API keys, this machine needs one too"
+    with_key = scope | {"headers": [*scope["headers"], (b"authorization", b"Bearer " + API.encode())]}
+    assert (keyed.refusal(with_key) is None) == allowed
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [(host, True) for host in ("127.0.0.1", "127.8.9.1", "localhost", "::1")]
+    + [(host, False) for host in ("0.0.0.0", "::", "", "192.168.1.4", "gateway", "localhost.example", "127.0.0.1.example")],
+)
+def test_a_door_to_other_machines_needs_a_key_or_a_word(host: str, loopback: bool) -> None:
+    assert is_loopback(host) == loopback
+    check_exposure(host, SecuritySettings(api_keys=API_KEYS))
+    check_exposure(host, SecuritySettings(allow_unauthenticated=True))
+    if loopback:
+        check_exposure(host, SecuritySettings())
+        return
+    with pytest.raises(SpecError, match=r"got --host .* without an API key; expected .*--api-key.*--allow-unauthenticated"):
+        check_exposure(host, SecuritySettings(admin_keys=ADMIN_KEYS))
+
+
+# CORS
+
+
+def test_cors_is_off_unless_pages_are_named() -> None:
+    async def main() -> None:
+        page = {"origin": "https://chat.example"}
+        asks = page | {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+        async with secured(api_keys=API_KEYS) as (app, _):
+            assert "access-control-allow-origin" not in (await call(app, "GET", "/health", None, page)).headers
+            assert (await call(app, "OPTIONS", "/v1/completions", None, asks)).status == 405
+        async with secured(api_keys=API_KEYS, allowed_origins=("https://chat.example",)) as (app, _):
+            asked = await call(app, "OPTIONS", "/v1/completions", None, asks)
+            assert (asked.status, asked.headers["access-control-allow-origin"]) == (200, "https://chat.example")
+            refused = await call(app, "POST", "/v1/completions", completion(), page)
+            assert (refused.status, refused.headers["access-control-allow-origin"]) == (401, "https://chat.example")
+            served = await call(app, "POST", "/v1/completions", completion(stream=True), page | bearer(API))
+            assert (served.status, served.headers["access-control-allow-origin"]) == (200, "https://chat.example")
+            assert (
+                "access-control-allow-origin" not in (await call(app, "GET", "/health", None, {"origin": "https://other.example"})).headers
+            )
+
+    run_virtual(main())
+
+
+def test_a_client_behind_the_cors_layer_can_still_leave() -> None:
+    async def main() -> None:
+        async with secured(allowed_origins=("*",)) as (app, gateway):
+            leaving = Call(app, "POST", "/v1/completions", completion(max_tokens=500, stream=True), {"origin": "https://chat.example"})
+            await asyncio.sleep(0.01)
+            leaving.leave()
+            await leaving.task
+            assert (gateway.batcher.in_service, gateway.batcher.unanswered) == (0, 0)
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    "text", ["*", "https://a.example", '"*"', "[1]", '["a.example"]', '["https://a.example/path"]', "{}", "[", '["https://["]']
+)
+def test_origins_are_a_json_list(text: str) -> None:
+    with pytest.raises(SpecError, match="JSON list"):
+        read_origins(text)
+    assert read_origins('["https://a.example:8443", "*"]') == ("https://a.example:8443", "*")
+    assert read_origins(None) == ()
+
+
+# limits
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_body_that_is_too_large_is_413_by_its_length_or_as_it_comes(path: str) -> None:
+    async def main() -> None:
+        async with secured(max_body_bytes=2048) as (app, gateway):
+            body = completion(user="x" * 3000)
+            announced = await call(app, "POST", path, body, {"content-length": "3100"})
+            unannounced = await call(app, "POST", path, body)
+            absurd = await call(app, "POST", path, body, {"content-length": "9" * 40})
+            for answer in (announced, unannounced, absurd):
+                assert (answer.status, answer.json()["error"]["code"]) == (413, "body_too_large")
+            assert gateway.batcher.unanswered == 0
+            assert (await call(app, "POST", "/v1/completions", completion(), {"content-length": "90"})).status == 200
+
+    run_virtual(main())
+
+
+def test_a_prompt_is_at_most_what_the_operator_says() -> None:
+    async def main() -> None:
+        async with secured(max_prompt_tokens=10) as (app, _):
+            assert (await call(app, "POST", "/v1/completions", completion(prompt=[5] * 10))).status == 200
+            longer = await call(app, "POST", "/v1/completions", completion(prompt=[5] * 11))
+            assert (longer.status, longer.json()["error"]["code"]) == (400, "context_length_exceeded")
+            assert "at most 10" in longer.json()["error"]["message"]
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b'{"model": "tiny", "prompt": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+        b'{"model": "tiny", "prompt": [1], "max_tokens": ' + b"9" * 100_000 + b"}", b'{"model": "tiny", "prompt": [' + b"9" * 5000 + b"]}",
+    ],
+    ids=["lists", "objects", "nested prompt", "large number", "large token"],
+)
+def test_json_without_end_is_one_400(body: bytes) -> None:
+    """pydantic bounds the depth, and the length of numbers."""
+
+    async def main() -> None:
+        async with running() as (app, gateway):
+            answer = await call(app, "POST", "/v1/completions", body)
+            assert answer.status == 400
+            assert len(answer.body) < 1500
+            assert gateway.batcher.unanswered == 0
+
+    run_virtual(main())
+
+
+# what errors tell
+
+LONG = "y" * 5000
+WORDS = "some words " * 500
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/v1/completions", completion(model=LONG)),
+        ("POST", "/v1/completions", completion(model=WORDS)),
+        ("POST", "/v1/completions", completion(model="it's " + WORDS)),
+        ("POST", "/v1/completions", completion(temperature=WORDS)),
+        ("POST", "/v1/completions", completion(**{LONG: 1})),
+        ("POST", "/v1/completions", completion(**{WORDS: 1})),
+        ("POST", "/v1/completions", completion(stream=True, stream_options={WORDS: True})),
+        ("POST", "/v1/completions", completion(logit_bias={WORDS: 1})),
+        ("POST", "/v1/chat/completions", CHAT | {"messages": [{"role": WORDS}, {"content": 5}]}),
+        ("PUT", "/admin/policy", {"policy": LONG}),
+        ("PUT", "/admin/policy", {"policy": f"fixed:batch_size={LONG}"}),
+        ("PUT", "/admin/policy", {WORDS: 1}),
+        ("GET", f"/{LONG}", None),
+        ("GET", f"/{WORDS}", None),
+    ],
+)
+def test_an_error_repeats_at_most_80_characters_of_what_was_sent(method: str, path: str, body: object) -> None:
+    async def main() -> None:
+        async with running() as (app, _):
+            answer = await call(app, method, path, body)
+            assert answer.status in (400, 404, 501)
+            assert len(answer.body) < 1500
+            text = answer.body.decode()
+            assert "y" * 81 not in text
+            assert WORDS[:81] not in text
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("cannot open /work/models/llama/config.json", "cannot open (path)"),
+        ("in '/home/user/x.py', line 3", "in '(path)', line 3"),
+        ("<Engine object at 0x7f3a2b1c4d5e> failed", "<Engine object at (address)> failed"),
+        ("POST /v1/chat/completions: Not Found", "POST /v1/chat/completions: Not Found"),
+        ("GET /admin/policy: no", "GET /admin/policy: no"),
+        ("this gateway's model is not 'a'; its operator's is 'b'", "this gateway's model is not 'a'; its operator's is 'b'"),
+        ("see https://docs.example/a/b/c", "see https://docs.example/a/b/c"),
+        ("meta-llama/Llama-3.1-8B is 1/2 of 3/4", "meta-llama/Llama-3.1-8B is 1/2 of 3/4"),
+    ],
+)
+def test_an_error_tells_no_path_and_no_address(message: str, told: str) -> None:
+    assert public(message) == told
+    assert ApiError(500, "x", message).body()["error"]["message"] == told
+
+
+def test_no_error_text_is_longer_than_its_bound_nor_slow_to_make() -> None:
+    """Texts of quotes, slashes and backslashes, which are hard on expressions: time grows no faster than the text."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        text = "".join(rng.choice(list("'\"\\/ax0 ."), size=rng.integers(5000)))
+        assert len(public(text)) <= 600
+    for text in ("'" * 10**6, "/a" * 10**6, "\\" * 10**6, "'\\" * 10**6, "0x" * 10**6):
+        assert len(public(text)) <= 600
+
+
+def test_an_engine_that_refuses_with_a_path_in_its_words_does_not_tell_it() -> None:
+    async def main() -> None:
+        async with running("single") as (app, gateway):
+
+            def refuse(*_: object, **__: object) -> Any:
+                raise RuntimeError("cannot open /srv/models/secret/weights.bin <object at 0x7fabcdef1234>")
+
+            gateway.engine.dispatch = refuse
+            answer = await call(app, "POST", "/v1/completions", completion())
+            assert answer.status == 500
+            assert b"/srv" not in answer.body
+            assert b"0x7f" not in answer.body
+
+    run_virtual(main())
+
+
+# what logs and metrics tell
+
+
+@pytest.mark.parametrize("prompts", [False, True])
+def test_prompts_are_logged_only_where_it_is_asked_for(prompts: bool, caplog: pytest.LogCaptureFixture) -> None:
+    from server.logs import LogSettings
+
+    async def main() -> None:
+        async with running(logs=LogSettings(prompts=prompts)) as (app, gateway):
+            secret = {"model": "tiny", "messages": [{"role": "user", "content": "XYZZY"}], "max_tokens": 2}
+            assert (await call(app, "POST", "/v1/chat/completions", secret)).status == 200
+            assert (await call(app, "POST", "/v1/completions", completion(prompt="XYZZY"))).status == 200
+            await call(app, "POST", "/v1/completions", completion(prompt="XYZZY", n=-1))
+            gateway.engine.dispatch = lambda *_, **__: 1 / 0
+            await call(app, "POST", "/v1/completions", completion(prompt="XYZZY"))
+
+    with caplog.at_level(logging.DEBUG):
+        run_virtual(main())
+    told = [record for record in caplog.records if "XYZZY" in record.getMessage() or "XYZZY" in str(record.__dict__)]
+    assert bool(told) == prompts
+
+
+LABELS = {  # each with the most values it may have
+    "policy": MAX_POLICIES + 1,
+    "outcome": 5,
+    "le": 64,
+    "stat": 7,
+    "method": 8,
+    "assumption": 16,
+    "verdict": 3,
+    "check": 8,
+    "kind": 16,
+    "term": 3,
+    "reason": 16,
+    "stage": 8,
+    "max_output_tokens": 1,
+    "epoch": 1,
+}
+
+
+def test_every_label_has_a_bound_whatever_clients_and_operators_send() -> None:
+    """A new label must be given its bound here; requests and a hundred policies do not break one."""
+
+    async def main() -> str:
+        async with running() as (app, gateway):
+            for size in range(1, 101):
+                await call(app, "PUT", "/admin/policy", {"policy": f"capped:max_batch_size={size}", "max_output_tokens": size})
+                await call(app, "POST", "/v1/completions", completion(user=f"u{size}"), {"x-request-id": f"r{size}"})
+                await call(app, "POST", f"/v1/{size}", completion(model=f"m{size}"))
+            assert gateway.batcher.unanswered == 0
+            return (await call(app, "GET", "/metrics")).body.decode()
+
+    values: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(run_virtual(main())):
+        for sample in family.samples:
+            for label, value in sample.labels.items():
+                values.setdefault(label, set()).add(value)
+    assert "other" in values["policy"]
+    for label, found in values.items():
+        assert label in LABELS, f"label {label!r} has no bound"
+        assert len(found) <= LABELS[label], label
+
+
+# TLS
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> TlsSettings:
+    folder = tmp_path_factory.mktemp("tls")
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
+    command += [
+        "-addext",
+        "subjectAltName=DNS:localhost,IP:127.0.0.1",
+        "-keyout",
+        str(folder / "key.pem"),
+        "-out",
+        str(folder / "cert.pem"),
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    return TlsSettings(keyfile=folder / "key.pem", certfile=folder / "cert.pem")
+
+
+def test_tls_files_are_checked_before_anything_starts(certificate: TlsSettings, tmp_path: Path) -> None:
+    check_tls(TlsSettings())
+    check_tls(certificate)
+    (tmp_path / "junk").write_text("junk")
+    broken: list[Callable[[], TlsSettings]] = [
+        lambda: TlsSettings(keyfile=certificate.keyfile),
+        lambda: TlsSettings(ca_certs=certificate.certfile),
+        lambda: TlsSettings(certfile=tmp_path / "nowhere", keyfile=certificate.keyfile),
+        lambda: TlsSettings(certfile=tmp_path / "junk", keyfile=certificate.keyfile),
+        lambda: TlsSettings(certfile=certificate.certfile),
+        lambda: TlsSettings(certfile=certificate.certfile, keyfile=certificate.keyfile, ca_certs=tmp_path / "junk"),
+    ]
+    for make in broken:
+        with pytest.raises(SpecError, match=r"--ssl-certfile|TLS files"):
+            check_tls(make())
+
+
+def test_short_keys_are_named_by_digest_not_by_text() -> None:
+    key: Key = read_keys("--api-key", ["short"], None)[0]
+    assert key.short
+    assert "short" not in key.name
