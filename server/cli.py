@@ -11,6 +11,7 @@ import typer
 
 from policies import SpecError, format_policy, parse_policy
 from server.settings import AutopilotMode, EngineName, Settings
+from server.supervision.settings import SupervisionSettings
 
 app = typer.Typer()
 
@@ -61,6 +62,9 @@ def serve_command(
     max_clipped_fraction: Annotated[float, typer.Option(min=0, max=0.999, help="Most answers that autopilot may clip.")] = 0.05,
     idle_probes: Annotated[bool, typer.Option("--idle-probes", help="Measure the engine's law while it is idle.")] = False,
     shutdown_timeout: Annotated[float, typer.Option(min=0, help="Seconds that requests in service may take after SIGTERM.")] = 30.0,
+    max_restarts: Annotated[int, typer.Option(min=0, help="Restarts of a lost engine in 10 minutes; one more ends the gateway.")] = 8,
+    stuck_timeout: Annotated[float, typer.Option(min=0, help="Seconds without a token before the engine is replaced; 0: never.")] = 60.0,
+    slow_reader_timeout: Annotated[float, typer.Option(min=0, help="Seconds that a client may not read; 0: for ever.")] = 60.0,
     log_level: Annotated[str, typer.Option(help="debug | info | warning | error.")] = "info",
 ) -> None:
     """Serve an OpenAI-style endpoint with a queue under a policy you choose."""
@@ -97,6 +101,7 @@ def serve_command(
         max_clipped_fraction=max_clipped_fraction,
         idle_probes=idle_probes,
         shutdown_timeout=shutdown_timeout,
+        supervision=SupervisionSettings(max_restarts=max_restarts, stuck_timeout=stuck_timeout, slow_reader_timeout=slow_reader_timeout),
         engine_args=engine_args,
     )
     raise typer.Exit(serve(settings))
