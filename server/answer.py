@@ -93,6 +93,10 @@ class Answer(Response):
             for choice, ticket in zip(self._choices, tickets, strict=True):
                 choice.ticket = ticket
             await self._write(scope, receive, send)
+        except Exception:
+            for ticket in tickets:
+                self._batcher.lose(ticket, "failed", "internal_error", "the gateway failed over this answer; its log says why")
+            raise
         finally:
             watch.cancel()
             for ticket in tickets:

@@ -362,8 +362,8 @@ class Batcher:
 
     def _dispatch(self, decision: Dispatch) -> None:
         now = self.now()
-        tickets = [self._unsettled[waiting.request.id] for waiting in self._queue.take(decision.request_ids)]
         slot, policy = self._slots[decision.server_id], self.policy
+        tickets = [self._unsettled[waiting.request.id] for waiting in self._queue.take(decision.request_ids)]
         slot.policy = policy
         forming = self._forming_until(tickets, now)
         batch = Batch(next(self._batch_ids), slot.id, policy, self.policy_text, now, forming, tickets, {ticket.id for ticket in tickets})
