@@ -224,7 +224,7 @@ class Batcher:
 
     def settle(self, ticket: Ticket, outcome: Outcome) -> None:
         """Give a ticket its one outcome; its record leaves once its server's end is known too."""
-        ticket.outcome = outcome
+        ticket.outcome, ticket.stream = outcome, None
         self._unsettled.pop(ticket.id, None)
         self._settled.set()
         self.moved_at = self.now()
