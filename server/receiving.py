@@ -28,6 +28,7 @@ SO_TIMESTAMPNS = 35  # Linux on every architecture but a few; Python's socket mo
 _TIMESPEC = struct.Struct("@ll")
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_TIMESPEC.size) if hasattr(socket, "CMSG_SPACE") else 0
 _READ_BYTES = 1 << 16
+_RESET = struct.pack("ii", 1, 0)
 READING = 5000  # nanoseconds that a reading of both clocks takes at most, if nothing comes in between
 
 
@@ -175,6 +176,8 @@ class StampedProtocol(HttpToolsProtocol):
     def _cut(self) -> None:
         self._slow = None
         log.info("a client that did not read for %g s was cut off", self.reader_patience)
+        if (sock := self.transport.get_extra_info("socket")) is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)  # the kernel lets go of what it holds too
         self.transport.abort()
 
     def data_received(self, data: bytes, at: float | None = None) -> None:

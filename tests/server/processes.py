@@ -14,7 +14,7 @@ from loadgen.gateway_process import GatewayProcess, free_port
 def gateway(folder: Path, *arguments: str) -> GatewayProcess:
     """`kendall serve`, not yet started; its log and records lie in `folder`."""
     records = ["--record-file", str(folder / "records.jsonl"), "--prediction-interval", "0", "--allow-forced-lengths"]
-    return GatewayProcess([*arguments, *records], free_port(0), folder / "gateway.log")
+    return GatewayProcess([*records, *arguments], free_port(0), folder / "gateway.log")
 
 
 def descendants(pid: int) -> list[int]:

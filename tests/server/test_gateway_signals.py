@@ -97,12 +97,16 @@ def test_a_killed_gateway_leaves_no_process(tmp_path: Path) -> None:
     """With the predicting process up, which a killed parent tells nothing."""
 
     async def main() -> None:
-        async with asyncio.timeout(60), gateway(tmp_path, "tiny", "--engine", "emulated", "--latency", STEP) as running:
+        arguments = ["tiny", "--engine", "emulated", "--latency", STEP, "--prediction-interval", "0.5"]
+        async with asyncio.timeout(60), gateway(tmp_path, *arguments) as running:
             await running.ready()
-            await SocketCall(running.url, body(500)).send()
-            below = descendants(running.pid)
+            made = await SocketCall(running.url, body(1900)).send()
+            while not (below := descendants(running.pid)):  # noqa: ASYNC110 - nothing to wait on
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(0.5)
             os.kill(running.pid, signal.SIGKILL)
-            assert await gone([running.pid, *below], 5) == []
+            assert not stream_text((await made.answer())[1])[1]
+            assert await gone([running.pid, *below], 10) == []
 
     asyncio.run(main())
 
