@@ -50,7 +50,7 @@ def test_a_killed_engine_costs_time_and_nothing_else(policy: str) -> None:
             for index, length in enumerate(lengths):
                 calls.append(ask(app, length, stream=index % 2 == 0))
                 await asyncio.sleep(0.001)
-            await asyncio.sleep(0.06)
+            await asyncio.sleep(0.03)
             before = {request.request.id for server in gateway.batcher.running() for request in server}
             waiting = gateway.batcher.queue_length
             assert before
