@@ -373,3 +373,24 @@ def test_a_bug_in_one_answer_ends_that_answer_only(moment: str) -> None:
             assert (gateway.batcher.in_service, gateway.batcher.unanswered) == (0, 0)
 
     run_virtual(main())
+
+
+@pytest.mark.parametrize("made", range(8, 14))
+def test_a_stop_string_is_found_across_the_seam(made: int) -> None:
+    """It spans tokens 10 to 12; the engine dies after each of the tokens around it."""
+
+    async def main() -> None:
+        stop = words(12).removeprefix(words(9))
+        async with faulty("single") as (app, gateway, engine, records):
+            request = ask(app, 40, stop=[stop])
+            while not request.task.done() and engine.life == 1:
+                await asyncio.sleep(0.0001)
+                if any(each.output_tokens_so_far == made for server in gateway.batcher.running() for each in server):
+                    engine.kill()
+                    await asyncio.sleep(3.0)
+            await request.task
+            assert text_of(request) == words(9)
+            assert records[0].interruptions == (1 if made < 12 else 0)
+            assert records[0].finish_reason == "stop"
+
+    run_virtual(main())
