@@ -89,8 +89,8 @@ class Supervisor:
             return
         self.state = "restarting"
         self._up.clear()
-        self._on_down(reason)
         self._task = asyncio.get_running_loop().create_task(self._restart(wait), name="engine-restart")
+        self._on_down(reason)
 
     def statistics(self) -> dict[str, Any]:
         """For `/admin/state`."""
@@ -143,9 +143,16 @@ class Supervisor:
             self.restarts += 1
             self._serve()
             log.warning("engine restarted (%d)", self.restarts)
-            self._on_up(capabilities)
+            self._tell_up(capabilities)
             return
         self._give_up(self.last_loss or "it did not come up")
+
+    def _tell_up(self, capabilities: Capabilities) -> None:
+        try:
+            self._on_up(capabilities)
+        except Exception:
+            log.exception("the gateway could not go on after the restart")
+            self._give_up("the gateway failed")
 
     def _give_up(self, reason: str) -> None:
         self.state = "lost"

@@ -183,6 +183,23 @@ def test_a_gateway_ended_under_load_leaves_no_process(tmp_path: Path, number: si
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("after", [0.0, 0.3, 1.0])
+def test_a_gateway_killed_while_its_engine_starts_leaves_no_process(tmp_path: Path, after: float) -> None:
+    """An engine waits minutes for a gateway that does not answer its greeting."""
+
+    async def main() -> None:
+        async with asyncio.timeout(90), gateway(tmp_path, "tiny", "--engine", "vllm") as running:
+            while not (below := [pid for pid in descendants(running.pid) if descendants(pid)]):  # the fork server has a child
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(after)
+            below = descendants(running.pid)
+            os.kill(running.pid, signal.SIGKILL)
+            assert await gone([running.pid, *below], 20) == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
 def test_an_engine_that_cannot_come_back_ends_the_gateway_with_a_non_zero_status(tmp_path: Path) -> None:
     async def main() -> int | None:
         async with gateway(tmp_path, "tiny", "--engine", "vllm", "--policy", "single", "--max-restarts", "0") as running:
