@@ -21,7 +21,7 @@ from server.batch import Batch, Observer
 from server.clock import clock_of
 from server.ending import Ending
 from server.engines.base import Capabilities, Engine, Work
-from server.observers import Observers
+from server.observers import Guarded
 from server.ticket import Consumer, Ticket
 
 log = logging.getLogger("kendall.batcher")
@@ -53,7 +53,7 @@ class Batcher:
         self.failing: str | None = None  # what went wrong when the policy was asked last, if something did
         self.moved_at = self.now()  # last arrival, outcome or end of a hold
         self._let_go: Callable[[], None] | None = None  # frees the engine that is lent
-        self._observers = Observers(observers)
+        self._observers = tuple(Guarded(observer) for observer in observers)
         self._queue = WaitingQueue()
         self._slots = [_Slot(index) for index in range(capabilities.servers)]
         self._batch_ids = itertools.count()
@@ -115,7 +115,8 @@ class Batcher:
             deadline = ticket.work.request.deadline
             if deadline < math.inf:
                 self._expiries[ticket.id] = self._loop.call_at(deadline, self._expire, ticket)
-            self._observers.on_arrival(ticket)
+            for observer in self._observers:
+                observer.on_arrival(ticket)
         self.moved_at = self.now()
         self.take_back()
         self._ask()
@@ -228,7 +229,8 @@ class Batcher:
         self._unsettled.pop(ticket.id, None)
         self._settled.set()
         self.moved_at = self.now()
-        self._observers.on_settle(ticket)
+        for observer in self._observers:
+            observer.on_settle(ticket)
         if ticket.at.server_free is not None or ticket.batch is None:
             self._emit(ticket)
 
@@ -294,7 +296,8 @@ class Batcher:
 
     def _tell_idle(self, slot: _Slot) -> None:
         if not slot.running:
-            self._observers.on_idle(slot.id, self.now())
+            for observer in self._observers:
+                observer.on_idle(slot.id, self.now())
 
     def _free(self, ticket: Ticket) -> None:
         ticket.at.server_free = self.now()
@@ -302,7 +305,9 @@ class Batcher:
             self._emit(ticket)
 
     def _emit(self, ticket: Ticket) -> None:
-        self._observers.on_record(ticket.record())
+        record = ticket.record()
+        for observer in self._observers:
+            observer.on_record(record)
 
     def _forget_expiry(self, ticket: Ticket) -> None:
         if timer := self._expiries.pop(ticket.id, None):
@@ -373,7 +378,8 @@ class Batcher:
             ticket.running = slot.running[ticket.id] = Running(ticket.work.request, now, len(ticket.work.output_token_ids))
         for ticket in tickets:
             ticket.batch_size = len(slot.running)
-        self._observers.on_dispatch(batch)
+        for observer in self._observers:
+            observer.on_dispatch(batch)
         for ticket in self._start(batch, tickets):
             self._tell(ticket, ticket.consumer.on_dispatched)
 

@@ -113,7 +113,7 @@ async def faulty(
     collector = Collector()
     async with app.router.lifespan_context(app):
         await ready.wait()
-        gateway.batcher._observers._all += (collector,)
+        gateway.batcher._observers += (collector,)
         yield app, gateway, engine, collector.records
 
 

@@ -105,7 +105,7 @@ async def run(chaos: Chaos, *, deaths_every: float | None, switch_every: float, 
             "tasks": len(asyncio.all_tasks()) - before,
             "restarts": gateway.supervisor.restarts,
             "in_emulation": sum(len(server._answers) for server in engine._servers),
-            "faults": batcher._observers.faults,
+            "faults": sum(getattr(observer, "faults", 0) for observer in batcher._observers),
         }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from queueing.latency import parse_law
+from server.observers import Guarded
 from server.supervision.settings import SupervisionSettings
 from tests.server.asgi import LAW, Call, call, completion
 from tests.server.mortal import Forgetful, MortalEngine, faulty, words
@@ -334,12 +335,13 @@ def test_an_observer_that_raises_harms_nobody(caplog: pytest.LogCaptureFixture) 
                 def __getattr__(self, name: str) -> Any:
                     raise OSError(28, "No space left on device")
 
-            gateway.batcher._observers._all = (FullDisk(), *gateway.batcher._observers._all)
+            full = Guarded(FullDisk())
+            gateway.batcher._observers = (full, *gateway.batcher._observers)
             calls = [ask(app, 5) for _ in range(4)]
             await asyncio.gather(*(made.task for made in calls))
             assert [text_of(made) for made in calls] == [words(5)] * 4
             assert Counter(record.outcome for record in records) == {"completed": 4}
-            assert gateway.batcher._observers.faults > 4
+            assert full.faults > 4
 
     run_virtual(main())
     assert sum("goes on being told" in message for message in caplog.messages) == 1
