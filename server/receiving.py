@@ -191,15 +191,10 @@ class StampedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
 
-def protocol_with(reader_patience: float) -> type[StampedProtocol]:
-    """The protocol of a gateway whose clients may leave an answer unread for so long, seconds.
+def protocol_with(base: type[StampedProtocol], reader_patience: float) -> type[StampedProtocol]:
+    """`base` for a gateway whose clients may leave an answer unread for so long, seconds.
 
     What a slow reader makes the gateway hold is bounded: 64 KiB in the transport, and what of its own answer is made
     meanwhile (its token limit). Unread means that the transport did not come down from 64 to 16 KiB in that time.
     """
-
-    class Patient(StampedProtocol):
-        """Of this gateway."""
-
-    Patient.reader_patience = reader_patience
-    return Patient
+    return cast("type[StampedProtocol]", type(base.__name__, (base,), {"reader_patience": reader_patience}))

@@ -21,7 +21,7 @@ from queueing.profile import load_law
 from server.app import create_app
 from server.engines.base import Engine, EngineStartError
 from server.gateway import Gateway
-from server.receiving import protocol_with, stamps_arrivals
+from server.receiving import StampedProtocol, protocol_with, stamps_arrivals
 from server.settings import Settings
 from server.supervision.supervisor import EngineLostError
 
@@ -153,7 +153,7 @@ async def _serve(make: Callable[[], Gateway], sock: socket.socket, on_ready: Cal
         log_level="warning",
         access_log=False,
         proxy_headers=False,  # nothing here asks for the client's address
-        http=protocol_with(gateway.settings.supervision.slow_reader_timeout),
+        http=protocol_with(StampedProtocol, gateway.settings.supervision.slow_reader_timeout),
         ws="none",
         timeout_graceful_shutdown=math.ceil(gateway.settings.shutdown_timeout + 2 * LAST_WORDS),
         timeout_keep_alive=75,
