@@ -77,7 +77,7 @@ def test_a_padded_batch_goes_on_as_one_and_its_answers_leave_together() -> None:
     async def main() -> None:
         async with faulty("fixed:batch_size=3") as (app, gateway, engine, records):
             calls = [ask(app, length) for length in (3, 50, 80)]
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.04)
             assert gateway.batcher.in_service == 3
             engine.kill()
             await asyncio.gather(*(made.task for made in calls))
@@ -200,7 +200,7 @@ def test_what_cannot_be_continued_exactly_is_told_at_once_and_the_others_go_on()
             blocker = ask(app, 2)
             await asyncio.sleep(0.001)
             streamed, whole, plain = ask(app, 40, presence_penalty=0.5), ask(app, 40, presence_penalty=0.5, stream=False), ask(app, 40)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.03)
             assert gateway.batcher.in_service == 3
             at = gateway.now()
             engine.kill()
@@ -272,7 +272,7 @@ def test_clients_that_leave_during_a_restart_and_a_switch_of_policy_lose_nothing
     async def main() -> None:
         async with faulty(policy) as (app, gateway, engine, records):
             calls = [ask(app, 30) for _ in range(6)]
-            await asyncio.sleep(0.03)
+            await asyncio.sleep(0.02)
             engine.kill()
             await asyncio.sleep(0.5)
             calls[0].leave()
