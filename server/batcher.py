@@ -191,6 +191,9 @@ class Batcher:
         """
         self.take_back()
         self.down = True
+        for slot in self._slots:
+            for request_id in slot.running:
+                self._unsettled[request_id].deafen()  # a padded member that is whole too: its stream will fail
         for batch in self._batches():
             for ticket in batch.tickets:
                 if ticket.id in batch.open and (reason := ticket.interrupted(most)):

@@ -53,7 +53,7 @@ async def gone(pids: list[int], seconds: float) -> list[int]:
     """Those that still run after so long."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
-    while (left := [pid for pid in pids if alive(pid)]) and loop.time() < deadline:
+    while (left := [pid for pid in pids if alive(pid)]) and loop.time() < deadline:  # noqa: ASYNC110 - nothing to wait on
         await asyncio.sleep(0.05)
     return left
 

@@ -19,7 +19,13 @@ from queueing.record import Record, read_run
 from tests.server.processes import SocketCall, alive, descendants, engine_process, gateway, gone, stream_text
 
 pytestmark = pytest.mark.engine
-POLICIES = ["continuous:max_batch_size=8", "capped:max_batch_size=4", "elastic:max_batch_size=8", "fixed:batch_size=3,max_wait=0.05", "single"]
+POLICIES = [
+    "continuous:max_batch_size=8",
+    "capped:max_batch_size=4",
+    "elastic:max_batch_size=8",
+    "fixed:batch_size=3,max_wait=0.05",
+    "single",
+]
 
 
 @dataclass(frozen=True)
@@ -92,7 +98,7 @@ async def hurt(running: GatewayProcess, signals: list[signal.Signals], pause: fl
         engines.append(engine_process(running.pid))
         os.kill(engines[-1], number)
         async with asyncio.timeout(30):
-            while await running.is_ready():
+            while await running.is_ready():  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
     await ready_again(running)
     await asyncio.sleep(pause)
@@ -189,7 +195,7 @@ def test_a_gateway_killed_while_its_engine_starts_leaves_no_process(tmp_path: Pa
 
     async def main() -> None:
         async with asyncio.timeout(90), gateway(tmp_path, "tiny", "--engine", "vllm") as running:
-            while not (below := [pid for pid in descendants(running.pid) if descendants(pid)]):  # the fork server has a child
+            while not (below := [pid for pid in descendants(running.pid) if descendants(pid)]):  # noqa: ASYNC110 - its child
                 await asyncio.sleep(0.02)
             await asyncio.sleep(after)
             below = descendants(running.pid)

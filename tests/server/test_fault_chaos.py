@@ -95,7 +95,7 @@ async def run(chaos: Chaos, *, deaths_every: float | None, switch_every: float, 
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
-        while not gateway.supervisor.serving:
+        while not gateway.supervisor.serving:  # noqa: ASYNC110
             await asyncio.sleep(1.0)
         await asyncio.sleep(0.0)
         batcher = gateway.batcher

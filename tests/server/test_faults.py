@@ -148,7 +148,7 @@ def test_an_engine_that_does_not_come_back_is_given_up_in_bounded_time() -> None
 def test_failed_starts_are_tried_again() -> None:
     async def main() -> None:
         engine = MortalEngine(parse_law(LAW), start_fails=3)
-        async with faulty("single", engine) as (app, gateway, _, records):
+        async with faulty("single", engine) as (app, gateway, _, _):
             made = ask(app, 30)
             await asyncio.sleep(0.02)
             engine.kill()
@@ -217,7 +217,8 @@ def test_what_cannot_be_continued_exactly_is_told_at_once_and_the_others_go_on()
 
 def test_a_request_that_no_engine_survives_is_given_up_before_the_gateway_is() -> None:
     async def main() -> None:
-        async with faulty("single", supervision=SupervisionSettings(max_interruptions=2, stuck_timeout=0)) as (app, gateway, engine, records):
+        supervision = SupervisionSettings(max_interruptions=2, stuck_timeout=0)
+        async with faulty("single", supervision=supervision) as (app, gateway, engine, records):
             deadly = ask(app, 200)
             healthy = ask(app, 5)
             while not deadly.task.done():
@@ -237,12 +238,13 @@ def test_an_engine_that_makes_no_tokens_is_replaced() -> None:
     """It answers and lives, but nothing moves: health fails until another one serves."""
 
     async def main() -> None:
-        async with faulty("continuous:max_batch_size=2", supervision=SupervisionSettings(stuck_timeout=5.0)) as (app, gateway, engine, records):
+        supervision = SupervisionSettings(stuck_timeout=5.0)
+        async with faulty("continuous:max_batch_size=2", supervision=supervision) as (app, gateway, engine, _):
             calls = [ask(app, 30) for _ in range(3)]
             await asyncio.sleep(0.01)
             engine.hang()
             at = gateway.now()
-            while not gateway.stuck:
+            while not gateway.stuck:  # noqa: ASYNC110
                 await asyncio.sleep(0.25)
             assert 5.0 < gateway.now() - at < 8.0
             assert (await status(app, "/health"), await status(app, "/ready")) == (503, 503)
@@ -290,7 +292,7 @@ def test_clients_that_leave_during_a_restart_and_a_switch_of_policy_lose_nothing
 
 def test_patience_runs_out_while_the_engine_restarts() -> None:
     async def main() -> None:
-        async with faulty("single", patience=0.5) as (app, gateway, engine, records):
+        async with faulty("single", patience=0.5) as (app, gateway, engine, _):
             serving, waiting = ask(app, 30), ask(app, 5)
             await asyncio.sleep(0.02)
             engine.kill()
@@ -305,7 +307,8 @@ def test_patience_runs_out_while_the_engine_restarts() -> None:
 
 def test_a_policy_that_raises_leaves_the_queue_as_it_is_and_is_asked_again() -> None:
     async def main() -> None:
-        async with faulty("single") as (app, gateway, _, records):
+        async with faulty("single") as (app, gateway, _, _):
+
             class Broken(type(gateway.batcher.policy)):
                 __slots__ = ()
 
