@@ -49,6 +49,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     sender_id: int | None = None  # the load generator's process
     finish_reason: str | None = None
     clipped: bool | None = None
+    interruptions: int | None = None  # engines that were lost while it was in service; its service time includes the restarts
     error: str | None = None
 
 

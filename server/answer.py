@@ -93,6 +93,10 @@ class Answer(Response):
             for choice, ticket in zip(self._choices, tickets, strict=True):
                 choice.ticket = ticket
             await self._write(scope, receive, send)
+        except Exception:
+            for ticket in tickets:
+                self._batcher.lose(ticket, "failed", "internal_error", "the gateway failed over this answer; its log says why")
+            raise
         finally:
             watch.cancel()
             for ticket in tickets:
@@ -142,7 +146,8 @@ class Answer(Response):
         headers = [*self._start_headers(whole=True), (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
-        self._release()
+        if not self._gone:
+            self._release()
 
     async def _write_stream(self, send: Send) -> None:
         headers = [
@@ -168,6 +173,8 @@ class Answer(Response):
             body, self.chunks = b"".join(self.chunks), []
             sent, self.finished = self.finished, []
             await send({"type": "http.response.body", "body": body, "more_body": left > 0})
+            if self._gone:
+                return  # it left while this waited for it to read: none of it went out
             self._release(sent)
 
     def _finish(self, choice: Choice) -> bytes:

@@ -129,7 +129,7 @@ def _add_openai(app: FastAPI, gateway: Gateway) -> None:
     async def models() -> dict[str, Any]:
         names = {"id": gateway.settings.served_model_name, "root": gateway.settings.model}  # a benchmark without --model reads both
         entry: dict[str, Any] = {**names, "object": "model", "created": 0, "owned_by": "kendall"}
-        if gateway.ready:
+        if gateway.started:
             entry |= gateway.describe_engine(gateway.batcher.capabilities)
         return {"object": "list", "data": [entry]}
 
@@ -137,11 +137,11 @@ def _add_openai(app: FastAPI, gateway: Gateway) -> None:
 def _add_state(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/health")
     async def health() -> Response:
-        return Response(status_code=503 if gateway.dead else 200)
+        return Response(status_code=200 if gateway.healthy else 503)
 
     @app.get("/ready")
     async def ready() -> Response:
-        return Response(status_code=200 if gateway.ready and not gateway.draining else 503)
+        return Response(status_code=200 if gateway.ready and gateway.healthy and not gateway.draining else 503)
 
     @app.get("/version")
     async def version() -> dict[str, str]:
@@ -153,7 +153,7 @@ def _add_state(app: FastAPI, gateway: Gateway) -> None:
 
     @app.get("/load")
     async def load() -> dict[str, int]:
-        return {"server_load": gateway.batcher.unanswered if gateway.ready else 0}
+        return {"server_load": gateway.batcher.unanswered if gateway.started else 0}
 
 
 def _add_policy(app: FastAPI, gateway: Gateway) -> None:
@@ -181,6 +181,7 @@ def _add_admin(app: FastAPI, gateway: Gateway) -> None:
             "unanswered": batcher.unanswered,
             "running": running,
             "draining": gateway.draining,
+            "supervision": gateway.supervisor.statistics() | {"stuck": gateway.stuck},
             "arrivals": gateway.arrivals.state(batcher.epoch),
             "estimates": gateway.live_model().estimates,
             "energy": gateway.live_model().energy(),

@@ -21,6 +21,7 @@ from server.batch import Batch, Observer
 from server.clock import clock_of
 from server.ending import Ending
 from server.engines.base import Capabilities, Engine, Work
+from server.observers import Guarded
 from server.ticket import Consumer, Ticket
 
 log = logging.getLogger("kendall.batcher")
@@ -48,9 +49,11 @@ class Batcher:
         self.epoch = 0
         self.closing = False
         self.held = False  # True while something else (a calibration) has the engine to itself
+        self.down = False  # True while a lost engine is started again
+        self.failing: str | None = None  # what went wrong when the policy was asked last, if something did
         self.moved_at = self.now()  # last arrival, outcome or end of a hold
         self._let_go: Callable[[], None] | None = None  # frees the engine that is lent
-        self._observers = tuple(observers)
+        self._observers = tuple(Guarded(observer) for observer in observers)
         self._queue = WaitingQueue()
         self._slots = [_Slot(index) for index in range(capabilities.servers)]
         self._batch_ids = itertools.count()
@@ -168,7 +171,10 @@ class Batcher:
         """No answer for this ticket; its consumer is told."""
         if ticket.outcome is None:
             ticket.lost_because(message)
-            ticket.consumer.on_lost(outcome, code, message)
+            try:
+                ticket.consumer.on_lost(outcome, code, message)
+            except Exception:
+                log.exception("the gateway failed to tell one caller of a loss")
             self._drop(ticket, outcome)
 
     def lose_all(self, code: str, message: str) -> None:
@@ -177,6 +183,37 @@ class Batcher:
         self.held = True  # nothing may be dispatched in between
         for ticket in list(self._unsettled.values()):
             self.lose(ticket, "failed", code, message)
+
+    def interrupt(self, message: str, most: int) -> None:
+        """The engine is gone and another one is started: what waits keeps its place, what is in service stays there for `resume`.
+
+        Those lose their answer now that cannot be continued exactly, and those that saw more than `most` engines die.
+        """
+        self.take_back()
+        self.down = True
+        for slot in self._slots:
+            for request_id in slot.running:
+                self._unsettled[request_id].deafen()  # a padded member that is whole too: its stream will fail
+        for batch in self._batches():
+            for ticket in batch.tickets:
+                if ticket.id in batch.open and (reason := ticket.interrupted(most)):
+                    self.lose(ticket, "failed", "engine_unavailable", f"{reason} ({message})")
+
+    def resume(self, capabilities: Capabilities) -> None:
+        """Another engine serves: first what was in service goes on, batch by batch under its own policy, then the queue."""
+        self.capabilities, self.down = capabilities, False
+        for batch in self._batches():
+            self._start(batch, [ticket for ticket in batch.tickets if ticket.id in batch.open])
+        self._ask()
+
+    def poke(self) -> None:
+        """Ask the policy although nothing happened: if something was due that nobody asked for, it happens now."""
+        self._ask()
+
+    def _batches(self) -> list[Batch]:
+        """Those in service with members whose own end has not come, in the order of their dispatch."""
+        found = {self._unsettled[request_id].batch for slot in self._slots for request_id in slot.running}
+        return sorted((batch for batch in found if batch is not None and batch.open), key=lambda batch: batch.id)
 
     def member_ended(self, ticket: Ticket) -> None:
         """A ticket met its own end: it leaves now, or with its batch."""
@@ -191,7 +228,7 @@ class Batcher:
 
     def settle(self, ticket: Ticket, outcome: Outcome) -> None:
         """Give a ticket its one outcome; its record leaves once its server's end is known too."""
-        ticket.outcome = outcome
+        ticket.outcome, ticket.stream = outcome, None
         self._unsettled.pop(ticket.id, None)
         self._settled.set()
         self.moved_at = self.now()
@@ -242,7 +279,7 @@ class Batcher:
             self._ask()
         for ticket in [leaving] if leaving is not None else held:
             if ticket.outcome is None:
-                ticket.consumer.on_release()
+                self._tell(ticket, ticket.consumer.on_release)
 
     def _end_batch(self, batch: Batch) -> list[Ticket]:
         """Every member has met its own end: padding stops, the server is free; returns the answers held back."""
@@ -292,11 +329,16 @@ class Batcher:
             while self._ask_again:
                 self._ask_again = False
                 self._carry_out()
+            self.failing = None
+        except Exception as error:
+            if self.failing is None:
+                log.exception("a decision could not be made or carried out; the queue goes on with the next event")
+            self.failing = str(error) or type(error).__name__
         finally:
             self._asking = False
 
     def _carry_out(self) -> None:
-        while not self.held:
+        while not (self.held or self.down):
             decision = self.policy.decide(self._state(), self.now())
             if isinstance(decision, WaitUntil):
                 self._wake_at(decision.deadline)
@@ -328,8 +370,8 @@ class Batcher:
 
     def _dispatch(self, decision: Dispatch) -> None:
         now = self.now()
-        tickets = [self._unsettled[waiting.request.id] for waiting in self._queue.take(decision.request_ids)]
         slot, policy = self._slots[decision.server_id], self.policy
+        tickets = [self._unsettled[waiting.request.id] for waiting in self._queue.take(decision.request_ids)]
         slot.policy = policy
         forming = self._forming_until(tickets, now)
         batch = Batch(next(self._batch_ids), slot.id, policy, self.policy_text, now, forming, tickets, {ticket.id for ticket in tickets})
@@ -341,11 +383,12 @@ class Batcher:
             ticket.batch_size = len(slot.running)
         for observer in self._observers:
             observer.on_dispatch(batch)
-        self._start(batch)
+        for ticket in self._start(batch, tickets):
+            self._tell(ticket, ticket.consumer.on_dispatched)
 
-    def _start(self, batch: Batch) -> None:
-        """Hand a batch to the engine; an engine that refuses loses these requests, not the loop."""
-        tickets, policy = tuple(batch.tickets), batch.policy
+    def _start(self, batch: Batch, tickets: Sequence[Ticket]) -> Sequence[Ticket]:
+        """Hand a batch, or what is left of it, to the engine; one that refuses loses these requests, not the loop. Returns the started."""
+        policy = batch.policy
         try:
             works = [ticket.work for ticket in tickets]
             streams = self.engine.dispatch(batch.server_id, works, padded=policy.padded, joining=policy.joins_running)
@@ -353,10 +396,18 @@ class Batcher:
             log.exception("the engine refused a batch")
             for ticket in tickets:
                 self.lose(ticket, "failed", "engine_error", f"the engine refused the request: {error}")
-            return
+            return ()
         for ticket, stream in zip(tickets, streams, strict=True):
-            stream.listener = ticket
-            ticket.consumer.on_dispatched()
+            ticket.listen(stream)
+        return tickets
+
+    def _tell(self, ticket: Ticket, call: Callable[[], None]) -> None:
+        """A fault in one answer ends that answer, and nothing else."""
+        try:
+            call()
+        except Exception:
+            log.exception("the gateway failed over one answer")
+            self.lose(ticket, "failed", "internal_error", "the gateway failed over this answer; its log says why")
 
     def _forming_until(self, tickets: Sequence[Ticket], now: float) -> float:
         """Only fixed batching makes a request wait for company; elsewhere a batch forms of what is there."""

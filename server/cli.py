@@ -14,6 +14,7 @@ from server.configuration.file import ENGINE_TABLE, JSON, take_file
 from server.logs import LogSettings, check_format, check_level, configure_logs
 from server.security.settings import MAX_BODY_BYTES
 from server.settings import AutopilotMode, EngineName, Settings
+from server.supervision.settings import SupervisionSettings
 
 app = typer.Typer()
 CONFIGURATION, SECURITY, LOGS = "Configuration", "Security", "Logs"
@@ -61,6 +62,9 @@ def serve_command(
     max_clipped_fraction: Annotated[float, typer.Option(min=0, max=0.999, help="Most answers that autopilot may clip.")] = 0.05,
     idle_probes: Annotated[bool, typer.Option("--idle-probes", help="Measure the engine's law while it is idle.")] = False,
     shutdown_timeout: Annotated[float, typer.Option(min=0, help="Seconds that requests in service may take after SIGTERM.")] = 30.0,
+    max_restarts: Annotated[int, typer.Option(min=0, help="Restarts of a lost engine in 10 minutes; one more ends the gateway.")] = 8,
+    stuck_timeout: Annotated[float, typer.Option(min=0, help="Seconds without a token before the engine is replaced; 0: never.")] = 60.0,
+    slow_reader_timeout: Annotated[float, typer.Option(min=0, help="Seconds that a client may not read; 0: for ever.")] = 60.0,
     api_key: Annotated[
         list[str] | None, typer.Option(help="A key that clients must send as a bearer token; repeatable.", rich_help_panel=SECURITY)
     ] = None,
@@ -145,6 +149,7 @@ def serve_command(
         max_clipped_fraction=max_clipped_fraction,
         idle_probes=idle_probes,
         shutdown_timeout=shutdown_timeout,
+        supervision=SupervisionSettings(max_restarts=max_restarts, stuck_timeout=stuck_timeout, slow_reader_timeout=slow_reader_timeout),
         security=read_security(
             host,
             api_key=api_key or (),

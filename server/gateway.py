@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from policies import Policy, Request, SpecError, format_policy, parse_policy, policy_batch_size
@@ -25,6 +25,8 @@ from server.recorder import Recorder
 from server.schema import CalibrationRequest, ChatRequest, CompletionRequest, Generation, PolicyChange
 from server.security.limits import check_prompt
 from server.settings import Settings
+from server.supervision.progress import StuckWatch
+from server.supervision.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from server.law.idle_probes import IdleProbes
@@ -44,6 +46,11 @@ class Gateway:
         self.max_output_tokens = settings.max_output_tokens
         self.patience = settings.patience
         self.draining = False
+        self.stuck: str | None = None  # why nothing moves, until another engine serves
+        self.on_given_up: Callable[[str], None] | None = None
+        self.supervisor = Supervisor(
+            engine, settings.supervision, on_down=self._on_down, on_up=self._on_up, on_given_up=self._on_given_up
+        )
         self.dead: str | None = None  # why the engine is lost
         self.calibrating = False
         self.live: LiveModel | None = None
@@ -61,8 +68,7 @@ class Gateway:
     async def start(self) -> None:
         """Bring the engine up. Raises EngineStartError."""
         self.now = clock_of(asyncio.get_running_loop())
-        capabilities = await self.engine.start()
-        self.engine.on_death = self._on_death
+        capabilities = await self.supervisor.start()
         observers: list[Observer] = [self.metrics]
         if self.settings.record_file:
             header = Header(
@@ -77,10 +83,14 @@ class Gateway:
         observers.append(self.live)
         self._batcher = Batcher(self.engine, capabilities, self._policy, observers)
         self.metrics.gauge_of("queue_length", "Requests waiting", lambda: self.batcher.queue_length)
-        self.metrics.gauge_of("engine_up", "0: the engine is lost", lambda: float(self.dead is None))
         self.metrics.gauge_of("max_clipped_fraction", "Of the answers, as allowed", lambda: self.settings.max_clipped_fraction)
         self.metrics.gauge_of("in_service", "Sequences in service", lambda: self.batcher.in_service)
+        self.metrics.gauge_of("engine_up", "1: the engine serves; 0: it restarts or is lost", lambda: self.supervisor.serving)
+        self.metrics.gauge_of("engine_restarts", "Times that a lost engine came up again", lambda: self.supervisor.restarts)
         self.metrics.switched(format_policy(self._policy), self.max_output_tokens, 0, changed_policy=False)
+        if (timeout := self.settings.supervision.stuck_timeout) > 0:
+            watch = StuckWatch(self._batcher, timeout, lambda: self.law, self._on_stuck)
+            self._tasks.append(asyncio.create_task(watch.run(), name="stuck-watch"))
         named = f"{capabilities.engine} engine, model {self.settings.served_model_name}, policy {format_policy(self._policy)}"
         scheme = "http" if self.settings.security.tls.certfile is None else "https"
         log.info("ready: %s, %s://%s:%d", named, scheme, self.settings.host, self.settings.port)
@@ -108,35 +118,71 @@ class Gateway:
             self._batcher.lose_all("shutting_down", "the gateway is shutting down")
         if self.live is not None:
             await self.live.close()
-        await self.engine.stop()
+        await self.supervisor.stop()
         if self._recorder is not None:
             self._recorder.close()
 
     async def drain(self) -> None:
         """Take nothing new; return when everything that had arrived is answered."""
+        self.begin_drain()
+        if self._batcher is not None:
+            await self._batcher.answered()
+            self.flush()
+
+    def begin_drain(self) -> None:
+        """Take nothing new; a partial batch waits no longer for company."""
         self.draining = True
         if self._batcher is not None:
             self._batcher.close()
-            await self._batcher.answered()
-            self.flush()
+
+    def abandon(self, message: str) -> None:
+        """Whoever is not answered yet is told so now: the gateway ends."""
+        self.draining = True
+        if self._batcher is not None:
+            self._batcher.lose_all("shutting_down", message)
 
     def flush(self) -> None:
         """What is known is in the run file."""
         if self._recorder is not None:
             self._recorder.flush()
 
-    def _on_death(self, message: str) -> None:
+    def _on_down(self, message: str) -> None:
+        if self._batcher is not None:
+            self._batcher.interrupt(message, self.settings.supervision.max_interruptions)
+
+    def _on_up(self, capabilities: Capabilities) -> None:
+        self.stuck = None
+        if self._batcher is not None:
+            self.begin_epoch()  # what waited meanwhile waited for the restart, what was in service was served by two engines
+            self._batcher.resume(capabilities)
+
+    def _on_given_up(self, message: str) -> None:
         self.dead = message
-        log.error("engine lost: %s", message)
         if self._batcher is not None:
             self._batcher.lose_all("engine_unavailable", "the engine is gone")
+        if self.on_given_up is not None:
+            self.on_given_up(message)
+
+    def _on_stuck(self, message: str) -> None:
+        self.stuck = message
+        self.supervisor.lost(message)
 
     # state
 
     @property
     def ready(self) -> bool:
         """Whether the engine serves."""
-        return self._batcher is not None and self.dead is None
+        return self._batcher is not None and self.dead is None and self.supervisor.serving
+
+    @property
+    def started(self) -> bool:
+        """Whether there is a queue: the engine came up once."""
+        return self._batcher is not None
+
+    @property
+    def healthy(self) -> bool:
+        """Whether to be left alone: it starts, serves or restarts its engine, and what is in service moves."""
+        return self.dead is None and self.stuck is None
 
     @property
     def batcher(self) -> Batcher:
@@ -271,8 +317,8 @@ class Gateway:
             if isinstance(call, ChatRequest):
                 messages = [message.model_dump(exclude_none=True) for message in call.messages]
                 arguments = {"add_generation_prompt": call.add_generation_prompt} | (call.chat_template_kwargs or {})
-                return [await self.engine.encode_chat(messages, arguments)]
-            prompts = [prompt if isinstance(prompt, list) else await self.engine.encode(prompt) for prompt in call.prompts()]
+                return [await self.supervisor.steadily(lambda: self.engine.encode_chat(messages, arguments))]
+            prompts = [prompt if isinstance(prompt, list) else await self._tokens(prompt) for prompt in call.prompts()]
         except InvalidPromptError as error:
             raise ApiError(400, "invalid_prompt", str(error)) from None
         for prompt in prompts:
@@ -283,6 +329,9 @@ class Gateway:
         if not prompts:
             raise ApiError(400, "invalid_prompt", "got an empty list of prompts; expected at least one", param="prompt")
         return prompts
+
+    async def _tokens(self, text: str) -> list[int]:
+        return await self.supervisor.steadily(lambda: self.engine.encode(text))
 
     def _limit(self, call: Generation, prompt_tokens: int) -> int:
         bounds = self.batcher.capabilities

@@ -11,6 +11,7 @@ stamp is the loop's.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import struct
@@ -21,11 +22,13 @@ from typing import Any, cast
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+log = logging.getLogger("kendall")
 RECEIVED_AT = "kendall.received_at"  # key of a request's scope; seconds of the monotonic clock
 SO_TIMESTAMPNS = 35  # Linux on every architecture but a few; Python's socket module does not name it
 _TIMESPEC = struct.Struct("@ll")
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_TIMESPEC.size) if hasattr(socket, "CMSG_SPACE") else 0
 _READ_BYTES = 1 << 16
+_RESET = struct.pack("ii", 1, 0)
 READING = 5000  # nanoseconds that a reading of both clocks takes at most, if nothing comes in between
 
 
@@ -133,8 +136,10 @@ def _stamp(ancillary: list[tuple[int, int, bytes]], clock: WallClock) -> float |
 class StampedProtocol(HttpToolsProtocol):
     """uvicorn's protocol, which tells the application when a request's last byte came in."""
 
+    reader_patience: float = 0.0  # seconds that a client may leave its answer unread; 0: for ever
     _received_at: float
     _reader: StampedReader | None = None
+    _slow: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Read it here, where the kernel stamps."""
@@ -147,9 +152,33 @@ class StampedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let go of it."""
+        self._stop_waiting()
         if self._reader is not None:
             self._reader.close()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The client does not read: uvicorn has the answer wait from here on, and somebody has to end the wait."""
+        super().pause_writing()
+        if self.reader_patience > 0 and self._slow is None:
+            self._slow = self.loop.call_later(self.reader_patience, self._cut)
+
+    def resume_writing(self) -> None:
+        """It reads again."""
+        self._stop_waiting()
+        super().resume_writing()
+
+    def _stop_waiting(self) -> None:
+        if self._slow is not None:
+            self._slow.cancel()
+            self._slow = None
+
+    def _cut(self) -> None:
+        self._slow = None
+        log.info("a client that did not read for %g s was cut off", self.reader_patience)
+        if (sock := self.transport.get_extra_info("socket")) is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)  # the kernel lets go of what it holds too
+        self.transport.abort()
 
     def data_received(self, data: bytes, at: float | None = None) -> None:
         """From the reader with its stamp, or from the transport."""
@@ -160,3 +189,12 @@ class StampedProtocol(HttpToolsProtocol):
         """The last byte is there."""
         cast("dict[str, Any]", self.cycle.scope)[RECEIVED_AT] = self._received_at
         super().on_message_complete()
+
+
+def protocol_with(base: type[StampedProtocol], reader_patience: float) -> type[StampedProtocol]:
+    """`base` for a gateway whose clients may leave an answer unread for so long, seconds.
+
+    What a slow reader makes the gateway hold is bounded: 64 KiB in the transport, and what of its own answer is made
+    meanwhile (its token limit). Unread means that the transport did not come down from 64 to 16 KiB in that time.
+    """
+    return cast("type[StampedProtocol]", type(base.__name__, (base,), {"reader_patience": reader_patience}))

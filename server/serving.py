@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import logging
+import math
 import os
 import socket
 from collections.abc import Callable
@@ -20,12 +21,14 @@ from queueing.profile import load_law
 from server.app import create_app
 from server.engines.base import Engine, EngineStartError
 from server.gateway import Gateway
-from server.receiving import stamps_arrivals
+from server.receiving import protocol_with, stamps_arrivals
 from server.security.exposure import uvicorn_tls, warn_of
 from server.security.protocol import LimitedProtocol
 from server.settings import Settings
+from server.supervision.supervisor import EngineLostError
 
 log = logging.getLogger("kendall")
+LAST_WORDS = 2.0  # seconds that answers which were given up have to leave, when the gateway stops
 PINNED_CPUS = range(2, 5)  # with this many, engine and gateway get CPUs of their own
 
 
@@ -85,19 +88,39 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, with a drain on the first signal."""
+    """uvicorn, with a drain on the first signal, an end on the second, and the engine let go in every case."""
 
     def __init__(self, config: uvicorn.Config, gateway: Gateway) -> None:
         super().__init__(config)
         self._gateway = gateway
+        self._signals = 0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """First signal: take nothing new, finish what is there. Second: stop."""
-        if not self.should_exit:
-            self._gateway.draining = True
-            if self._gateway.ready:
-                asyncio.get_running_loop().call_soon(self._gateway.batcher.close)
-        super().handle_exit(sig, frame)
+        """First signal: take nothing new, finish what is there. Second: tell whoever is left, stop. Third: do not even wait for that."""
+        self._signals += 1
+        loop = asyncio.get_running_loop()
+        if self._signals == 1:
+            loop.call_soon_threadsafe(self._drain)
+            super().handle_exit(sig, frame)
+        elif self._signals == 2:
+            loop.call_soon_threadsafe(self._end, "the gateway was told to stop at once")
+        else:
+            self.force_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn leaves the application running when it is forced: not with an engine in it."""
+        await super().shutdown(sockets)
+        if self.force_exit:
+            await self.lifespan.shutdown()
+
+    def _drain(self) -> None:
+        self._gateway.begin_drain()
+        limit = self._gateway.settings.shutdown_timeout
+        asyncio.get_running_loop().call_later(limit, self._end, f"the gateway stops, and this was not answered within {limit:g} s")
+
+    def _end(self, message: str) -> None:
+        self._gateway.abandon(message)
+        asyncio.get_running_loop().call_later(LAST_WORDS, setattr, self, "force_exit", True)
 
 
 def serve(settings: Settings, *, on_ready: Callable[[Gateway], Any] | None = None) -> int:
@@ -114,7 +137,7 @@ def serve(settings: Settings, *, on_ready: Callable[[Gateway], Any] | None = Non
         failures = runner.run(_serve(lambda: Gateway(settings, engine, law), sock, on_ready))
     if failures:
         if isinstance(failures[0], EngineStartError):
-            raise SpecError(str(failures[0]))
+            raise SpecError(str(failures[0])) from failures[0]
         raise failures[0]
     return 0
 
@@ -127,15 +150,16 @@ async def _serve(make: Callable[[], Gateway], sock: socket.socket, on_ready: Cal
         failures.append(error)
         server.should_exit = True
 
+    gateway.on_given_up = lambda reason: failed(EngineLostError(f"the engine is gone and did not come back: {reason}"))
     config = uvicorn.Config(
         create_app(gateway, failed, on_ready),
         log_config=None,  # its loggers go where ours go
         log_level="warning",
         access_log=False,
         proxy_headers=False,  # nothing here asks for the client's address
-        http=LimitedProtocol,
+        http=protocol_with(LimitedProtocol, gateway.settings.supervision.slow_reader_timeout),
         ws="none",
-        timeout_graceful_shutdown=max(1, round(gateway.settings.shutdown_timeout)),
+        timeout_graceful_shutdown=math.ceil(gateway.settings.shutdown_timeout + 2 * LAST_WORDS),
         timeout_keep_alive=75,
         server_header=False,
         **uvicorn_tls(gateway.settings.security.tls),

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from server.logs import LogSettings
 from server.security.settings import SecuritySettings
+from server.supervision.settings import SupervisionSettings
 
 AutopilotMode = Literal["off", "advise", "act"]
 EngineName = Literal["auto", "vllm", "emulated"]
@@ -40,4 +41,5 @@ class Settings:
     shutdown_timeout: float = 30.0
     security: SecuritySettings = field(default_factory=SecuritySettings)
     logs: LogSettings = field(default_factory=LogSettings)
+    supervision: SupervisionSettings = field(default_factory=SupervisionSettings)
     engine_args: dict[str, Any] = field(default_factory=dict)

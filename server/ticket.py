@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -10,11 +11,14 @@ from typing import TYPE_CHECKING, Protocol
 from policies import Running, Waiting
 from queueing.record import Outcome, Record
 from server.ending import Ending
-from server.engines.base import EngineEnd, Token, Work
+from server.engines.base import EngineEnd, Token, TokenStream, Work
+from server.supervision.continuing import listener, prepare
 
 if TYPE_CHECKING:
     from server.batch import Batch
     from server.batcher import Batcher
+
+log = logging.getLogger("kendall")
 
 
 class Consumer(Protocol):
@@ -57,9 +61,11 @@ class Ticket:
         "consumer",
         "ending",
         "epoch",
+        "interruptions",
         "outcome",
         "output_token_ids",
         "running",
+        "stream",
         "work",
     )
 
@@ -76,6 +82,8 @@ class Ticket:
         self.at = Instants()
         self.output_token_ids: list[int] = []
         self.outcome: Outcome | None = None
+        self.interruptions = 0  # engines that were lost while it was in service
+        self.stream: TokenStream | None = None
         self._lost: str | None = None
 
     @property
@@ -91,6 +99,23 @@ class Ticket:
     def clipped(self) -> bool:
         """Whether the gateway's limit ended it where the client's own was larger or absent."""
         return self.ending.finish_reason == "length" and (self.client_limit is None or self.client_limit > self.ending.limit)
+
+    def listen(self, stream: TokenStream) -> None:
+        """Hear the engine that has its work now."""
+        self.stream = stream
+        stream.listener = listener(stream, self, self.work)
+
+    def deafen(self) -> None:
+        """Hear no more of the engine that had its work."""
+        if self.stream is not None:
+            self.stream.listener = None
+
+    def interrupted(self, most: int) -> str | None:
+        """The engine is gone: be ready for the next one. Returns why it cannot go on there, or None."""
+        self.interruptions += 1
+        if self.interruptions > most:
+            return f"{self.interruptions} engines were lost while this request was in service: it may be the cause"
+        return prepare(self)
 
     def on_tokens(self, tokens: Sequence[Token]) -> None:
         """Tokens from the engine; those behind the own end (padding) are dropped."""
@@ -108,7 +133,12 @@ class Ticket:
                 break
         assert self.running is not None
         self.running.output_tokens_so_far = self.ending.output_tokens
-        self.consumer.on_text(text, tokens if taken == len(tokens) else tokens[:taken])
+        try:
+            self.consumer.on_text(text, tokens if taken == len(tokens) else tokens[:taken])
+        except Exception:
+            log.exception("the gateway failed over a token of one answer")
+            self._batcher.lose(self, "failed", "internal_error", "the gateway failed over this answer; its log says why")
+            return
         if self.ending.finish_reason is not None:
             self.at.last_token = now
             self._batcher.member_ended(self)
@@ -170,6 +200,7 @@ class Ticket:
             predicted_output_tokens=request.predicted_output_tokens,
             finish_reason=self.ending.finish_reason,
             clipped=self.clipped,
+            interruptions=self.interruptions,
             error=self._lost,
         )
 

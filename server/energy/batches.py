@@ -24,5 +24,5 @@ class MeteredBatches:
     def on_idle(self, server_id: int, at: float) -> None:
         """Ends it."""
         begun, tickets = self._going.pop(server_id, (at, []))
-        if tickets:
+        if tickets and not any(ticket.interruptions for ticket in tickets):  # a restart draws joules too
             self._meter.on_batch(len(tickets), begun, at, sum(ticket.ending.output_tokens for ticket in tickets))

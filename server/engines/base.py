@@ -156,10 +156,11 @@ class Engine(Protocol):
     """One or more servers that turn prompts into tokens."""
 
     on_step: Callable[[Step], None] | None
-    on_death: Callable[[str], None] | None  # called once if the engine is lost, after every stream has failed
+    on_death: Callable[[str], None] | None
+    """Called once if the engine is lost, before its streams fail: who will go on with them elsewhere takes their listeners away first."""
 
     async def start(self) -> Capabilities:
-        """Bring it up. Raises EngineStartError."""
+        """Bring it up, anew after a death or in place of one that is up. Raises EngineStartError."""
 
     async def stop(self) -> None:
         """Let it go, whatever it holds; leaves no process behind."""

@@ -41,11 +41,12 @@ class EmulatedEngine:
         self._bounds = BOUNDS | bounds
         rngs = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(servers + 1)]
         self._lengths, self._mean = rngs[0], mean_output_tokens
-        self._servers = [_EmulatedServer(self, index, ServiceProcess(law, rng)) for index, rng in enumerate(rngs[1:])]
+        self._servers = [_EmulatedServer(self, index, rng) for index, rng in enumerate(rngs[1:])]
 
     async def start(self) -> Capabilities:
-        """Ready at once."""
+        """Ready at once; holds nothing."""
         for server in self._servers:
+            server.drop()
             server.loop = asyncio.get_running_loop()
         return Capabilities(
             engine="emulated",
@@ -101,7 +102,7 @@ class EmulatedEngine:
             return work.forced_output_tokens
         if work.sampling.ignore_eos:
             return work.sampling.max_tokens + 1
-        return max(int(self._lengths.geometric(1 / self._mean)), work.sampling.min_tokens)
+        return max(len(work.output_token_ids) + int(self._lengths.geometric(1 / self._mean)), work.sampling.min_tokens)  # without memory
 
 
 class _Answer:
@@ -127,10 +128,11 @@ class _Answer:
 class _EmulatedServer:
     """One server: a timer at the end of the step in flight."""
 
-    def __init__(self, engine: EmulatedEngine, index: int, process: ServiceProcess) -> None:
+    def __init__(self, engine: EmulatedEngine, index: int, rng: np.random.Generator) -> None:
         self.engine = engine
         self.index = index
-        self.process = process
+        self._rng = rng
+        self.process = ServiceProcess(engine.law, rng)
         self.loop: asyncio.AbstractEventLoop
         self._answers: dict[str, _Answer] = {}
         self._padded = False
@@ -154,8 +156,11 @@ class _EmulatedServer:
 
     def drop(self) -> None:
         self._answers.clear()
+        self._new.clear()
+        self.process = ServiceProcess(self.engine.law, self._rng)
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
 
     def _schedule(self) -> None:
         at = self.process.next_step_at()

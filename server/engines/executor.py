@@ -33,6 +33,23 @@ def _die_with(pid: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+class _GatewayWatch:
+    """Begun when the process is forked: a gateway killed in the middle of an engine's start leaves no orphan either."""
+
+    begun_in: int | None = None
+
+    @classmethod
+    def begin(cls) -> None:
+        """Once in a process; not where nobody said which process the gateway is."""
+        pid = os.environ.get(GATEWAY_PID)
+        if pid and int(pid) != os.getpid() and cls.begun_in != os.getpid() and hasattr(os, "pidfd_open"):
+            cls.begun_in = os.getpid()
+            threading.Thread(target=_die_with, args=(int(pid),), daemon=True, name="gateway-watch").start()
+
+
+os.register_at_fork(after_in_child=_GatewayWatch.begin)
+
+
 class _FirstError(logging.Handler):
     """Leaves the first exception that vLLM logs where the gateway can read it: over the socket comes "see above"."""
 
@@ -50,9 +67,7 @@ class InProcessExecutor(uniproc_executor.UniProcExecutor):  # type: ignore[misc]
         logging.getLogger("vllm").addHandler(_FirstError(logging.ERROR))
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-        pid = os.environ.get(GATEWAY_PID)
-        if pid and hasattr(os, "pidfd_open"):
-            threading.Thread(target=_die_with, args=(int(pid),), daemon=True, name="gateway-watch").start()
+        _GatewayWatch.begin()  # where it was not forked from a process that had this module
         # locks without a name in the system: nothing is left over, and complained of, when the process is killed
         uniproc_executor.Lock = mp.get_context("fork").Lock
         tqdm.set_lock(threading.RLock())

@@ -138,15 +138,15 @@ class VllmEngine:
         return self._hang_timeout + SLOWEST_PROMPT_TOKEN * sum(reader.prompt_ahead() for reader in self._readers.values())
 
     def _lost(self, reason: str) -> None:
-        """The engine is gone or as good as gone: fail every stream, then say so, once."""
+        """The engine is gone or as good as gone: say so, once, then fail every stream that still has a listener."""
         watch, self._watch = self._watch, None
         if watch is None or self._core is None:
             return
         watch.close()
         self._core.kill()
-        self._fail_all(reason)
         if self.on_death is not None:
             self.on_death(reason)
+        self._fail_all(reason)
 
     def _fail_all(self, reason: str) -> None:
         readers, self._readers = self._readers, {}

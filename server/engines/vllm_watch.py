@@ -1,4 +1,10 @@
-"""Watches an engine process: its death at once, its silence after a while."""
+"""Watches an engine process: its death at once, its silence after a while.
+
+Silence is measured in pings that were not answered in time, and not every second of it counts alike. One in which this
+event loop itself was late counts nothing: the answer may lie unread. One in which the engine's main thread computed,
+or stood in line for a processor, counts a `WORKING` part: it is busy or starved, not stopped (a machine with a load of
+20 once made a healthy engine silent for 5 s). Only where the kernel says nothing of the thread do all count in full.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +12,21 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 PING_EVERY = 2.0  # seconds, while work is in flight
-SECOND_CHANCE = 1.0  # seconds: the gateway itself may have been stopped while the answer waited
+PING = 1.0  # seconds that one of several pings waits for its answer, at most
+PINGS = 4  # at least so many go unanswered before an engine is lost
+LATE = 0.5  # seconds: a ping that took so much longer than it was to wait was held up here
+WORKING = 6.0  # an engine that computes is given so many times the patience: it may be in a step that has no end
+AT_WORK = 0.05  # share of a silent second that the main thread ran or stood in line
 
 
 class Watch:
     """Calls `lost(reason)` when the process is gone or does not answer `ping(timeout)`. Made on the event loop.
 
     `patience()` is how long it may be silent now: an engine answers between steps, and a long prompt is a long step.
-    None = there is nothing to do, do not ask.
+    None = there is nothing to do, do not ask. `used(pid)` = processor seconds that it had or waited for so far.
     """
 
     def __init__(
@@ -24,14 +35,17 @@ class Watch:
         ping: Callable[[float], Awaitable[bool]],
         patience: Callable[[], float | None],
         lost: Callable[[str], None],
+        used: Callable[[int], float | None] | None = None,
     ) -> None:
         self._lost = lost
+        self._ping = ping
+        self._used = used or processor_seconds
         self._loop = asyncio.get_running_loop()
         self._pid = pid
         self._pidfd = _open(pid)
         if self._pidfd is not None:
             self._loop.add_reader(self._pidfd, self._gone)
-        self._task = asyncio.create_task(self._look(ping, patience), name="vllm-watch")
+        self._task = asyncio.create_task(self._look(patience), name="vllm-watch")
 
     def close(self) -> None:
         """Look no more."""
@@ -48,14 +62,41 @@ class Watch:
         self._unwatch()
         self._lost(f"the engine process ({self._pid}) has ended")
 
-    async def _look(self, ping: Callable[[float], Awaitable[bool]], patience: Callable[[], float | None]) -> None:
+    async def _look(self, patience: Callable[[], float | None]) -> None:
         while True:
             await asyncio.sleep(PING_EVERY)
             limit = patience()
-            if limit is None or await ping(limit) or await ping(SECOND_CHANCE):
-                continue
-            self._lost(f"the engine process ({self._pid}) did not answer within {limit:g} s")
-            return
+            if limit is not None and not await self._answers(limit):
+                self._lost(f"the engine process ({self._pid}) did not answer within {limit:g} s")
+                return
+
+    async def _answers(self, limit: float) -> bool:
+        """Whether one of the pings is answered before the silence that counts is longer than `limit`."""
+        silence = 0.0
+        wait = min(PING, limit / PINGS)
+        while silence < limit:
+            began, used = self._loop.time(), self._used(self._pid)
+            if await self._ping(wait):
+                return True
+            silence += self._counts(self._loop.time() - began, wait, used)
+        return False
+
+    def _counts(self, took: float, wait: float, used_before: float | None) -> float:
+        if took > wait + LATE:
+            return 0.0
+        used = self._used(self._pid)
+        worked = None if used is None or used_before is None else used - used_before
+        took = max(took, wait)  # a connection that refuses at once is no faster way to be lost
+        return took if worked is None or worked < AT_WORK * took else took / WORKING
+
+
+def processor_seconds(pid: int) -> float | None:
+    """Seconds that the process's main thread ran or waited for a processor (Linux); None where nobody says."""
+    try:
+        ran, waited = Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[:2]
+    except (OSError, ValueError):
+        return None
+    return (int(ran) + int(waited)) * 1e-9
 
 
 def _open(pid: int) -> int | None:

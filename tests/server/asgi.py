@@ -15,6 +15,7 @@ from server.app import create_app
 from server.engines.emulated import EmulatedEngine
 from server.gateway import Gateway
 from server.settings import Settings
+from server.supervision.settings import SupervisionSettings
 
 LAW = "k1=0.25e-3,k2=2e-3,k3=25e-6,k4=0.9e-3,turnaround=1.5e-3"
 
@@ -23,6 +24,7 @@ LAW = "k1=0.25e-3,k2=2e-3,k3=25e-6,k4=0.9e-3,turnaround=1.5e-3"
 async def running(policy: str = "continuous:max_batch_size=4", **settings: Any) -> AsyncIterator[tuple[FastAPI, Gateway]]:
     """A gateway on the emulated engine, started; its lifespan is run."""
     defaults = {"model": "tiny", "served_model_name": "tiny", "policy": policy, "prediction_interval": 0, "allow_forced_lengths": True}
+    defaults["supervision"] = SupervisionSettings(stuck_timeout=0)  # no timer of its own: a deadlock is seen as one
     gateway = Gateway(Settings(**(defaults | settings)), EmulatedEngine(parse_law(LAW)), parse_law(LAW))
     ready = asyncio.Event()
     app = create_app(gateway, on_ready=lambda _: ready.set())

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from queueing.record import read_run
+from server.supervision.settings import SupervisionSettings
 from tests.server.asgi import Call, call, completion, running
 from tests.virtual_time import run_virtual
 
@@ -305,7 +306,7 @@ def test_an_engine_that_refuses_loses_its_requests_and_not_the_loop() -> None:
 
 def test_a_lost_engine_fails_everyone_once_and_health_says_so() -> None:
     async def main() -> None:
-        async with running("single") as (app, gateway):
+        async with running("single", supervision=SupervisionSettings(max_restarts=0)) as (app, gateway):
             calls = [Call(app, "POST", "/v1/completions", completion(max_tokens=500)) for _ in range(3)]
             await asyncio.sleep(0.01)
             gateway.engine.on_death("killed")

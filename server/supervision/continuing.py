@@ -1,0 +1,108 @@
+"""How a sequence goes on when its engine was lost in the middle of it, so that the answer is one that could have been.
+
+    nothing made yet                     from the start
+    behind what was made                 prompt + tokens so far become the new prompt. The next token's distribution
+                                         depends on the text so far only: exact for greedy decoding; sampled without a
+                                         seed it is a draw of the same distribution
+    from the start, compared             the same tokens are made again, dropped while they equal those the client
+                                         has, and what follows is new. For what reproduces but cannot be resumed: a
+                                         seed (its stream of chance begins at the first token), and greedy decoding
+                                         whose state lives in the output alone
+    not at all                           sampled without a seed, with such a state
+
+State in the output alone: presence and frequency penalties count output tokens, a grammar (structured output) is
+parsed along the output; as part of a prompt the same tokens would not count. The repetition penalty counts prompt and
+output alike and may go on. `FREE_OF_STATE` names what is known to; any other parameter that was set is taken to have
+a state, one that is added later too. Stop strings, limits and half characters are the gateway's own affair and are
+carried over the seam (`Ending`, the engine's detokenizer).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from server.engines.base import EngineEnd, Sampling, Token, TokenListener, TokenStream, Work
+
+if TYPE_CHECKING:
+    from server.ticket import Ticket
+
+Way = Literal["behind", "again", "none"]
+FREE_OF_STATE = frozenset(
+    {
+        *("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "logit_bias", "logprobs"),
+        *("stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens"),
+    }
+)
+OWN_RULE = "seed"
+CANNOT = "the engine was lost, and an answer sampled with {names} cannot be continued exactly; send it again, with a `seed` it could be"
+DIFFERS = "the engine was lost, and the one after it did not reproduce the answer; send it again"
+
+
+def way_to_continue(sampling: Sampling, made: int) -> Way:
+    """Which of the ways above, after `made` tokens."""
+    greedy = sampling.temperature == 0
+    if made == 0 or (not stateful(sampling) and (greedy or sampling.seed is None)):
+        return "behind"
+    return "again" if greedy or sampling.seed is not None else "none"
+
+
+def stateful(sampling: Sampling) -> list[str]:
+    """Names of the parameters in use whose state lives in the output alone."""
+    return [
+        field.name
+        for field in dataclasses.fields(sampling)
+        if field.name not in FREE_OF_STATE and field.name != OWN_RULE and getattr(sampling, field.name) != field.default
+    ]
+
+
+class Replay:
+    """Stands between a stream and its ticket until what the client has was made again, then steps aside."""
+
+    def __init__(self, stream: TokenStream, ticket: Ticket) -> None:
+        self._stream = stream
+        self._ticket = ticket
+        self._known: Sequence[int] = tuple(ticket.output_token_ids)
+        self._at = 0
+
+    def on_tokens(self, tokens: Sequence[Token]) -> None:
+        """Drop what is known; hand on the rest."""
+        known = self._known[self._at : self._at + len(tokens)]
+        if any(token.id != known_id for token, known_id in zip(tokens, known, strict=False)):
+            self._ticket.on_failure(DIFFERS)
+            return
+        self._at += len(known)
+        if self._ticket.running is not None:
+            self._ticket.running.output_tokens_so_far = self._at
+        if self._at == len(self._known):
+            self._stream.listener = self._ticket
+            if len(tokens) > len(known):
+                self._ticket.on_tokens(tokens[len(known) :])
+
+    def on_end(self, end: EngineEnd) -> None:
+        """It ended before it came to where the client is."""
+        del end
+        self._ticket.on_failure(DIFFERS)
+
+    def on_failure(self, message: str) -> None:
+        """Nothing to compare any more."""
+        self._ticket.on_failure(message)
+
+
+def prepare(ticket: Ticket) -> str | None:
+    """Make the ticket's work what the next engine is to do; returns why it cannot go on, or None."""
+    made = ticket.output_token_ids
+    match way_to_continue(ticket.work.sampling, len(made)):
+        case "behind":
+            ticket.work = dataclasses.replace(ticket.work, output_token_ids=tuple(made))
+        case "again":
+            ticket.work = dataclasses.replace(ticket.work, output_token_ids=())
+        case "none":
+            return CANNOT.format(names=" and ".join(stateful(ticket.work.sampling)))
+    return None
+
+
+def listener(stream: TokenStream, ticket: Ticket, work: Work) -> TokenListener:
+    """Who hears the stream of `work`: the ticket, or a comparison in front of it."""
+    return Replay(stream, ticket) if ticket.output_token_ids and not work.output_token_ids else ticket

@@ -1,0 +1,86 @@
+"""Notices a queue that stands still: sequences are in service, and for too long no token came and nobody left.
+
+Looked at once a second from outside, so that the hot path pays nothing for it. A stillness in which the event loop
+itself stood still does not count: each look adds what a timely look would have seen, at most. An engine process that
+is gone or silent is noticed by its own watch, sooner; this one finds what answers pings and makes no tokens, and a
+policy or a driver that no longer decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING
+
+from server.clock import clock_of
+
+if TYPE_CHECKING:
+    from queueing.latency import LatencyModel
+    from server.batcher import Batcher
+
+log = logging.getLogger("kendall.supervision")
+EVERY = 1.0  # seconds between looks
+TOKENS = 20  # lawful times to the next token, prompts included, that may pass if that is longer than the limit
+
+
+class Stillness:
+    """Seconds that nothing moved although something should have."""
+
+    def __init__(self, longest_step: float = 1.5 * EVERY) -> None:
+        self._longest_step = longest_step
+        self._seen: Hashable = None
+        self._last: float | None = None
+        self.seconds = 0.0
+
+    def look(self, now: float, state: Hashable, *, busy: bool) -> float:
+        """`state` is the same as long as nothing moves. Returns the seconds counted so far."""
+        passed = 0.0 if self._last is None else min(now - self._last, self._longest_step)
+        self.seconds = self.seconds + passed if busy and state == self._seen else 0.0
+        self._seen, self._last = state, now
+        return self.seconds
+
+
+class StuckWatch:
+    """Looks at one batcher; `on_stuck(reason)` is called once for each time it got stuck."""
+
+    def __init__(self, batcher: Batcher, timeout: float, law: Callable[[], LatencyModel | None], on_stuck: Callable[[str], None]) -> None:
+        self._batcher = batcher
+        self._timeout = timeout
+        self._law = law
+        self._on_stuck = on_stuck
+        self._stillness = Stillness()
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        now = clock_of(asyncio.get_running_loop())
+        while True:
+            await asyncio.sleep(EVERY)
+            try:
+                self.look(now())
+            except Exception:
+                log.exception("the stuck watch failed; it looks again")
+
+    def look(self, now: float) -> None:
+        """One look."""
+        batcher = self._batcher
+        if batcher.failing is not None:
+            batcher.poke()
+        busy = not batcher.down and (batcher.in_service > 0 or batcher.failing is not None)
+        still = self._stillness.look(now, self._state(), busy=busy)
+        limit = self.limit()
+        if still > limit:
+            self._stillness = Stillness()
+            why = batcher.failing or f"{batcher.in_service} sequences in service"
+            self._on_stuck(f"nothing moved for {still:.0f} s ({why}, {batcher.queue_length} waiting)")
+
+    def limit(self) -> float:
+        """Seconds that nothing may move now: the set time, or so many lawful times to the next token of all that is in service."""
+        law, running = self._law(), [each for server in self._batcher.running() for each in server]
+        if law is None or not running:
+            return self._timeout
+        prompts = sum(each.request.prompt_tokens for each in running if not each.output_tokens_so_far)
+        return max(self._timeout, TOKENS * law.padded(len(running), 1, prompts))
+
+    def _state(self) -> Hashable:
+        return tuple((each.request.id, each.output_tokens_so_far) for server in self._batcher.running() for each in server)

@@ -1,0 +1,161 @@
+"""Keeps one engine alive: starts it, hears of its death, starts it again, and in the end gives up.
+
+    starting -> serving -> restarting -> serving ...
+                               |
+                               +-> lost (for good)
+
+It knows nothing of requests: `on_down` is called when the engine is lost and another one will be tried, `on_up` when
+that one serves, `on_given_up` when none will. The three must not wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal, TypeVar
+
+from server.clock import clock_of
+from server.engines.base import Capabilities, Engine, InvalidPromptError
+from server.errors import ApiError
+from server.supervision.restarts import RestartBudget
+from server.supervision.settings import SupervisionSettings
+
+log = logging.getLogger("kendall.supervision")
+State = Literal["starting", "serving", "restarting", "lost"]
+SOON = 2  # seconds: the Retry-After of a gateway whose engine restarts
+_T = TypeVar("_T")
+
+
+class EngineLostError(RuntimeError):
+    """The engine was lost, and starting it again did not help."""
+
+
+class Supervisor:
+    """One engine's lives. Every method is called on the event loop."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: SupervisionSettings,
+        *,
+        on_down: Callable[[str], None],
+        on_up: Callable[[Capabilities], None],
+        on_given_up: Callable[[str], None],
+    ) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._on_down, self._on_up, self._on_given_up = on_down, on_up, on_given_up
+        self._budget = RestartBudget(settings.max_restarts, settings.restart_window)
+        self._up = asyncio.Event()  # serving, or lost for good
+        self._task: asyncio.Task[None] | None = None
+        self._served_from: float | None = None
+        self._parked = 0
+        self.state: State = "starting"
+        self.restarts = 0  # that came up
+        self.last_loss: str | None = None
+
+    @property
+    def serving(self) -> bool:
+        """Whether the engine takes work."""
+        return self.state == "serving"
+
+    async def start(self) -> Capabilities:
+        """The first start. Raises EngineStartError: what never came up is not tried again."""
+        self._now = clock_of(asyncio.get_running_loop())
+        capabilities = await self._engine.start()
+        self._engine.on_death = self.lost
+        self._serve()
+        return capabilities
+
+    async def stop(self) -> None:
+        """Try no more and let the engine go; leaves no process behind."""
+        self.state = "lost"
+        self._up.set()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._engine.stop()
+
+    def lost(self, reason: str) -> None:
+        """The engine is dead, or has to be replaced; no effect unless it serves."""
+        if not self.serving:
+            return
+        self.last_loss = reason
+        log.error("engine lost: %s", reason)
+        wait = self._budget.next_wait(self._now(), self._served_from)
+        if wait is None:
+            self._give_up(reason)
+            return
+        self.state = "restarting"
+        self._up.clear()
+        self._task = asyncio.get_running_loop().create_task(self._restart(wait), name="engine-restart")
+        self._on_down(reason)
+
+    def statistics(self) -> dict[str, Any]:
+        """For `/admin/state`."""
+        return {"state": self.state, "restarts": self.restarts, "last_loss": self.last_loss, "parked": self._parked}
+
+    async def steadily(self, call: Callable[[], Awaitable[_T]]) -> _T:
+        """`call()` by an engine that serves: it waits for a restart, and is made again where the engine was lost meanwhile.
+
+        Raises ApiError 503 where the engine is given up, or too many wait.
+        """
+        while True:
+            if self.state == "restarting":
+                await self._park()
+            if self.state == "lost":
+                raise ApiError(503, "engine_unavailable", "the engine is gone; restart the gateway", retry_after=10)
+            life = self._served_from
+            try:
+                return await call()
+            except InvalidPromptError:
+                raise
+            except Exception:
+                if self.serving and self._served_from == life:
+                    raise
+
+    async def _park(self) -> None:
+        if self._parked >= self._settings.max_parked:
+            raise ApiError(503, "engine_unavailable", "the engine restarts and too many requests wait for it", retry_after=SOON)
+        self._parked += 1
+        try:
+            await self._up.wait()
+        finally:
+            self._parked -= 1
+
+    def _serve(self) -> None:
+        self.state, self._served_from = "serving", self._now()
+        self._up.set()
+
+    async def _restart(self, first_wait: float) -> None:
+        wait: float | None = first_wait
+        while wait is not None:
+            await asyncio.sleep(wait)
+            try:
+                async with asyncio.timeout(self._settings.restart_timeout):
+                    capabilities = await self._engine.start()
+            except Exception as error:  # noqa: BLE001 - whatever it was: the next start may be better
+                self.last_loss = str(error) or type(error).__name__
+                log.error("the engine did not come up again: %s", self.last_loss)  # noqa: TRY400 - one line
+                wait = self._budget.next_wait(self._now(), None)
+                continue
+            self.restarts += 1
+            self._serve()
+            log.warning("engine restarted (%d)", self.restarts)
+            self._tell_up(capabilities)
+            return
+        self._give_up(self.last_loss or "it did not come up")
+
+    def _tell_up(self, capabilities: Capabilities) -> None:
+        try:
+            self._on_up(capabilities)
+        except Exception:
+            log.exception("the gateway could not go on after the restart")
+            self._give_up("the gateway failed")
+
+    def _give_up(self, reason: str) -> None:
+        self.state = "lost"
+        self._up.set()
+        log.critical("the engine is given up after %d restarts: %s", self.restarts, reason)
+        self._on_given_up(reason)

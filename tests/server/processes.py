@@ -1,0 +1,104 @@
+"""A gateway as a process of its own, its descendants, and clients on plain sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+from loadgen.gateway_process import GatewayProcess, free_port
+
+
+def gateway(folder: Path, *arguments: str) -> GatewayProcess:
+    """`kendall serve`, not yet started; its log and records lie in `folder`."""
+    records = ["--record-file", str(folder / "records.jsonl"), "--prediction-interval", "0", "--allow-forced-lengths"]
+    return GatewayProcess([*records, *arguments], free_port(0), folder / "gateway.log")
+
+
+def descendants(pid: int) -> list[int]:
+    """Every process below this one, the nearest first."""
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(folder.name))
+    found, line = [], [pid]
+    while line:
+        below = children.get(line.pop(0), [])
+        found += below
+        line += below
+    return found
+
+
+def engine_process(pid: int) -> int:
+    """vLLM's EngineCore below a gateway. Raises LookupError where there is none."""
+    for candidate in descendants(pid):
+        with contextlib.suppress(OSError):
+            if b"EngineCore" in Path(f"/proc/{candidate}/cmdline").read_bytes():
+                return candidate
+    raise LookupError("no EngineCore")
+
+
+def alive(pid: int) -> bool:
+    """Whether it runs; a zombie does not."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+async def gone(pids: list[int], seconds: float) -> list[int]:
+    """Those that still run after so long."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    while (left := [pid for pid in pids if alive(pid)]) and loop.time() < deadline:  # noqa: ASYNC110 - nothing to wait on
+        await asyncio.sleep(0.05)
+    return left
+
+
+class SocketCall:
+    """One POST on a connection of its own."""
+
+    def __init__(self, url: str, body: dict[str, Any]) -> None:
+        host, _, port = url.removeprefix("http://").partition(":")
+        self._address = host, int(port)
+        self._body = json.dumps(body).encode()
+        self.reader: asyncio.StreamReader
+        self.writer: asyncio.StreamWriter
+
+    async def send(self, *, limit: int = 1 << 16) -> SocketCall:
+        """The whole request."""
+        self.reader, self.writer = await asyncio.open_connection(*self._address, limit=limit)
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: {len(self._body)}\r\n"
+        self.writer.write(head.encode() + b"connection: close\r\n\r\n" + self._body)
+        await self.writer.drain()
+        return self
+
+    async def answer(self) -> tuple[int, bytes]:
+        """Status and body to the connection's end; status 0 where none came."""
+        raw = bytearray()
+        with contextlib.suppress(ConnectionError):
+            while chunk := await self.reader.read(1 << 16):
+                raw += chunk
+        self.close()
+        head, _, body = bytes(raw).partition(b"\r\n\r\n")
+        return (int(head.split()[1]) if head.startswith(b"HTTP/1.1 ") else 0), body
+
+    def close(self) -> None:
+        """The client goes."""
+        self.writer.close()
+
+
+def stream_text(body: bytes) -> tuple[str, bool]:
+    """The text of a stream (chunked or not), and whether it came to its end without an error."""
+    lines = [line[6:] for line in body.split(b"\n") if line.startswith(b"data: ")]
+    text, error = "", False
+    for line in lines:
+        if line.strip() == b"[DONE]":
+            return text, not error
+        event = json.loads(line)
+        error = error or "error" in event
+        text += "".join(choice["text"] for choice in event.get("choices", ()))
+    return text, False

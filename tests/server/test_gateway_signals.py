@@ -1,0 +1,141 @@
+"""`kendall serve` on the emulated engine as a real process: signals, slow readers, and what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadgen.gateway_process import GatewayError, GatewayProcess
+from queueing.record import read_run
+from tests.server.processes import SocketCall, descendants, gateway, gone, stream_text
+
+STEP = "k1=0,k2=0,k3=0,k4=10e-3"  # seconds a token
+FAST = "k1=0,k2=0,k3=1e-7,k4=1e-5"
+
+
+def body(tokens: int, **fields: Any) -> dict[str, Any]:
+    return {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": tokens, "ignore_eos": True, "stream": True} | fields
+
+
+def with_gateway(folder: Path, scene: Callable[[GatewayProcess], Awaitable[None]], *arguments: str) -> list[Any]:
+    """Play a scene against a gateway; returns its records."""
+
+    async def main() -> None:
+        async with asyncio.timeout(60), gateway(folder, "tiny", "--engine", "emulated", *arguments) as running:
+            await running.ready()
+            await scene(running)
+
+    asyncio.run(main())
+    return read_run(folder / "records.jsonl")[1]
+
+
+async def ended(running: GatewayProcess, seconds: float) -> None:
+    async with asyncio.timeout(seconds):
+        await running.finished()
+
+
+def test_sigterm_lets_what_has_arrived_be_answered_and_takes_nothing_new(tmp_path: Path) -> None:
+    async def scene(running: GatewayProcess) -> None:
+        calls = [await SocketCall(running.url, body(100)).send() for _ in range(3)]
+        await asyncio.sleep(0.3)
+        os.kill(running.pid, signal.SIGTERM)
+        await asyncio.sleep(0.3)
+        with pytest.raises((GatewayError, OSError)):
+            await running.ask("GET", "/admin/state")
+        for made in calls:
+            text, whole = stream_text((await made.answer())[1])
+            assert whole
+            assert text.count("word") == 100
+        await ended(running, 10)
+
+    records = with_gateway(tmp_path, scene, "--latency", STEP, "--policy", "capped:max_batch_size=2")
+    assert Counter(record.outcome for record in records) == {"completed": 3}
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_tells_the_others_and_ends_the_gateway(tmp_path: Path, second: signal.Signals) -> None:
+    """In service and waiting alike, each with a clear error, within seconds rather than the shutdown time."""
+
+    async def scene(running: GatewayProcess) -> None:
+        calls = [await SocketCall(running.url, body(1500)).send() for _ in range(2)]
+        await asyncio.sleep(0.3)
+        os.kill(running.pid, signal.SIGTERM)
+        await asyncio.sleep(0.5)
+        os.kill(running.pid, second)
+        answers = [await made.answer() for made in calls]
+        assert [status for status, _ in answers] == [200, 503]
+        assert b"shutting_down" in answers[0][1]
+        assert b"shutting_down" in answers[1][1]
+        await ended(running, 8)
+
+    records = with_gateway(tmp_path, scene, "--latency", STEP, "--policy", "single", "--shutdown-timeout", "60")
+    assert Counter(record.outcome for record in records) == {"failed": 2}
+
+
+def test_what_is_not_answered_within_the_shutdown_time_is_told(tmp_path: Path) -> None:
+    async def scene(running: GatewayProcess) -> None:
+        made = await SocketCall(running.url, body(1500)).send()
+        await asyncio.sleep(0.3)
+        os.kill(running.pid, signal.SIGTERM)
+        _, answer = await made.answer()
+        assert b"within 1 s" in answer
+        await ended(running, 8)
+
+    records = with_gateway(tmp_path, scene, "--latency", STEP, "--policy", "single", "--shutdown-timeout", "1")
+    assert [record.outcome for record in records] == ["failed"]
+
+
+def test_a_killed_gateway_leaves_no_process(tmp_path: Path) -> None:
+    """With the predicting process up, which a killed parent tells nothing."""
+
+    async def main() -> None:
+        arguments = ["tiny", "--engine", "emulated", "--latency", STEP, "--prediction-interval", "0.5"]
+        async with asyncio.timeout(60), gateway(tmp_path, *arguments) as running:
+            await running.ready()
+            made = await SocketCall(running.url, body(1900)).send()
+            while not (below := descendants(running.pid)):  # noqa: ASYNC110 - nothing to wait on
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(0.5)
+            os.kill(running.pid, signal.SIGKILL)
+            assert not stream_text((await made.answer())[1])[1]
+            assert await gone([running.pid, *below], 10) == []
+
+    asyncio.run(main())
+
+
+def test_a_client_that_does_not_read_is_cut_off_and_holds_nothing(tmp_path: Path) -> None:
+    """32 answers of 2,000 tokens (13 MB) into a socket of 4 KiB; a reader beside it gets all of its own."""
+
+    async def scene(running: GatewayProcess) -> None:
+        host, _, port = running.url.removeprefix("http://").partition(":")
+        with socket.socket() as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.connect((host, int(port)))
+            deaf.setblocking(False)
+            made = SocketCall(running.url, body(2000, n=32))
+            head = f"POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-length: {len(made._body)}\r\n\r\n"
+            deaf.sendall(head.encode() + made._body)
+            other = await SocketCall(running.url, body(100)).send()
+            assert stream_text((await other.answer())[1])[1]
+            for _ in range(200):
+                state = await running.ask("GET", "/admin/state")
+                if state["unanswered"] == 0:
+                    break
+                await asyncio.sleep(0.1)
+            assert (state["unanswered"], state["in_service"]) == (0, 0)
+
+    records = with_gateway(
+        tmp_path, scene, "--latency", FAST, "--policy", "continuous:max_batch_size=64", "--slow-reader-timeout", "1"
+    )
+    outcomes = Counter(record.outcome for record in records)
+    assert outcomes["cancelled"] >= 1
+    assert outcomes["completed"] >= 1
+    assert sum(outcomes.values()) == 33

@@ -1,0 +1,177 @@
+"""The parts of supervision on their own: restarts, the ping rule, stillness, ways to continue."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from collections.abc import Callable
+
+import pytest
+
+from server.engines.base import Sampling
+from server.engines.vllm_watch import PING, WORKING, Watch
+from server.supervision.continuing import stateful, way_to_continue
+from server.supervision.progress import Stillness
+from server.supervision.restarts import LONGEST_WAIT, SOUND_LIFE, RestartBudget
+from tests.virtual_time import run_virtual
+
+SEED = {"seed": 1}
+GREEDY = {"temperature": 0.0}
+STATE = {"presence_penalty": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("sampling", "made", "way"),
+    [
+        ({}, 0, "behind"),
+        ({}, 9, "behind"),
+        (GREEDY, 9, "behind"),
+        (GREEDY | SEED, 9, "behind"),  # nothing is drawn
+        (SEED, 0, "behind"),
+        (SEED, 9, "again"),
+        (STATE, 0, "behind"),
+        (STATE, 9, "none"),
+        (STATE | GREEDY, 9, "again"),
+        (STATE | SEED, 9, "again"),
+        ({"frequency_penalty": -1.0}, 9, "none"),
+        ({"repetition_penalty": 1.2, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "min_tokens": 4, "logit_bias": {3: 1.0}}, 9, "behind"),
+        ({"stop": ("x",), "stop_token_ids": (4,), "logprobs": 3, "ignore_eos": True, "skip_special_tokens": False}, 9, "behind"),
+    ],
+)
+def test_ways_to_continue(sampling: dict[str, object], made: int, way: str) -> None:
+    assert way_to_continue(Sampling(max_tokens=20, **sampling), made) == way
+
+
+def test_a_parameter_that_nobody_has_judged_is_taken_to_have_a_state() -> None:
+    from dataclasses import dataclass
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Later(Sampling):
+        grammar: str | None = None
+
+    assert stateful(Later(max_tokens=5)) == []
+    assert stateful(Later(max_tokens=5, grammar="digits")) == ["grammar"]
+
+
+def test_restarts_come_at_once_then_later_and_later_then_no_more() -> None:
+    budget = RestartBudget(6, 100.0)
+    assert budget.next_wait(50.0, 0.0) == 0.0
+    assert budget.next_wait(52.0, 51.0) == 0.5, "it lived for a second"
+    assert budget.next_wait(53.0, None) == 1.0, "it did not come up"
+    assert budget.next_wait(54.0, None) == 2.0
+    assert budget.next_wait(70.0, 55.0) == 0.0, "a sound life begins anew"
+    assert budget.next_wait(71.0, None) == 0.5
+    assert budget.next_wait(72.0, None) is None
+    assert budget.next_wait(151.0, 72.0) == 0.0, "the first of them is out of the window"
+
+
+def test_a_wait_is_bounded_and_no_restart_may_be_allowed_at_all() -> None:
+    budget = RestartBudget(50, math.inf)
+    waits = [budget.next_wait(100.0 + at, None) for at in range(20)]
+    assert max(waits) == LONGEST_WAIT
+    assert waits == sorted(waits)
+    assert RestartBudget(0, 100.0).next_wait(100.0, 100.0 - 2 * SOUND_LIFE) is None
+
+
+class Pinged:
+    """A watch on this very process with a ping that says what the test wants."""
+
+    def __init__(self, ping: Callable[[float], object], used: Callable[[float], float | None], patience: float | None = 5.0) -> None:
+        loop = asyncio.get_running_loop()
+        self.lost: list[float] = []
+        self.pings = 0
+
+        async def counted(limit: float) -> bool:
+            self.pings += 1
+            return bool(await ping(limit))  # type: ignore[misc]
+
+        self.watch = Watch(os.getpid(), counted, lambda: patience, lambda _: self.lost.append(loop.time()), lambda _: used(loop.time()))
+
+
+async def silent(limit: float) -> bool:
+    await asyncio.sleep(limit)
+    return False
+
+
+def test_a_stopped_engine_is_lost_after_its_patience_and_several_pings() -> None:
+    async def main() -> None:
+        pinged = Pinged(silent, lambda _: 3.0)
+        await asyncio.sleep(20.0)
+        pinged.watch.close()
+        assert len(pinged.lost) == 1
+        assert 5.0 <= pinged.lost[0] <= 2.0 + 5.0 + PING
+        assert pinged.pings >= 4
+
+    run_virtual(main())
+
+
+def test_an_engine_that_computes_or_is_starved_of_a_processor_has_more_patience() -> None:
+    async def main() -> None:
+        pinged = Pinged(silent, lambda now: now * 0.8)
+        await asyncio.sleep(2.0 + 5.0 * WORKING - 1.0)
+        assert pinged.lost == []
+        await asyncio.sleep(3.0)
+        pinged.watch.close()
+        assert len(pinged.lost) == 1, "but not for ever: it may be in a step without end"
+
+    run_virtual(main())
+
+
+def test_a_ping_that_was_held_up_here_does_not_count() -> None:
+    """The event loop was late: the answer may lie unread."""
+
+    async def main() -> None:
+        async def late(limit: float) -> bool:
+            await asyncio.sleep(limit + 2.0)
+            return False
+
+        pinged = Pinged(late, lambda _: 3.0)
+        await asyncio.sleep(200.0)
+        pinged.watch.close()
+        assert pinged.lost == []
+        assert pinged.pings > 20
+
+    run_virtual(main())
+
+
+def test_one_answer_among_many_pings_is_enough_and_an_idle_engine_is_not_asked() -> None:
+    async def main() -> None:
+        answers = iter([False, False, False, True] * 50)
+
+        async def now_and_then(limit: float) -> bool:
+            await asyncio.sleep(limit * 0.99)
+            return next(answers)
+
+        pinged, idle = Pinged(now_and_then, lambda _: None), Pinged(silent, lambda _: None, patience=None)
+        await asyncio.sleep(60.0)
+        pinged.watch.close()
+        idle.watch.close()
+        assert pinged.lost == idle.lost == []
+        assert idle.pings == 0
+
+    run_virtual(main())
+
+
+def test_a_connection_that_refuses_at_once_is_lost_no_faster_and_does_not_spin() -> None:
+    async def main() -> None:
+        async def refuses(_: float) -> bool:
+            return False
+
+        pinged = Pinged(refuses, lambda _: None)
+        await asyncio.sleep(10.0)
+        pinged.watch.close()
+        assert len(pinged.lost) == 1
+        assert pinged.pings <= 6
+
+    run_virtual(main())
+
+
+def test_stillness_counts_only_what_was_watched_and_only_when_busy() -> None:
+    still = Stillness(longest_step=1.5)
+    assert still.look(0.0, "a", busy=True) == 0.0
+    assert still.look(1.0, "a", busy=True) == 1.0
+    assert still.look(31.0, "a", busy=True) == 2.5, "the event loop stood still for 30 s, not the queue"
+    assert still.look(32.0, "b", busy=True) == 0.0, "something moved"
+    assert still.look(33.0, "b", busy=True) == 1.0
+    assert still.look(34.0, "b", busy=False) == 0.0
