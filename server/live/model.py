@@ -96,7 +96,9 @@ class LiveModel:
         self._self_checks.on_settle(ticket, self._gateway.now())
 
     def on_record(self, record: Record) -> None:
-        """Delay, length and service time."""
+        """Delay, length and service time. One that was refused never joined this queue: neither its rate nor its balance knows it."""
+        if record.outcome == "rejected":
+            return
         self._feed.on_record(record)
         self._self_checks.on_record(record, self._gateway.now())
 
