@@ -124,9 +124,12 @@ class Together:
         arrivals = (company.missing + 8 * math.sqrt(company.missing) + 8) / company.rate if company.rate > 0 else math.inf
         end = min(company.left, max(server.mean + 8 * spread, arrivals))
         instants = np.linspace(0.0, end, _POINTS)
-        over = [1.0 - server.within(at) * company.within(at) for at in instants[:-1].tolist()]
-        over.append(1.0 - server.within(end) * float(gammainc(company.missing, company.rate * end)))  # just before `left`
-        return float(np.trapezoid(over, instants)) + server.beyond(end)
+        there = gammainc(company.missing, company.rate * instants)  # up to just before `left`
+        if server.mean > 0 and server.variance > 0:
+            free = gammainc(server.mean**2 / server.variance, instants * server.mean / server.variance)
+        else:
+            free = instants >= server.mean
+        return float(np.trapezoid(1.0 - free * there, instants)) + server.beyond(end)
 
     def within(self, seconds: float) -> float:
         """P(W <= seconds)."""

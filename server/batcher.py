@@ -391,7 +391,7 @@ class Batcher:
         last = max(ticket.work.request.arrived_at for ticket in tickets)
         if len(tickets) >= min(self.policy.batch_size, self.capabilities.max_num_seqs):
             return last
-        return min(now, tickets[0].work.request.arrived_at + self.policy.max_wait)
+        return min(now, min(ticket.work.request.arrived_at for ticket in tickets) + self.policy.max_wait)
 
     def _preempt(self, decision: Preempt) -> None:
         """Back to the head of the queue, with the tokens made so far."""

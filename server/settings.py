@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from server.overload.limits import OverloadSettings
+
 AutopilotMode = Literal["off", "advise", "act"]
 EngineName = Literal["auto", "vllm", "emulated"]
 
@@ -35,4 +37,5 @@ class Settings:
     max_clipped_fraction: float = 0.05  # of the answers, by a token limit that autopilot chooses
     idle_probes: bool = False  # measure the law's shape while nothing is there to serve
     shutdown_timeout: float = 30.0
+    overload: OverloadSettings = field(default_factory=OverloadSettings)
     engine_args: dict[str, Any] = field(default_factory=dict)

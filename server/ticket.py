@@ -60,6 +60,7 @@ class Ticket:
         "outcome",
         "output_token_ids",
         "running",
+        "told",
         "work",
     )
 
@@ -76,6 +77,7 @@ class Ticket:
         self.at = Instants()
         self.output_token_ids: list[int] = []
         self.outcome: Outcome | None = None
+        self.told: tuple[int, float | None] | None = None  # at its arrival: how many waited before it, and seconds to wait
         self._lost: str | None = None
 
     @property
