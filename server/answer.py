@@ -119,9 +119,6 @@ class Answer(Response):
         if self._gone:
             return
         if self.error:
-            for ticket in (choice.ticket for choice in self._choices):
-                if ticket is not None:
-                    ticket.cancel()
             await self._write_error(scope, receive, send)
         elif self.stream:
             with contextlib.suppress(ConnectionError):
@@ -131,6 +128,9 @@ class Answer(Response):
 
     async def _write_error(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert self.error is not None
+        for ticket in (choice.ticket for choice in self._choices):
+            if ticket is not None:
+                ticket.cancel()
         headers = self.error.headers() | {"x-request-id": self._options.request_id}
         await JSONResponse(self.error.body(), self.error.status, headers)(scope, receive, send)
 

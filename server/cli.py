@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from policies import SpecError, format_policy, parse_policy
+from server.overload.limits import OverloadSettings
 from server.settings import AutopilotMode, EngineName, Settings
 
 app = typer.Typer()
@@ -61,6 +62,24 @@ def serve_command(
     max_clipped_fraction: Annotated[float, typer.Option(min=0, max=0.999, help="Most answers that autopilot may clip.")] = 0.05,
     idle_probes: Annotated[bool, typer.Option("--idle-probes", help="Measure the engine's law while it is idle.")] = False,
     shutdown_timeout: Annotated[float, typer.Option(min=0, help="Seconds that requests in service may take after SIGTERM.")] = 30.0,
+    max_num_queued_reqs: Annotated[
+        int | None, typer.Option(min=1, help="Most sequences waiting or in service (vLLM's name); n counts n.")
+    ] = None,
+    max_num_queued_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Prompt tokens waiting at which nothing more is taken (vLLM's name).")
+    ] = None,
+    overload_status: Annotated[int, typer.Option(help="429 or 503: the status of what is refused or timed out in the queue.")] = 429,
+    slo: Annotated[str | None, typer.Option(help="Admit while the model says that it holds: p99_queueing_delay=2s.")] = None,
+    queue_events: Annotated[bool, typer.Option("--queue-events", help="Streams tell their place in the queue, in SSE comments.")] = False,
+    sse_keep_alive_interval: Annotated[float, typer.Option(min=0, help="Seconds of silence before a comment; 0: none.")] = 0.0,
+    adaptive_concurrency: Annotated[bool, typer.Option("--adaptive-concurrency", help="Let the delay seen bound what is taken.")] = False,
+    rate_limit: Annotated[float | None, typer.Option(help="Requests per second of one API key.")] = None,
+    rate_limit_tokens: Annotated[float | None, typer.Option(help="Prompt and output tokens per second of one API key.")] = None,
+    rate_limit_burst: Annotated[float, typer.Option(help="Seconds of either rate that may come at once.")] = 10.0,
+    priority_aging: Annotated[
+        float | None, typer.Option(help="Look at priorities (lower first); so many seconds of waiting are worth one level.")
+    ] = None,
+    wait_estimates: Annotated[bool, typer.Option(help="Tell each request its place and its predicted wait.")] = True,
     log_level: Annotated[str, typer.Option(help="debug | info | warning | error.")] = "info",
 ) -> None:
     """Serve an OpenAI-style endpoint with a queue under a policy you choose."""
@@ -75,6 +94,20 @@ def serve_command(
             engine_args[name] = value
     if autopilot != "off":
         autopilot_bounds(policy, autopilot_policies or (), max_clipped_fraction)
+    overload = OverloadSettings(
+        max_num_queued_reqs=max_num_queued_reqs,
+        max_num_queued_tokens=max_num_queued_tokens,
+        overload_status=overload_status,
+        slo=slo,
+        queue_events=queue_events,
+        sse_keep_alive_interval=sse_keep_alive_interval,
+        adaptive_concurrency=adaptive_concurrency,
+        rate_limit=rate_limit,
+        rate_limit_tokens=rate_limit_tokens,
+        rate_limit_burst=rate_limit_burst,
+        priority_aging=priority_aging,
+        wait_estimates=wait_estimates,
+    )
     settings = Settings(
         model=model,
         served_model_name=served_model_name or model.rstrip("/").rsplit("/", 1)[-1],
@@ -97,6 +130,7 @@ def serve_command(
         max_clipped_fraction=max_clipped_fraction,
         idle_probes=idle_probes,
         shutdown_timeout=shutdown_timeout,
+        overload=overload,
         engine_args=engine_args,
     )
     raise typer.Exit(serve(settings))

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from queueing.advice.forecast import Knobs
 from queueing.estimation.feed import Feed
 from queueing.record import Record
-from queueing.wait_ahead import BatchService, SlotService
 from server.batch import Batch
 from server.energy.batches import MeteredBatches
 from server.energy.meter import EnergyMeter
@@ -33,6 +32,7 @@ from server.ticket import Ticket
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from queueing.wait_ahead import BatchService, SlotService
     from server.gateway import Gateway
 
 log = logging.getLogger("kendall.live")

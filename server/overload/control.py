@@ -7,9 +7,11 @@ What arrived and is refused is recorded (`rejected`), counted, and told how long
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from prometheus_client import Counter
 
 from policies import Request
@@ -52,7 +54,7 @@ class Overload:
         self._rates = RateLimits(settings.rate_limit, settings.rate_limit_tokens, settings.rate_limit_burst) if limited else None
         self._adaptive: AdaptiveLimit | None = None
         self.waits = Waits(gateway) if settings.wait_estimates or self.guarded else None
-        self._stream_kind: type[Answer] = Answer
+        self._stream_kind: Callable[..., Answer] = Answer
         self._rejections = Counter("kendall_rejections", "Refused, by what refused them", ["reason"], registry=gateway.metrics.registry)
 
     # its place in the gateway
@@ -67,15 +69,12 @@ class Overload:
         gateway = self._gateway
         gateway.metrics.gauge_of("queued_tokens", "Prompt tokens of the requests waiting", lambda: gateway.batcher.waiting_tokens)
         if self.settings.queue_events or self.settings.sse_keep_alive_interval:
-            self._stream_kind = self._speaking()
+            places = Places(gateway, self.waits) if self.settings.queue_events else None
+            self._stream_kind = partial(QueueStream, places=places, keep_alive=self.settings.sse_keep_alive_interval or math.inf)
         if self.settings.adaptive_concurrency:
             self._adaptive = AdaptiveLimit(self._floor, gateway.now())
-            gateway.metrics.gauge_of("concurrency_limit", "Most sequences in the system", lambda: self._concurrency())
+            gateway.metrics.gauge_of("concurrency_limit", "Most sequences in the system", self._concurrency)
         return [] if self.waits is None and self._rates is None and self._adaptive is None else [self]
-
-    def _speaking(self) -> type[Answer]:
-        places = Places(self._gateway, self.waits) if self.settings.queue_events else None
-        return type("SpeakingStream", (QueueStream,), {"places": places, "keep_alive": self.settings.sse_keep_alive_interval or math.inf})
 
     def on_arrival(self, ticket: Ticket) -> None:
         """It is told its place and wait."""
@@ -146,7 +145,7 @@ class Overload:
             for work in works:
                 self._rates.admitted(key, work.request.id, work.request.prompt_tokens, now)
 
-    def kind_of_answer(self, *, stream: bool) -> type[Answer]:
+    def kind_of_answer(self, *, stream: bool) -> Callable[..., Answer]:
         """One that speaks while it waits, where that was asked for."""
         return self._stream_kind if stream else Answer
 
@@ -249,7 +248,7 @@ class Overload:
 
     def _record(self, error: ApiError, record: Record) -> None:
         batcher = self._gateway.batcher
-        batcher.turn_away(_with(record, policy=batcher.policy_text, epoch=batcher.epoch, error=error.code))
+        batcher.turn_away(msgspec.structs.replace(record, policy=batcher.policy_text, epoch=batcher.epoch, error=error.code))
 
 
 def _key(scope: Scope) -> str:
@@ -268,9 +267,3 @@ def _record_of(work: Work) -> Record:
         max_output_tokens=request.max_output_tokens,
         predicted_output_tokens=request.predicted_output_tokens,
     )
-
-
-def _with(record: Record, **fields: Any) -> Record:
-    from msgspec.structs import replace  # noqa: PLC0415
-
-    return replace(record, **fields)

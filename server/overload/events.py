@@ -64,14 +64,17 @@ class Places:
 class QueueStream(Answer):
     """An `Answer` to a streamed call under `--queue-events` or `--sse-keep-alive-interval`."""
 
-    places: Places | None = None
-    keep_alive: float = math.inf  # seconds
     _send: Send
-    _begun = False
+
+    def __init__(self, *call: Any, places: Places | None, keep_alive: float) -> None:
+        super().__init__(*call)
+        self._places = places
+        self._keep_alive = keep_alive  # seconds; infinite: none
+        self._comments: list[bytes] = []
+        self._begun = False
 
     async def _write(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send = send
-        self._comments: list[bytes] = []
         with contextlib.suppress(ConnectionError):
             await self._wait()
             if self._gone:
@@ -85,7 +88,7 @@ class QueueStream(Answer):
 
     async def _wait(self) -> None:
         """Until every sequence is dispatched, or nothing will be."""
-        if self.places is None or not self.undispatched:
+        if self._places is None or not self.undispatched:
             await self._until(lambda: self.undispatched == 0)
             return
         last = self._choices[-1].ticket
@@ -93,13 +96,13 @@ class QueueStream(Answer):
         await self._begin()
         if last.told is not None:
             self._on_place(*last.told)
-        self.places.listen(last.id, self._on_place)
+        self._places.listen(last.id, self._on_place)
         try:
             while self.undispatched and not (self._gone or self.error):
                 await self._until(lambda: self._comments or self.undispatched == 0)
                 await self._say_comments()
         finally:
-            self.places.forget(last.id)
+            self._places.forget(last.id)
         if not (self._gone or self.error):
             await self._say(_comment(queueing_delay_ms=self._delays()[0]))
 
@@ -107,7 +110,7 @@ class QueueStream(Answer):
         while not (condition() or self._gone or self.error):
             self._awake.clear()
             try:
-                async with asyncio.timeout(None if math.isinf(self.keep_alive) else self.keep_alive):
+                async with asyncio.timeout(None if math.isinf(self._keep_alive) else self._keep_alive):
                     await self._awake.wait()
             except TimeoutError:
                 await self._begin()

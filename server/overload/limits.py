@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Literal
 
 from policies.text import SpecError
 
-OverloadStatus = Literal[429, 503]
+_POSITIVE = ("max_num_queued_reqs", "max_num_queued_tokens", "rate_limit", "rate_limit_tokens", "rate_limit_burst", "priority_aging")
 _TARGET = re.compile(r"(mean|p\d{1,2}(?:\.\d+)?)_queueing_delay\s*=\s*([0-9.eE+-]+)\s*(s|ms)?")
 
 
@@ -41,7 +40,7 @@ class OverloadSettings:
     def __post_init__(self) -> None:
         if self.overload_status not in (429, 503):
             raise SpecError(f"got --overload-status {self.overload_status}; expected 429 or 503")
-        for name in ("max_num_queued_reqs", "max_num_queued_tokens", "rate_limit", "rate_limit_tokens", "rate_limit_burst", "priority_aging"):
+        for name in _POSITIVE:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise SpecError(f"got --{name.replace('_', '-')} {value}; expected a number > 0, or leave it out")
