@@ -33,6 +33,7 @@ import numpy as np
 from scipy.special import gammainc, gammaincc, gammaincinv
 
 _GONE = 1e-12  # probability below which a batch should have been over: what is left of it is the tail's own scale
+_CERTAIN = 1e-9  # squared coefficient of variation below which a wait is a number: rounding, and gamma functions lose their digits
 _POINTS = 257  # of an integral over a distribution function
 
 
@@ -57,23 +58,28 @@ class Wait:
     mean: float  # seconds
     variance: float = 0.0
 
+    @property
+    def certain(self) -> bool:
+        """Whether it has no spread to speak of."""
+        return self.mean <= 0 or self.variance <= _CERTAIN * self.mean**2
+
     def within(self, seconds: float) -> float:
         """P(W <= seconds)."""
         if seconds < 0:
             return 0.0
-        if self.mean <= 0 or self.variance <= 0:
+        if self.certain:
             return float(seconds >= self.mean)
         return float(gammainc(self.mean**2 / self.variance, seconds * self.mean / self.variance))
 
     def quantile(self, level: float) -> float:
         """The time that is not exceeded with probability `level`."""
-        if self.mean <= 0 or self.variance <= 0:
+        if self.certain:
             return self.mean
         return float(gammaincinv(self.mean**2 / self.variance, level)) * self.variance / self.mean
 
     def after(self, elapsed: float) -> Wait:
         """What is left of it when it has lasted `elapsed` and is not over."""
-        if self.variance <= 0:
+        if self.certain:
             return Wait(max(0.0, self.mean - elapsed))
         shape, scale = self.mean**2 / self.variance, self.variance / self.mean
         going = float(gammaincc(shape, elapsed / scale))
@@ -86,7 +92,7 @@ class Wait:
 
     def beyond(self, seconds: float) -> float:
         """E (W - seconds)^+."""
-        if self.mean <= 0 or self.variance <= 0:
+        if self.certain:
             return max(0.0, self.mean - seconds)
         shape, level = self.mean**2 / self.variance, seconds * self.mean / self.variance
         return max(0.0, self.mean * float(gammaincc(shape + 1, level)) - seconds * float(gammaincc(shape, level)))
@@ -125,10 +131,10 @@ class Together:
         end = min(company.left, max(server.mean + 8 * spread, arrivals))
         instants = np.linspace(0.0, end, _POINTS)
         there = gammainc(company.missing, company.rate * instants)  # up to just before `left`
-        if server.mean > 0 and server.variance > 0:
-            free = gammainc(server.mean**2 / server.variance, instants * server.mean / server.variance)
+        if server.certain:
+            free = np.asarray(instants >= server.mean, dtype=np.float64)
         else:
-            free = instants >= server.mean
+            free = gammainc(server.mean**2 / server.variance, instants * server.mean / server.variance)
         return float(np.trapezoid(1.0 - free * there, instants)) + server.beyond(end)
 
     def within(self, seconds: float) -> float:
