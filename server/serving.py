@@ -20,6 +20,7 @@ from queueing.profile import load_law
 from server.app import create_app
 from server.engines.base import Engine, EngineStartError
 from server.gateway import Gateway
+from server.overload.descriptors import raise_descriptor_limit
 from server.receiving import StampedProtocol, stamps_arrivals
 from server.settings import Settings
 
@@ -100,6 +101,7 @@ class _Server(uvicorn.Server):
 
 def serve(settings: Settings, *, on_ready: Callable[[Gateway], Any] | None = None) -> int:
     """Serve until stopped; returns the exit status. `on_ready` is called on the loop once the engine serves."""
+    raise_descriptor_limit()
     sock = bind(settings.host, settings.port)
     try:
         engine, law = choose_engine(settings)

@@ -1,6 +1,6 @@
 """A stream that speaks while it waits: its headers leave before its dispatch, and SSE comments tell where it stands.
 
-    : queue {"queue_position":3,"predicted_wait_ms":1250.0}      at once, and each second while it stands elsewhere than before
+    : queue {"queue_position":3,"predicted_wait_ms":1250.0}      at once, and each second
     : queue {"queueing_delay_ms":1311.5}                          at its dispatch
     : keep-alive                                                  after `--sse-keep-alive-interval` seconds without a byte
 

@@ -113,6 +113,9 @@ def test_a_waiting_stream_whose_client_leaves_is_gone_from_queue_and_listeners()
             waiting.leave()
             await waiting.task
             assert gateway.batcher.queue_length == 0
+            places = gateway.overload._stream_kind.keywords["places"]  # type: ignore[attr-defined]
+            assert not places._listeners
+            assert places._timer is None
             await first.task
 
-    run_virtual(main())  # a timer left behind would not end: virtual time would go on from walk to walk
+    run_virtual(main())
