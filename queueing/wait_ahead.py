@@ -34,7 +34,7 @@ from scipy.special import gammainc, gammaincc, gammaincinv
 
 _GONE = 1e-12  # probability below which a batch should have been over: what is left of it is the tail's own scale
 _CERTAIN = 1e-9  # squared coefficient of variation below which a wait is a number: rounding, and gamma functions lose their digits
-_POINTS = 257  # of an integral over a distribution function
+_POINTS = 129  # of an integral over a distribution function
 
 
 class Waiting(Protocol):

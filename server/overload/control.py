@@ -153,7 +153,8 @@ class Overload:
         """The error of one that had arrived and was lost."""
         if code != "queue_timeout":
             return loss_error(code, message)
-        wait = None if self.waits is None else self.waits.wait(self._gateway.batcher.queue_length, joining=1)
+        place = max(0, self._gateway.batcher.queue_length - 1)  # it is in the queue still, and would come back to one without it
+        wait = None if self.waits is None else self.waits.wait(place)
         return self._error(code, message, None if wait is None else wait.mean, wait=None if wait is None else wait.mean)
 
     # the bounds

@@ -122,7 +122,7 @@ def test_every_call_has_one_outcome_and_one_record(tmp_path: Path) -> None:
                 await made.task
             statuses = Counter(made.status for made in calls)
             assert set(statuses) == {200, 429}
-            assert min(statuses.values()) > 20
+            assert min(statuses.values()) > 10
             gateway.flush()
             _, records = read_run(tmp_path / "run.jsonl")
             outcomes = Counter(record.outcome for record in records)

@@ -99,7 +99,6 @@ async def served(**overload: Any) -> AsyncIterator[tuple[int, Gateway]]:
     app = create_app(gateway, on_ready=lambda _: ready.set())
     config = uvicorn.Config(app, port=0, http=StampedProtocol, ws="none", log_level="error", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
-    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     task = asyncio.create_task(server.serve())
     try:
         await ready.wait()

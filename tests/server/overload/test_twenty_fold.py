@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import resource
 import urllib.request
@@ -20,6 +21,7 @@ TOKENS, BATCH, BOUND = 16, 8, 40
 SERVICE = parse_law(LAW).padded(BATCH, TOKENS)  # of a full batch, seconds
 CAPACITY = BATCH / SERVICE  # requests per second
 CONNECTIONS = 2000
+log = logging.getLogger(__name__)
 ARGUMENTS = ["tiny", "--engine", "emulated", "--latency", LAW, "--policy", f"capped:max_batch_size={BATCH}"]
 
 
@@ -73,7 +75,8 @@ def check(process: GatewayProcess, seconds: float) -> None:
     after = outcomes(process)
     summary = {status: len(each) for status, each in found.latencies.items()}
     p99 = found.quantile(429, 0.99)
-    print(f"sent {found.sent}, held back {found.held_back}, {summary}, p99 of refusals {p99 * 1e3:.1f} ms, longest delay {max(found.delays):.0f} ms")
+    counts = f"sent {found.sent}, held back {found.held_back}, by status {summary}"
+    log.info("%s; refusals p99 %.1f ms; longest delay %.0f ms; memory %d MB", counts, p99 * 1e3, max(found.delays), resident(process) >> 20)
     assert set(summary) == {200, 429}
     assert found.lost == 0
     assert sum(summary.values()) == found.sent, "every call has one answer"
