@@ -167,6 +167,7 @@ def _add_admin(app: FastAPI, gateway: Gateway) -> None:
             "running": running,
             "draining": gateway.draining,
             "arrivals": gateway.arrivals.state(batcher.epoch),
+            "overload": gateway.overload.state(),
             "estimates": gateway.live_model().estimates,
             "energy": gateway.live_model().energy(),
             "idle_probes": None if gateway.probes is None else gateway.probes.state(),

@@ -6,6 +6,7 @@ What arrived and is refused is recorded (`rejected`), counted, and told how long
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -54,6 +55,7 @@ class Overload:
         self._rates = RateLimits(settings.rate_limit, settings.rate_limit_tokens, settings.rate_limit_burst) if limited else None
         self._adaptive: AdaptiveLimit | None = None
         self.waits = Waits(gateway) if settings.wait_estimates or self.guarded else None
+        self._turn = 0  # refusals since the last admission: the places that are promised to them already
         self._stream_kind: Callable[..., Answer] = Answer
         self._rejections = Counter("kendall_rejections", "Refused, by what refused them", ["reason"], registry=gateway.metrics.registry)
 
@@ -140,10 +142,22 @@ class Overload:
             for work in works:
                 self._record(refused, _record_of(work))
             raise refused
+        self._turn = 0
         if self._rates is not None:
             now, key = self._gateway.now(), _key(scope)
             for work in works:
                 self._rates.admitted(key, work.request.id, work.request.prompt_tokens, now)
+
+    def state(self) -> dict[str, Any]:
+        """For `/admin/state`: what is asked for, what holds now, where waits come from."""
+        batcher, live = self._gateway.batcher, self._gateway.live
+        limit = None if self._adaptive is None else self._adaptive.bound
+        source = "live model" if live is not None and live.ahead is not None else "services seen"
+        return dataclasses.asdict(self.settings) | {
+            "queued_tokens": batcher.waiting_tokens,
+            "concurrency_limit": limit,
+            "wait_source": None if self.waits is None else source,
+        }
 
     def kind_of_answer(self, *, stream: bool) -> Callable[..., Answer]:
         """One that speaks while it waits, where that was asked for."""
@@ -235,7 +249,12 @@ class Overload:
         return ApiError(self.settings.overload_status, code, message, retry_after=known, details=details)
 
     def _gone(self, count: float) -> float | None:
-        return None if self.waits is None else self.waits.until_gone(math.ceil(count))
+        """Until there is a place for this one beside those refused before it, or they would all come back at the same instant.
+
+        The turn goes round the backlog: nobody is sent away for longer than what is here now takes.
+        """
+        turn, self._turn = self._turn, (self._turn + 1) % max(1, self._gateway.batcher.unanswered)
+        return None if self.waits is None else self.waits.until_gone(math.ceil(count) + turn)
 
     def _until_fewer_tokens(self, bound: int) -> float | None:
         """Until the queue's prompts are below the bound, were they all of its mean length."""

@@ -71,6 +71,22 @@ def test_a_full_queue_refuses_before_it_reads_and_says_when_there_is_room(status
     run_virtual(main())
 
 
+def test_the_refused_are_not_all_sent_back_to_the_same_place() -> None:
+    """Each is told when the next place after those promised before it is free, round and round the backlog."""
+
+    async def main() -> None:
+        async with running("single", overload=OverloadSettings(max_num_queued_reqs=3)) as (app, _):
+            await warm(app)
+            calls = await full(app, 3)
+            refused = [await call(app, "POST", PATH, completion()) for _ in range(4)]
+            first, second, third, fourth = (int(made.headers["retry-after-ms"]) for made in refused)
+            assert (second - first, third - first) == (pytest.approx(465, abs=2), pytest.approx(930, abs=2))
+            assert fourth == first
+            await leave(calls)
+
+    run_virtual(main())
+
+
 def test_n_counts_n_and_a_call_is_taken_whole_or_not_at_all() -> None:
     async def main() -> None:
         async with running("single", overload=OverloadSettings(max_num_queued_reqs=4)) as (app, gateway):
