@@ -147,3 +147,20 @@ def test_the_mean_and_the_levels_are_those_of_simulated_requests(text: str, load
     for level in (0.5, 0.9):
         inside = np.mean([delay <= wait.quantile(level) for delay, wait in waiting])
         assert inside == pytest.approx(level, abs=0.08)
+
+
+@pytest.mark.parametrize("text", ["single", "capped:max_batch_size=6", "elastic:max_batch_size=16", "fixed:batch_size=8", "continuous:max_batch_size=8"])
+def test_a_model_serves_ahead_at_its_largest_stable_rate(text: str) -> None:
+    """What is drained per second while the queue is long is the capacity that the predictions use, of all servers together."""
+    lengths = parse_distribution("uniform:low=1,high=40")
+    model = Model(policy=parse_policy(text), output_tokens=lengths, law=LAW, max_num_seqs=32, servers=2)
+    service = service_ahead(model)
+    if isinstance(service, SlotService):
+        assert service.throughput == pytest.approx(model.largest_stable_rate)
+        assert service.slots == 16
+    else:
+        assert service.servers * service.largest / service.means[-1] == pytest.approx(model.largest_stable_rate)
+        assert service.sizes[-1] == service.largest == model.bound
+        assert service.time(1).mean == pytest.approx(model.batch_time.mean(1))
+        between = service.time(3).mean if service.largest >= 4 else model.batch_time.mean(3)
+        assert between == pytest.approx(model.batch_time.mean(3), rel=0.02)
