@@ -76,7 +76,7 @@ async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[C
     asked_id = _asked_id(scope)
     received_at = scope.get(RECEIVED_AT, arrived_at)
     retry = is_retry(scope["headers"])
-    demand = gateway.overload.demand(scope, call.patience)
+    demand = gateway.overload.demand(scope, call)
     works = await gateway.works(call, call_id, arrived_at, asked_id, received_at, retry=retry, patience=demand.patience)
     gateway.arrivals.saw(received_at, batcher.epoch, retry=retry)
     gateway.overload.admit(works, scope, demand)

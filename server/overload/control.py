@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from starlette.types import Scope
 
     from server.gateway import Gateway
+    from server.schema import Generation
     from server.ticket import Ticket
 
 KEY = "kendall.api_key"  # of a request's scope: the name of the key that was checked; without keys all are one client
@@ -125,19 +126,17 @@ class Overload:
         self._record(refused, Record(request_id=call_id, client_request_id=asked_id, outcome="rejected", arrived_at=now))
         return Refusal(refused, asked_id or call_id)
 
-    def demand(self, scope: Scope, patience: float | None) -> Demand:
+    def demand(self, scope: Scope, call: Generation) -> Demand:
         """What the call asks of its wait. Raises ApiError 400."""
-        return demand_of(scope["headers"], patience, self._gateway.patience)
+        if self.settings.priority_aging is not None and abs(call.priority) > MOST:
+            raise ApiError(400, "invalid_request", f"got priority {call.priority}; expected -{MOST} to {MOST}", param="priority")
+        return demand_of(scope["headers"], call.patience, self._gateway.patience)
 
     def admit(self, works: Sequence[Work], scope: Scope, demand: Demand = NOTHING) -> None:
         """All sequences of a call, or raise ApiError and record them as rejected. Nothing may be awaited before they are submitted."""
-        aging = self.settings.priority_aging
-        request = works[0].request
-        if aging is not None and abs(request.priority) > MOST:
-            raise ApiError(400, "invalid_request", f"got priority {request.priority}; expected -{MOST} to {MOST}", param="priority")
         if not self.guarded and demand.first_token is None:
             return
-        refused = self._refused(len(works), _key(scope), request, self._budgets(demand))
+        refused = self._refused(len(works), _key(scope), works[0].request, self._budgets(demand))
         if refused is not None:
             for work in works:
                 self._record(refused, _record_of(work))

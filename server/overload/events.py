@@ -70,7 +70,7 @@ class QueueStream(Answer):
         super().__init__(*call)
         self._places = places
         self._keep_alive = keep_alive  # seconds; infinite: none
-        self._comments: list[bytes] = []
+        self._news: bytes | None = None  # where it stands, not yet sent
         self._begun = False
 
     async def _write(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -99,8 +99,8 @@ class QueueStream(Answer):
         self._places.listen(last.id, self._on_place)
         try:
             while self.undispatched and not (self._gone or self.error):
-                await self._until(lambda: self._comments or self.undispatched == 0)
-                await self._say_comments()
+                await self._until(lambda: self._news or self.undispatched == 0)
+                await self._say_news()
         finally:
             self._places.forget(last.id)
         if not (self._gone or self.error):
@@ -117,8 +117,8 @@ class QueueStream(Answer):
                 await self._say(KEEP_ALIVE)
 
     def _on_place(self, place: int, wait: float | None) -> None:
-        comment = _comment(queue_position=place) if wait is None else _comment(queue_position=place, predicted_wait_ms=round(wait * 1e3, 3))
-        self._comments.append(comment)
+        known = {} if wait is None or math.isinf(wait) else {"predicted_wait_ms": round(wait * 1e3, 3)}
+        self._news = _comment(queue_position=place, **known)
         self.wake()
 
     async def _begin(self) -> None:
@@ -128,10 +128,10 @@ class QueueStream(Answer):
             headers = [*self._early_headers(), *STREAM_HEADERS]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
-    async def _say_comments(self) -> None:
-        comments, self._comments = self._comments, []
-        if comments:
-            await self._say(comments[-1])  # where it stands now
+    async def _say_news(self) -> None:
+        news, self._news = self._news, None
+        if news is not None:
+            await self._say(news)
 
     async def _say(self, comment: bytes) -> None:
         await self._send({"type": "http.response.body", "body": comment, "more_body": True})
