@@ -73,7 +73,7 @@ def look(question: Question) -> Answer:
     except SpecError as error:  # a limit beyond what the lengths are known for
         reason = str(error)
     decision = _memory.pilot.decide(pilot_look(seen, question.shape, question.knobs, _limits(question), found, longest=question.longest))
-    nothing = {"estimates": None, "prediction": None, "ahead": None, "state": None, "reason": reason}
+    nothing: Answer = {"estimates": None, "prediction": None, "ahead": None, "state": None, "reason": reason}
     answer = nothing if found is None else _answer(question, seen, found)
     steering = None if decision is None else decision.to_dict() | {"acts": decision.acts}
     return answer | {

@@ -58,7 +58,7 @@ class Waits:
                 if told > SHORT or delay > SHORT:
                     self._predicted.inc(told)
                     self._observed.inc(delay)
-                    self._ratio.observe(delay / told if told else math.inf)
+                    self._ratio.observe(delay / max(told, SHORT))
 
     def on_idle(self, server_id: int, at: float) -> None:
         """A batch is over."""
