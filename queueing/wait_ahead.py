@@ -90,13 +90,6 @@ class Wait:
         left = max(0.0, first - elapsed)
         return Wait(left, max(0.0, second - first**2))
 
-    def beyond(self, seconds: float) -> float:
-        """E (W - seconds)^+."""
-        if self.certain:
-            return max(0.0, self.mean - seconds)
-        shape, level = self.mean**2 / self.variance, seconds * self.mean / self.variance
-        return max(0.0, self.mean * float(gammaincc(shape + 1, level)) - seconds * float(gammaincc(shape, level)))
-
 
 @dataclass(frozen=True, slots=True)
 class Company:
@@ -122,20 +115,19 @@ class Together:
 
     @property
     def mean(self) -> float:
-        """The integral of P(W > x), seconds; infinite where nobody will come."""
+        """E S + the integral of P(S <= x) P(C > x), seconds; infinite where nobody will come."""
         server, company = self.server, self.company
         if company.rate <= 0 and math.isinf(company.left):
             return math.inf
-        spread = math.sqrt(server.variance)
         arrivals = (company.missing + 8 * math.sqrt(company.missing) + 8) / company.rate if company.rate > 0 else math.inf
-        end = min(company.left, max(server.mean + 8 * spread, arrivals))
-        instants = np.linspace(0.0, end, _POINTS)
-        there = gammainc(company.missing, company.rate * instants)  # up to just before `left`
-        if server.certain:
-            free = np.asarray(instants >= server.mean, dtype=np.float64)
-        else:
-            free = gammainc(server.mean**2 / server.variance, instants * server.mean / server.variance)
-        return float(np.trapezoid(1.0 - free * there, instants)) + server.beyond(end)
+        start, end = server.mean if server.certain else 0.0, min(company.left, arrivals)
+        if end <= start:
+            return server.mean
+        instants = np.linspace(start, end, _POINTS)
+        alone = gammaincc(company.missing, company.rate * instants)  # up to just before `left`
+        if not server.certain:
+            alone = alone * gammainc(server.mean**2 / server.variance, instants * server.mean / server.variance)
+        return server.mean + float(np.trapezoid(alone, instants))
 
     def within(self, seconds: float) -> float:
         """P(W <= seconds)."""

@@ -29,7 +29,6 @@ def test_an_exponential_service_forgets_and_a_certain_one_counts_down() -> None:
     assert Wait(2.0).after(3.0) == Wait(0.0)
     assert exponential.within(2.0) == pytest.approx(1 - math.exp(-1))
     assert exponential.quantile(0.99) == pytest.approx(2 * math.log(100))
-    assert exponential.beyond(3.0) == pytest.approx(2 * math.exp(-1.5))
 
 
 def test_what_is_left_of_a_service_is_finite_however_late_it_is() -> None:
