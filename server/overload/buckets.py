@@ -76,7 +76,9 @@ class RateLimits:
     def _of(self, key: str, now: float) -> tuple[TokenBucket | None, TokenBucket | None]:
         found = self._buckets.get(key)
         if found is None:
-            requests, tokens = (None if rate is None else TokenBucket(rate, rate * self._burst, rate * self._burst, now) for rate in self._rates)
+            requests, tokens = (
+                None if rate is None else TokenBucket(rate, rate * self._burst, rate * self._burst, now) for rate in self._rates
+            )
             found = self._buckets[key] = (requests, tokens)
             if len(self._buckets) > MAX_KEYS:
                 self._buckets.popitem(last=False)

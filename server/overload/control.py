@@ -201,7 +201,9 @@ class Overload:
         if settings.max_num_queued_reqs is not None:
             over = batcher.unanswered + sequences - settings.max_num_queued_reqs
             if over > 0:
-                return self._queue_full("max_num_queued_reqs", sequences, f"{batcher.unanswered} requests are in the system", self._gone(over))
+                return self._queue_full(
+                    "max_num_queued_reqs", sequences, f"{batcher.unanswered} requests are in the system", self._gone(over)
+                )
         if settings.max_num_queued_tokens is not None and batcher.waiting_tokens >= settings.max_num_queued_tokens:
             after = self._until_fewer_tokens(settings.max_num_queued_tokens)
             return self._queue_full("max_num_queued_tokens", sequences, f"{batcher.waiting_tokens} prompt tokens wait", after)
@@ -236,7 +238,9 @@ class Overload:
         self._count(reason, sequences)
         batcher = self._gateway.batcher
         wait = None if self.waits is None else self.waits.wait(batcher.queue_length, joining=1)
-        return self._error("queue_full", f"{why}; no more are taken now", after, place=batcher.queue_length, wait=wait.mean if wait else None)
+        return self._error(
+            "queue_full", f"{why}; no more are taken now", after, place=batcher.queue_length, wait=wait.mean if wait else None
+        )
 
     def _error(self, code: str, message: str, after: float | None, *, place: int | None = None, wait: float | None = None) -> ApiError:
         details: dict[str, Any] = {"queue_length": self._gateway.batcher.queue_length}

@@ -47,7 +47,9 @@ class OverloadSettings:
         if not 0 <= self.sse_keep_alive_interval < math.inf:
             raise SpecError(f"got --sse-keep-alive-interval {self.sse_keep_alive_interval}; expected seconds >= 0, 0 for none")
         if self.rate_limit is not None and self.rate_limit * self.rate_limit_burst < 1:
-            raise SpecError(f"got a burst of {self.rate_limit * self.rate_limit_burst:g} requests; expected --rate-limit-burst of at least one")
+            raise SpecError(
+                f"got a burst of {self.rate_limit * self.rate_limit_burst:g} requests; expected --rate-limit-burst of at least one"
+            )
         if self.slo is not None:
             delay_target(self.slo)
 

@@ -148,7 +148,9 @@ def test_the_mean_and_the_levels_are_those_of_simulated_requests(text: str, load
         assert inside == pytest.approx(level, abs=0.08)
 
 
-@pytest.mark.parametrize("text", ["single", "capped:max_batch_size=6", "elastic:max_batch_size=16", "fixed:batch_size=8", "continuous:max_batch_size=8"])
+@pytest.mark.parametrize(
+    "text", ["single", "capped:max_batch_size=6", "elastic:max_batch_size=16", "fixed:batch_size=8", "continuous:max_batch_size=8"]
+)
 def test_a_model_serves_ahead_at_its_largest_stable_rate(text: str) -> None:
     """What is drained per second while the queue is long is the capacity that the predictions use, of all servers together."""
     lengths = parse_distribution("uniform:low=1,high=40")

@@ -334,7 +334,9 @@ def test_estimates_can_be_switched_off() -> None:
     run_virtual(main())
 
 
-@pytest.mark.parametrize("policy", ["single", "dynamic", "capped:max_batch_size=4", "elastic:max_batch_size=4", "continuous:max_batch_size=4"])
+@pytest.mark.parametrize(
+    "policy", ["single", "dynamic", "capped:max_batch_size=4", "elastic:max_batch_size=4", "continuous:max_batch_size=4"]
+)
 def test_waits_are_told_right_in_the_mean_under_every_policy(policy: str) -> None:
     """No law is known: from services seen, predicted over observed is within 15 % (fixed waits for company: test_wait_ahead)."""
 

@@ -31,7 +31,8 @@ def test_a_gateway_that_knows_its_law_tells_waits_that_come_true(tmp_path: Path,
             async with httpx.AsyncClient() as client:
                 text = (await client.get(gateway.url + "/metrics")).text
             predicted, observed = (
-                float(re.findall(rf"^kendall_wait_{name}_seconds_total (\S+)$", text, re.MULTILINE)[0]) for name in ("predicted", "observed")
+                float(re.findall(rf"^kendall_wait_{name}_seconds_total (\S+)$", text, re.MULTILINE)[0])
+                for name in ("predicted", "observed")
             )
             assert observed > 1
             assert predicted == pytest.approx(observed, rel=0.2)

@@ -33,7 +33,10 @@ def test_an_slo_is_a_level_and_seconds(text: str, target: DelayTarget) -> None:
     assert found.level == (None if target.level is None else pytest.approx(target.level))
 
 
-@pytest.mark.parametrize("text", ["p99_sojourn_time=2s", "p99_queueing_delay", "p0_queueing_delay=1s", "p99_queueing_delay=0s", "p99_queueing_delay=1e999s", "2s"])
+@pytest.mark.parametrize(
+    "text",
+    ["p99_sojourn_time=2s", "p99_queueing_delay", "p0_queueing_delay=1s", "p99_queueing_delay=0s", "p99_queueing_delay=1e999s", "2s"],
+)
 def test_an_slo_that_cannot_be_admitted_by_is_refused_at_the_start(text: str) -> None:
     with pytest.raises(SpecError, match="expected"):
         OverloadSettings(slo=text)
@@ -57,7 +60,13 @@ def test_a_limit_that_makes_no_sense_is_refused_at_the_start(wrong: dict[str, An
 
 def test_nothing_is_bounded_until_something_is_named() -> None:
     assert not OverloadSettings(queue_events=True, priority_aging=5.0).bounded
-    for name, value in {"max_num_queued_reqs": 5, "max_num_queued_tokens": 5, "slo": "p90_queueing_delay=1s", "rate_limit": 1.0, "adaptive_concurrency": True}.items():
+    for name, value in {
+        "max_num_queued_reqs": 5,
+        "max_num_queued_tokens": 5,
+        "slo": "p90_queueing_delay=1s",
+        "rate_limit": 1.0,
+        "adaptive_concurrency": True,
+    }.items():
         assert OverloadSettings(**{name: value}).bounded, name
 
 
