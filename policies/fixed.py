@@ -30,7 +30,8 @@ class Fixed:
         size = min(self.batch_size, server.max_batch_size)
         ids = first_ids(state, size, server)
         full = len(ids) == size or len(ids) < len(state.waiting)  # a token bound makes a smaller batch full too
-        deadline = state.waiting[0].request.arrived_at + self.max_wait
+        oldest = min(waiting.request.arrived_at for waiting in state.waiting[:size])  # the first, unless priorities reorder the queue
+        deadline = oldest + self.max_wait
         if full or now >= deadline or state.closing:
             return Dispatch(ids, server.id)
         return WaitUntil(deadline)

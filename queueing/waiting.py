@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import overload
 
-from policies.core import Waiting
+from policies.core import Request, Waiting
 
 _COMPACT = 4096
 
@@ -13,11 +13,12 @@ _COMPACT = 4096
 class WaitingQueue(Sequence[Waiting]):
     """First come, first served. Slices copy only what they cover; nothing is copied to show the queue to a policy."""
 
-    __slots__ = ("_head", "_items")
+    __slots__ = ("_head", "_items", "prompt_tokens")
 
     def __init__(self) -> None:
         self._items: list[Waiting] = []
         self._head = 0
+        self.prompt_tokens = 0  # of all that wait
 
     def __len__(self) -> int:
         return len(self._items) - self._head
@@ -40,11 +41,18 @@ class WaitingQueue(Sequence[Waiting]):
     def append(self, waiting: Waiting) -> None:
         """The newest."""
         self._items.append(waiting)
+        self.prompt_tokens += waiting.request.prompt_tokens
+
+    def place_of(self, request: Request) -> int:
+        """How many would stand before it if it were appended now."""
+        del request
+        return len(self)
 
     def put_back(self, waitings: Sequence[Waiting]) -> None:
         """At the head, before everyone who waits."""
         self._items[: self._head] = waitings
         self._head = 0
+        self.prompt_tokens += _prompt_tokens(waitings)
 
     def take(self, request_ids: Sequence[str]) -> list[Waiting]:
         """Remove these, and return them in the order asked. Raises KeyError where one does not wait."""
@@ -52,17 +60,20 @@ class WaitingQueue(Sequence[Waiting]):
         taken = self._items[self._head : end]
         if [waiting.request.id for waiting in taken] == list(request_ids):
             self._head = end
+            self.prompt_tokens -= _prompt_tokens(taken)
             self._compact()
             return taken
         waits = {waiting.request.id: waiting for waiting in self}
         chosen = [waits.pop(request_id) for request_id in request_ids]
         self._items, self._head = list(waits.values()), 0
+        self.prompt_tokens -= _prompt_tokens(chosen)
         return chosen
 
     def remove(self, request_id: str) -> Waiting | None:
         """Remove one, wherever it stands; None where it does not wait."""
         for index in range(self._head, len(self._items)):
             if self._items[index].request.id == request_id:
+                self.prompt_tokens -= self._items[index].request.prompt_tokens
                 return self._items.pop(index)
         return None
 
@@ -70,3 +81,7 @@ class WaitingQueue(Sequence[Waiting]):
         if self._head > _COMPACT and 2 * self._head > len(self._items):
             del self._items[: self._head]
             self._head = 0
+
+
+def _prompt_tokens(waitings: Sequence[Waiting]) -> int:
+    return sum(waiting.request.prompt_tokens for waiting in waitings)

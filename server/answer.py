@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
@@ -16,6 +16,8 @@ from server.engines.base import Token, Work
 from server.errors import ApiError, loss_error
 from server.formats import DONE, Format
 from server.ticket import Ticket
+
+STREAM_HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
 
 
 class Choice:
@@ -58,7 +60,7 @@ class Choice:
     def on_lost(self, outcome: Outcome, code: str, message: str) -> None:
         """Nothing more will come."""
         del outcome
-        self._call.error = self._call.error or loss_error(code, message)
+        self._call.error = self._call.error or self._call.loss(code, message)
         self._call.wake()
 
 
@@ -73,6 +75,7 @@ class Answer(Response):
         self.chunks: list[bytes] = []
         self.finished: list[Choice] = []  # whole, not yet sent
         self.error: ApiError | None = None
+        self.loss = options.loss
         self._batcher = batcher
         self._works = works
         self._options = options
@@ -120,9 +123,6 @@ class Answer(Response):
         if self._gone:
             return
         if self.error:
-            for ticket in (choice.ticket for choice in self._choices):
-                if ticket is not None:
-                    ticket.cancel()
             await self._write_error(scope, receive, send)
         elif self.stream:
             with contextlib.suppress(ConnectionError):
@@ -132,6 +132,9 @@ class Answer(Response):
 
     async def _write_error(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert self.error is not None
+        for ticket in (choice.ticket for choice in self._choices):
+            if ticket is not None:
+                ticket.cancel()
         headers = self.error.headers() | {"x-request-id": self._options.request_id}
         await JSONResponse(self.error.body(), self.error.status, headers)(scope, receive, send)
 
@@ -150,12 +153,10 @@ class Answer(Response):
             self._release()
 
     async def _write_stream(self, send: Send) -> None:
-        headers = [
-            *self._start_headers(whole=False),
-            (b"content-type", b"text/event-stream; charset=utf-8"),
-            (b"cache-control", b"no-cache"),
-        ]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.start", "status": 200, "headers": [*self._start_headers(whole=False), *STREAM_HEADERS]})
+        await self._write_events(send)
+
+    async def _write_events(self, send: Send) -> None:
         self.chunks[:0] = [self.format.first(choice.index) for choice in self._choices]
         left = len(self._choices)
         while left:
@@ -216,20 +217,41 @@ class Answer(Response):
         queue, service = self._delays()
         timing = f"queue;dur={queue}, service;dur={service}" if whole else f"queue;dur={queue}"
         return [
-            (b"x-request-id", self._options.request_id.encode()),
             (b"x-kendall-queueing-delay-ms", str(queue).encode()),
             (b"server-timing", timing.encode()),
+            *self._early_headers(),
         ]
+
+    def _early_headers(self) -> list[tuple[bytes, bytes]]:
+        """What is known when the call joins the queue: of the sequence that stands last."""
+        headers = [(b"x-request-id", self._options.request_id.encode())]
+        ticket = self._choices[-1].ticket
+        if ticket is not None and ticket.told is not None:
+            place, wait = ticket.told
+            headers.append((b"x-kendall-queue-position", b"%d" % place))
+            if wait is not None:
+                headers.append((b"x-kendall-predicted-wait-ms", b"%.3f" % (wait * 1e3)))
+        return headers
 
 
 class AnswerOptions:
     """What the writer needs to know of the call."""
 
-    __slots__ = ("client_limit", "include_usage", "n", "request_id", "stream")
+    __slots__ = ("client_limit", "include_usage", "loss", "n", "request_id", "stream")
 
-    def __init__(self, *, request_id: str, stream: bool, include_usage: bool, n: int, client_limit: int | None) -> None:
+    def __init__(
+        self,
+        *,
+        request_id: str,
+        stream: bool,
+        include_usage: bool,
+        n: int,
+        client_limit: int | None,
+        loss: Callable[[str, str], ApiError] = loss_error,
+    ) -> None:
         self.request_id = request_id
         self.stream = stream
         self.include_usage = include_usage
         self.n = n
         self.client_limit = client_limit
+        self.loss = loss  # the error of a sequence that is lost, by its code and message

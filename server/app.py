@@ -183,6 +183,7 @@ def _add_admin(app: FastAPI, gateway: Gateway) -> None:
             "draining": gateway.draining,
             "supervision": gateway.supervisor.statistics() | {"stuck": gateway.stuck},
             "arrivals": gateway.arrivals.state(batcher.epoch),
+            "overload": gateway.overload.state(),
             "estimates": gateway.live_model().estimates,
             "energy": gateway.live_model().energy(),
             "idle_probes": None if gateway.probes is None else gateway.probes.state(),

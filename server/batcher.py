@@ -14,8 +14,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from policies import Dispatch, Fixed, Policy, Preempt, QueueState, Running, Server, WaitUntil, format_policy
-from queueing.record import Outcome
+from policies import Dispatch, Fixed, Policy, Preempt, QueueState, Request, Running, Server, Waiting, WaitUntil, format_policy
+from queueing.record import Outcome, Record
 from queueing.waiting import WaitingQueue
 from server.batch import Batch, Observer
 from server.clock import clock_of
@@ -39,7 +39,14 @@ class _Slot:
 class Batcher:
     """Queue + policy + engine. One instance per engine; every method is called on the event loop."""
 
-    def __init__(self, engine: Engine, capabilities: Capabilities, policy: Policy, observers: Sequence[Observer] = ()) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        capabilities: Capabilities,
+        policy: Policy,
+        observers: Sequence[Observer] = (),
+        queue: WaitingQueue | None = None,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self.now = clock_of(self._loop)
         self.engine = engine
@@ -54,7 +61,7 @@ class Batcher:
         self.moved_at = self.now()  # last arrival, outcome or end of a hold
         self._let_go: Callable[[], None] | None = None  # frees the engine that is lent
         self._observers = tuple(Guarded(observer) for observer in observers)
-        self._queue = WaitingQueue()
+        self._queue = WaitingQueue() if queue is None else queue
         self._slots = [_Slot(index) for index in range(capabilities.servers)]
         self._batch_ids = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
@@ -69,6 +76,20 @@ class Batcher:
     def queue_length(self) -> int:
         """Requests waiting."""
         return len(self._queue)
+
+    @property
+    def waiting(self) -> Sequence[Waiting]:
+        """Requests waiting, in the order of service. A view: not to be kept."""
+        return self._queue
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt tokens of the requests waiting."""
+        return self._queue.prompt_tokens
+
+    def place_of(self, request: Request) -> int:
+        """How many would wait before this request if it were submitted now."""
+        return self._queue.place_of(request)
 
     @property
     def in_service(self) -> int:
@@ -121,6 +142,11 @@ class Batcher:
         self.take_back()
         self._ask()
         return tickets
+
+    def turn_away(self, record: Record) -> None:
+        """One that arrived and was refused: recorded and counted, never queued."""
+        for observer in self._observers:
+            observer.on_record(record)
 
     def switch(self, policy: Policy | None = None) -> int:
         """Put another policy in force (None: only a limit changed); returns the new epoch.
@@ -416,7 +442,7 @@ class Batcher:
         last = max(ticket.work.request.arrived_at for ticket in tickets)
         if len(tickets) >= min(self.policy.batch_size, self.capabilities.max_num_seqs):
             return last
-        return min(now, tickets[0].work.request.arrived_at + self.policy.max_wait)
+        return min(now, min(ticket.work.request.arrived_at for ticket in tickets) + self.policy.max_wait)
 
     def _preempt(self, decision: Preempt) -> None:
         """Back to the head of the queue, with the tokens made so far."""

@@ -79,20 +79,24 @@ async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[C
     asked_id = _asked_id(scope)
     received_at = scope.get(RECEIVED_AT, arrived_at)
     retry = is_retry(scope["headers"])
-    works = await gateway.works(call, call_id, arrived_at, asked_id, received_at, retry=retry)
     if gateway.settings.logs.prompts:
         log_prompt(asked_id or call_id, call)
+    demand = gateway.overload.demand(scope, call)
+    works = await gateway.works(call, call_id, arrived_at, asked_id, received_at, retry=retry, patience=demand.patience)
     gateway.arrivals.saw(received_at, batcher.epoch, retry=retry)
+    gateway.overload.admit(works, scope, demand)
     options = AnswerOptions(
         request_id=asked_id or call_id,
         stream=call.stream,
         include_usage=call.stream_options is not None and call.stream_options.include_usage,
         n=call.n,
         client_limit=call.client_limit(),
+        loss=gateway.overload.loss,
     )
     form = ChatFormat if chat else CompletionFormat
     created = int(time.time())  # noqa: TID251 - a date, not a clock
-    return Answer(batcher, works, form(call_id, created, call.model, works[0].sampling.logprobs), options)
+    kind = gateway.overload.kind_of_answer(stream=call.stream)
+    return kind(batcher, works, form(call_id, created, call.model, works[0].sampling.logprobs), options)
 
 
 def _asked_id(scope: Scope) -> str | None:
@@ -104,8 +108,10 @@ def direct(gateway: Gateway, model: type[CompletionRequest] | type[ChatRequest])
     """The route as an ASGI application: errors in OpenAI's shape, a bug in one call answered with 500 and logged."""
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        overload = gateway.overload
         try:
-            response: Response = await answer(gateway, scope, receive, model)
+            refused = overload.door(scope, _asked_id(scope)) if overload.guarded else None
+            response: Response = await answer(gateway, scope, receive, model) if refused is None else refused
         except ClientDisconnect:
             return  # it never arrived
         except ApiError as error:

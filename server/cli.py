@@ -12,6 +12,7 @@ from policies import SpecError, format_policy, parse_policy
 from queueing.environment_twins import by_flag
 from server.configuration.file import ENGINE_TABLE, JSON, take_file
 from server.logs import LogSettings, check_format, check_level, configure_logs
+from server.overload.limits import OverloadSettings
 from server.security.settings import MAX_BODY_BYTES
 from server.settings import AutopilotMode, EngineName, Settings
 from server.supervision.settings import SupervisionSettings
@@ -65,6 +66,24 @@ def serve_command(
     max_restarts: Annotated[int, typer.Option(min=0, help="Restarts of a lost engine in 10 minutes; one more ends the gateway.")] = 8,
     stuck_timeout: Annotated[float, typer.Option(min=0, help="Seconds without a token before the engine is replaced; 0: never.")] = 60.0,
     slow_reader_timeout: Annotated[float, typer.Option(min=0, help="Seconds that a client may not read; 0: for ever.")] = 60.0,
+    max_num_queued_reqs: Annotated[
+        int | None, typer.Option(min=1, help="Most sequences waiting or in service (vLLM's name); n counts n.")
+    ] = None,
+    max_num_queued_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Prompt tokens waiting at which nothing more is taken (vLLM's name).")
+    ] = None,
+    overload_status: Annotated[int, typer.Option(help="429 or 503: the status of what is refused or timed out in the queue.")] = 429,
+    slo: Annotated[str | None, typer.Option(help="Admit while the model says that it holds: p99_queueing_delay=2s.")] = None,
+    queue_events: Annotated[bool, typer.Option("--queue-events", help="Streams tell their place in the queue, in SSE comments.")] = False,
+    sse_keep_alive_interval: Annotated[float, typer.Option(min=0, help="Seconds of silence before a comment; 0: none.")] = 0.0,
+    adaptive_concurrency: Annotated[bool, typer.Option("--adaptive-concurrency", help="Let the delay seen bound what is taken.")] = False,
+    rate_limit: Annotated[float | None, typer.Option(help="Requests per second of one API key.")] = None,
+    rate_limit_tokens: Annotated[float | None, typer.Option(help="Prompt and output tokens per second of one API key.")] = None,
+    rate_limit_burst: Annotated[float, typer.Option(help="Seconds of either rate that may come at once.")] = 10.0,
+    priority_aging: Annotated[
+        float | None, typer.Option(help="Look at priorities (lower first); so many seconds of waiting are worth one level.")
+    ] = None,
+    wait_estimates: Annotated[bool, typer.Option(help="Tell each request its place and its predicted wait.")] = True,
     api_key: Annotated[
         list[str] | None, typer.Option(help="A key that clients must send as a bearer token; repeatable.", rich_help_panel=SECURITY)
     ] = None,
@@ -127,6 +146,20 @@ def serve_command(
         autopilot_bounds(policy, autopilot_policies or (), max_clipped_fraction)
     from server.security.flags import read_security  # noqa: PLC0415 - heavy
 
+    overload = OverloadSettings(
+        max_num_queued_reqs=max_num_queued_reqs,
+        max_num_queued_tokens=max_num_queued_tokens,
+        overload_status=overload_status,
+        slo=slo,
+        queue_events=queue_events,
+        sse_keep_alive_interval=sse_keep_alive_interval,
+        adaptive_concurrency=adaptive_concurrency,
+        rate_limit=rate_limit,
+        rate_limit_tokens=rate_limit_tokens,
+        rate_limit_burst=rate_limit_burst,
+        priority_aging=priority_aging,
+        wait_estimates=wait_estimates,
+    )
     settings = Settings(
         model=model,
         served_model_name=served_model_name or model.rstrip("/").rsplit("/", 1)[-1],
@@ -166,6 +199,7 @@ def serve_command(
             ssl_ca_certs=ssl_ca_certs,
         ),
         logs=LogSettings(level=check_level(log_level), format=check_format(log_format), prompts=log_prompts),
+        overload=overload,
         engine_args=engine_args,
     )
     if show_config:

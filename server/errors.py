@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from server.security.wording import brief, public
@@ -19,26 +21,41 @@ MAX_RETRY_AFTER = 120  # seconds; the OpenAI client gives up on more
 class ApiError(Exception):
     """An answer with an error status; the message says got / expected / what to do."""
 
-    def __init__(self, status: int, code: str, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after: float | None = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
         self.message = public(message)  # whatever library it came from
         self.param = None if param is None else brief(param)
-        self.retry_after = retry_after
+        self.retry_after = retry_after  # seconds; None where nothing is known
+        self.details = details  # of a refusal: where the queue stood
 
     def body(self) -> dict[str, Any]:
         """The JSON body."""
         kind = TYPES.get(self.status, "server_error" if self.status >= 500 else "rate_limit_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        error: dict[str, Any] = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        if self.details is not None:
+            error["kendall"] = dict(self.details)
+        return {"error": error}
 
     def headers(self) -> dict[str, str]:
-        """`Retry-After` on every 429 and 503, whole seconds, at most 120; on 401 how to come."""
+        """`Retry-After` on every 429 and 503, whole seconds, at most 120, and `retry-after-ms` where it is known; on 401 how to come."""
         if self.status == 401:
             return {"www-authenticate": "Bearer"}
         if self.status not in (429, 503):
             return {}
-        return {"retry-after": str(max(1, min(MAX_RETRY_AFTER, round(self.retry_after or 1))))}
+        seconds = min(float(MAX_RETRY_AFTER), 1.0 if self.retry_after is None else self.retry_after)
+        whole = {"retry-after": str(max(1, math.ceil(seconds)))}
+        return whole if self.retry_after is None else whole | {"retry-after-ms": str(max(1, math.ceil(seconds * 1e3)))}
 
 
 STATUS_OF_LOSS = {"queue_timeout": 429, "queue_full": 429, "engine_unavailable": 503, "shutting_down": 503}

@@ -21,6 +21,7 @@ from server.engines.base import Capabilities, Engine, InvalidPromptError, Sampli
 from server.errors import ApiError
 from server.live import LiveModel
 from server.metrics import Metrics
+from server.overload.control import Overload
 from server.recorder import Recorder
 from server.schema import CalibrationRequest, ChatRequest, CompletionRequest, Generation, PolicyChange
 from server.security.limits import check_prompt
@@ -56,6 +57,7 @@ class Gateway:
         self.live: LiveModel | None = None
         self.probes: IdleProbes | None = None
         self.arrivals = ArrivalsSeen()
+        self.overload = Overload(self)
         self.profile: Profile | None = None  # where the law came from, if it was calibrated here
         self._policy = parse_policy(settings.policy)
         self._batcher: Batcher | None = None
@@ -81,7 +83,8 @@ class Gateway:
             observers.append(self._recorder)
         self.live = LiveModel(self, capabilities)
         observers.append(self.live)
-        self._batcher = Batcher(self.engine, capabilities, self._policy, observers)
+        observers += self.overload.observers()
+        self._batcher = Batcher(self.engine, capabilities, self._policy, observers, self.overload.queue())
         self.metrics.gauge_of("queue_length", "Requests waiting", lambda: self.batcher.queue_length)
         self.metrics.gauge_of("max_clipped_fraction", "Of the answers, as allowed", lambda: self.settings.max_clipped_fraction)
         self.metrics.gauge_of("in_service", "Sequences in service", lambda: self.batcher.in_service)
@@ -288,6 +291,7 @@ class Gateway:
         received_at: float | None = None,
         *,
         retry: bool = False,
+        patience: float | None = None,
     ) -> list[Work]:
         """The sequences of a call: prompts tokenised, limits applied, one per choice."""
         prompts = await self._encode(call)
@@ -304,7 +308,7 @@ class Gateway:
                     max_output_tokens=limit,
                     predicted_output_tokens=call.predicted_output_tokens,
                     priority=call.priority,
-                    deadline=math.inf if self.patience is None else arrived_at + self.patience,
+                    deadline=math.inf if patience is None else arrived_at + patience,
                 )
                 sampling = _sampling(call, limit, logprobs, seed)
                 forced = call.kendall_forced_output_tokens

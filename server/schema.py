@@ -43,7 +43,8 @@ class Generation(BaseModel):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
-    priority: int = 0
+    priority: int = 0  # lower is earlier, as vLLM has it
+    patience: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None  # seconds in the queue, then 429
     predicted_output_tokens: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None  # the caller's guess; policies may use it
     kendall_forced_output_tokens: Annotated[int, Field(ge=1)] | None = None
 

@@ -21,6 +21,7 @@ from queueing.profile import load_law
 from server.app import create_app
 from server.engines.base import Engine, EngineStartError
 from server.gateway import Gateway
+from server.overload.descriptors import raise_descriptor_limit
 from server.receiving import protocol_with, stamps_arrivals
 from server.security.exposure import uvicorn_tls, warn_of
 from server.security.protocol import LimitedProtocol
@@ -125,6 +126,7 @@ class _Server(uvicorn.Server):
 
 def serve(settings: Settings, *, on_ready: Callable[[Gateway], Any] | None = None) -> int:
     """Serve until stopped; returns the exit status. `on_ready` is called on the loop once the engine serves."""
+    raise_descriptor_limit()
     sock = bind(settings.host, settings.port)
     warn_of(settings.host, settings.security)
     try:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from server.logs import LogSettings
+from server.overload.limits import OverloadSettings
 from server.security.settings import SecuritySettings
 from server.supervision.settings import SupervisionSettings
 
@@ -42,4 +43,5 @@ class Settings:
     security: SecuritySettings = field(default_factory=SecuritySettings)
     logs: LogSettings = field(default_factory=LogSettings)
     supervision: SupervisionSettings = field(default_factory=SupervisionSettings)
+    overload: OverloadSettings = field(default_factory=OverloadSettings)
     engine_args: dict[str, Any] = field(default_factory=dict)

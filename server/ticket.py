@@ -66,6 +66,7 @@ class Ticket:
         "output_token_ids",
         "running",
         "stream",
+        "told",
         "work",
     )
 
@@ -84,6 +85,7 @@ class Ticket:
         self.outcome: Outcome | None = None
         self.interruptions = 0  # engines that were lost while it was in service
         self.stream: TokenStream | None = None
+        self.told: tuple[int, float | None] | None = None  # at its arrival: how many waited before it, and seconds to wait
         self._lost: str | None = None
 
     @property

@@ -57,6 +57,7 @@ class Assessment:
     wander: WanderBand | None
     compared: Compared
     anchor: Anchor | None = None  # the exact prediction that `prediction` is, or was moved from
+    model: Model | None = None  # at these estimates; without one nothing has been served
 
 
 def assess(
@@ -106,6 +107,7 @@ def assess(
         wander=band,
         compared=compare(seen, predicted, assumptions, sojourn=policy.joins_running),
         anchor=anchor,
+        model=model,
     )
 
 

@@ -32,6 +32,7 @@ from server.ticket import Ticket
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from queueing.wait_ahead import BatchService, SlotService
     from server.gateway import Gateway
 
 log = logging.getLogger("kendall.live")
@@ -62,6 +63,7 @@ class LiveModel:
         self._state: dict[str, Any] | None = None  # the estimates as they would be saved
         self.prediction: dict[str, Any] | None = None  # the last look of this epoch, as `/admin/prediction` shows it
         self.reason: str | None = None  # why the last look has no prediction
+        self.ahead: BatchService | SlotService | None = None  # service times of this epoch's policy, for waits that are told
         self.estimates: dict[str, Any] | None = None
         self.what_if: list[dict[str, Any]] | None = None
         self.what_if_at: float | None = None
@@ -96,7 +98,9 @@ class LiveModel:
         self._self_checks.on_settle(ticket, self._gateway.now())
 
     def on_record(self, record: Record) -> None:
-        """Delay, length and service time."""
+        """Delay, length and service time. One that was refused never joined this queue: neither its rate nor its balance knows it."""
+        if record.outcome == "rejected":
+            return
         self._feed.on_record(record)
         self._self_checks.on_record(record, self._gateway.now())
 
@@ -105,7 +109,7 @@ class LiveModel:
         self._feed.begin_epoch(epoch, self._gateway.now())
         self._recent.clear()
         self._waiting_before = self._gateway.batcher.queue_length
-        self.prediction = self.what_if = self.what_if_at = None
+        self.prediction = self.what_if = self.what_if_at = self.ahead = None
         self._what_if_due = self._gateway.now()  # as soon as there is something to look at
         self._gauges.clear()
 
@@ -209,7 +213,7 @@ class LiveModel:
             await self.update_what_if()
 
     def _take(self, found: Mapping[str, Any]) -> None:
-        self.reason = found["reason"]
+        self.reason, self.ahead = found["reason"], found["ahead"]
         if found["prediction"] is None:
             self.estimates = self.estimates or found["estimates"]
             return

@@ -20,6 +20,7 @@ from queueing.autopilot.bounds import Bounds
 from queueing.autopilot.controller import Autopilot, Mode
 from queueing.autopilot.decision import Decision
 from queueing.autopilot.look import look as pilot_look
+from queueing.errors import PredictionError
 from queueing.estimation.assess import Assessment, Limits, assess
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.identifiability import beyond
@@ -28,7 +29,9 @@ from queueing.estimation.mirror import Mirror
 from queueing.estimation.snapshot import Snapshot
 from queueing.estimation.verdict import judged
 from queueing.latency import LatencyModel
+from queueing.service_ahead import service_ahead
 from queueing.statistics import mean_interval
+from queueing.wait_ahead import BatchService, SlotService
 from server.live.question import Question
 
 ENOUGH = 50  # requests of the epoch that met their end, before anything is predicted from them
@@ -73,7 +76,8 @@ def look(question: Question) -> Answer:
     except SpecError as error:  # a limit beyond what the lengths are known for
         reason = str(error)
     decision, failure = _decided(question, seen, found)
-    answer = {"estimates": None, "prediction": None, "state": None, "reason": reason} if found is None else _answer(question, seen, found)
+    nothing: Answer = {"estimates": None, "prediction": None, "ahead": None, "state": None, "reason": reason}
+    answer = nothing if found is None else _answer(question, seen, found)
     steering = None if decision is None else decision.to_dict() | {"acts": decision.acts}
     return answer | {
         "pilot_failure": failure,
@@ -106,9 +110,20 @@ def _answer(question: Question, seen: Snapshot, found: Assessment) -> Answer:
     return {
         "estimates": found.estimates.summary(),
         "prediction": described(question, seen, found) if enough else None,
+        "ahead": _ahead(found) if enough else None,
         "state": found.estimates.to_dict() if enough and question.saving else None,
         "reason": None if enough else f"{found.estimates.count} requests of this epoch have ended; {ENOUGH} are needed",
     }
+
+
+def _ahead(found: Assessment) -> BatchService | SlotService | None:
+    """Service times for the waits that requests are told at their arrival; also where the queue has no steady state."""
+    if found.model is None:
+        return None
+    try:
+        return service_ahead(found.model)
+    except PredictionError:
+        return None
 
 
 def described(question: Question, seen: Snapshot, found: Assessment) -> Answer:

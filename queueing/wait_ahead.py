@@ -1,0 +1,244 @@
+"""How long the request at one place of the queue still waits, given what stands before it: the mean, and P(W <= x).
+
+Batches of at most B on c servers, k requests before it. The batches before it are full, so the (m + 1)-th next end starts it:
+
+    W = R_(m mod c) + H_1 + .. + H_(m div c),   m = k div B,   R_(0) <= R_(1) <= ..: what is left of the batches in service
+    R = (H - t | H > t),  t since the dispatch, H gamma with the mean and variance of a batch of that size; an idle server has R = 0
+
+Exact means for one server where H is gamma; c > 1: the servers take turns. Fixed batching waits for company too: W = max(that, C), C the
+time until its batch is full (Erlang of the arrivals that are missing) or its oldest has waited `max_wait`, whichever is sooner.
+
+Slots (continuous), c of them, n taken: W = 0 while k < c - n, else the j-th departure from c full slots, j = k + 1 - (c - n):
+
+    E W = (j - 1 + (1 + v)/2) / X,   Var W = (f + (j - 1) (v + r C^2)/(1 + r)) / X^2,   v = (C^2 + c - 1)/c,   r = j/c
+    f = v ((1 + v)/2)^2 + max(0, 1 - v)/12
+
+X the throughput of c full slots, C^2 the scv of the slot time: departures of many slots look Poisson over few of them and like the
+slots' own renewals over many; f is the first one's variance (1 for Poisson, 1/12 for a clock). An approximation, worst where answers
+are all of one length and slots keep step.
+
+W is then gamma with these two moments. Conditions: first come, first served; nobody before it gives up (else W is shorter); lengths of
+those who wait are like those that were served; token and memory bounds of the engine do not make batches smaller (else longer).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from scipy.special import gammainc, gammaincc, gammaincinv
+
+_GONE = 1e-12  # probability below which a batch should have been over: what is left of it is the tail's own scale
+_CERTAIN = 1e-9  # squared coefficient of variation below which a wait is a number: rounding, and gamma functions lose their digits
+_POINTS = 129  # of an integral over a distribution function
+
+
+class Waiting(Protocol):
+    """A wait that is not over yet, seconds."""
+
+    @property
+    def mean(self) -> float:
+        """E[W]."""
+
+    def within(self, seconds: float) -> float:
+        """P(W <= seconds)."""
+
+    def quantile(self, level: float) -> float:
+        """The time that is not exceeded with probability `level`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Gamma with this mean and variance; variance 0 is a certain wait."""
+
+    mean: float  # seconds
+    variance: float = 0.0
+
+    @property
+    def certain(self) -> bool:
+        """Whether it has no spread to speak of."""
+        return self.mean <= 0 or self.variance <= _CERTAIN * self.mean**2
+
+    def within(self, seconds: float) -> float:
+        """P(W <= seconds)."""
+        if seconds < 0:
+            return 0.0
+        if self.certain:
+            return float(seconds >= self.mean)
+        return float(gammainc(self.mean**2 / self.variance, seconds * self.mean / self.variance))
+
+    def quantile(self, level: float) -> float:
+        """The time that is not exceeded with probability `level`."""
+        if self.certain:
+            return self.mean
+        return float(gammaincinv(self.mean**2 / self.variance, level)) * self.variance / self.mean
+
+    def after(self, elapsed: float) -> Wait:
+        """What is left of it when it has lasted `elapsed` and is not over."""
+        if self.certain:
+            return Wait(max(0.0, self.mean - elapsed))
+        shape, scale = self.mean**2 / self.variance, self.variance / self.mean
+        going = float(gammaincc(shape, elapsed / scale))
+        if going < _GONE:
+            return Wait(scale, scale**2)
+        first = self.mean * float(gammaincc(shape + 1, elapsed / scale)) / going
+        second = (self.mean**2 + self.variance) * float(gammaincc(shape + 2, elapsed / scale)) / going
+        left = max(0.0, first - elapsed)
+        return Wait(left, max(0.0, second - first**2))
+
+
+@dataclass(frozen=True, slots=True)
+class Company:
+    """Until `missing` (>= 1) more have arrived at `rate` per second, or `left` seconds are over."""
+
+    missing: int
+    rate: float
+    left: float
+
+    def within(self, seconds: float) -> float:
+        """P(C <= seconds)."""
+        if seconds >= self.left:
+            return 1.0
+        return float(gammainc(self.missing, self.rate * max(0.0, seconds)))
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """The longer of a wait for the server and an independent wait for company."""
+
+    server: Wait
+    company: Company
+
+    @property
+    def mean(self) -> float:
+        """E S + the integral of P(S <= x) P(C > x), seconds; infinite where nobody will come."""
+        server, company = self.server, self.company
+        if company.rate <= 0 and math.isinf(company.left):
+            return math.inf
+        arrivals = (company.missing + 8 * math.sqrt(company.missing) + 8) / company.rate if company.rate > 0 else math.inf
+        start, end = server.mean if server.certain else 0.0, min(company.left, arrivals)
+        if end <= start:
+            return server.mean
+        instants = np.linspace(start, end, _POINTS)
+        alone = gammaincc(company.missing, company.rate * instants)  # up to just before `left`
+        if not server.certain:
+            alone = alone * gammainc(server.mean**2 / server.variance, instants * server.mean / server.variance)
+        return server.mean + float(np.trapezoid(alone, instants))
+
+    def within(self, seconds: float) -> float:
+        """P(W <= seconds)."""
+        return self.server.within(seconds) * self.company.within(seconds)
+
+    def quantile(self, level: float) -> float:
+        """By bisection; infinite where nobody will come."""
+        high = max(1e-3, self.server.quantile(level))
+        for _ in range(60):
+            if self.within(high) >= level:
+                break
+            high *= 2
+        else:
+            return math.inf
+        low = 0.0
+        for _ in range(50):
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.within(middle) >= level else (middle, high)
+        return high
+
+
+@dataclass(frozen=True, slots=True)
+class InService:
+    """A batch that is being served: its size, and seconds since its dispatch."""
+
+    size: int
+    elapsed: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchService:
+    """Servers that take the next batch when one is over: mean and variance of the service time at some sizes, ascending."""
+
+    largest: int  # B, the most that one dispatch takes
+    servers: int
+    sizes: tuple[int, ...]
+    means: tuple[float, ...]  # seconds
+    variances: tuple[float, ...]
+    first_token: float = 0.0  # from the dispatch, seconds
+
+    def time(self, size: int) -> Wait:
+        """The service time of a batch of `size`: between known sizes on a straight line, beyond them the nearest one's."""
+        at = bisect_left(self.sizes, size)
+        if at == len(self.sizes):
+            return Wait(self.means[-1], self.variances[-1])
+        if at == 0 or self.sizes[at] == size:
+            return Wait(self.means[at], self.variances[at])
+        low, high = self.sizes[at - 1], self.sizes[at]
+        share = (size - low) / (high - low)
+        mean = self.means[at - 1] + share * (self.means[at] - self.means[at - 1])
+        return Wait(mean, self.variances[at - 1] + share * (self.variances[at] - self.variances[at - 1]))
+
+    def wait(self, place: int, in_service: Sequence[InService]) -> Wait:
+        """Of the one with `place` requests before it."""
+        before = place // self.largest
+        left = self._left(in_service)[before % self.servers]
+        turns = before // self.servers
+        if not turns:
+            return left
+        full = self.time(self.largest)
+        return Wait(left.mean + turns * full.mean, left.variance + turns * full.variance)
+
+    def until_gone(self, count: int, in_service: Sequence[InService]) -> float:
+        """Mean time until `count` of those in the system have left it, counted with the ends of their batches; seconds."""
+        here = sum(batch.size for batch in in_service)
+        left = self._left(in_service)
+        if count <= here:
+            return next((each.mean for each in left if each.mean > 0), 0.0)
+        batches = -(-(count - here) // self.largest)
+        return left[-1].mean + batches * self.time(self.largest).mean / self.servers
+
+    def _left(self, in_service: Sequence[InService]) -> list[Wait]:
+        left = [self.time(batch.size).after(batch.elapsed) for batch in in_service[: self.servers]]
+        left += [Wait(0.0)] * (self.servers - len(left))
+        return sorted(left, key=_mean)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotService:
+    """Slots that are taken again one by one (continuous); all servers together."""
+
+    slots: int  # c
+    throughput: float  # X, departures per second while all slots are taken
+    scv: float = 1.0  # C^2 of the slot time
+    first_token: float = 0.0  # from the dispatch, seconds
+
+    def wait(self, place: int, taken: int) -> Wait:
+        """Of the one with `place` requests before it while `taken` slots are in service."""
+        departure = place + 1 - max(0, self.slots - taken)
+        if departure <= 0:
+            return Wait(0.0)
+        one = (self.scv + self.slots - 1) / self.slots
+        ratio = departure / self.slots
+        many = (one + ratio * self.scv) / (1 + ratio)
+        first = one * ((1 + one) / 2) ** 2 + max(0.0, 1 - one) / 12
+        mean = (departure - 1 + (1 + one) / 2) / self.throughput
+        return Wait(mean, (first + (departure - 1) * many) / self.throughput**2)
+
+    def until_gone(self, count: int) -> float:
+        """Mean time until `count` of those in the system have left it, seconds."""
+        return max(0, count) / self.throughput
+
+
+def _mean(wait: Wait) -> float:
+    return wait.mean
+
+
+def company(place: int, waiting: int, batch_size: int, rate: float, left: float) -> Company | None:
+    """What the one at `place` waits for under fixed batching with `waiting` requests in the queue, itself included; None where its batch is full.
+
+    `left`: seconds until the oldest of its batch has waited `max_wait`.
+    """
+    behind = waiting - place // batch_size * batch_size
+    return Company(batch_size - behind, rate, max(0.0, left)) if behind < batch_size else None

@@ -1,0 +1,1 @@
+"""What the gateway does when more comes in than it can serve: bounds, early refusals, honest waits, priorities, rate limits."""

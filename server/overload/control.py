@@ -1,0 +1,292 @@
+"""Who may join the queue: every bound in one place, asked before a body is read and again when the call is known.
+
+What arrived and is refused is recorded (`rejected`), counted, and told how long the backlog needs. It is part of the offered arrivals
+(`/admin/state`, which audits the clients), not of the live model's: the queue that is predicted is the one of the admitted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from prometheus_client import Counter
+
+from policies import Request
+from queueing.record import Record
+from queueing.waiting import WaitingQueue
+from queueing.waiting_by_priority import MOST, PriorityQueue
+from server.answer import Answer
+from server.arrivals_seen import is_retry
+from server.batch import Batch, Observer
+from server.engines.base import Work
+from server.errors import ApiError, loss_error
+from server.overload.buckets import RateLimits
+from server.overload.concurrency import AdaptiveLimit
+from server.overload.demand import NOTHING, Demand, demand_of
+from server.overload.events import Places, QueueStream
+from server.overload.limits import DelayTarget, OverloadSettings, delay_target
+from server.overload.refusal import Refusal
+from server.overload.waits import Waits
+
+if TYPE_CHECKING:
+    from starlette.types import Scope
+
+    from server.gateway import Gateway
+    from server.schema import Generation
+    from server.ticket import Ticket
+
+KEY = "kendall.api_key"  # of a request's scope: the name of the key that was checked; without keys all are one client
+TTFT_LEVEL = 0.9  # at which a call's own budget is kept, as llm-d's predictor has it
+
+
+class Overload:
+    """The bounds of one gateway, and an observer of its batcher."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        settings: OverloadSettings = gateway.settings.overload
+        self._gateway = gateway
+        self.settings = settings
+        self.guarded = settings.bounded
+        self._target = None if settings.slo is None else delay_target(settings.slo)
+        limited = settings.rate_limit is not None or settings.rate_limit_tokens is not None
+        self._rates = RateLimits(settings.rate_limit, settings.rate_limit_tokens, settings.rate_limit_burst) if limited else None
+        self._adaptive: AdaptiveLimit | None = None
+        self.waits = Waits(gateway) if settings.wait_estimates or self.guarded else None
+        self._turn = 0  # refusals since the last admission: the places that are promised to them already
+        self._stream_kind: Callable[..., Answer] = Answer
+        self._rejections = Counter("kendall_rejections", "Refused, by what refused them", ["reason"], registry=gateway.metrics.registry)
+
+    # its place in the gateway
+
+    def queue(self) -> WaitingQueue:
+        """The queue in the order that was asked for."""
+        aging = self.settings.priority_aging
+        return WaitingQueue() if aging is None else PriorityQueue(aging)
+
+    def observers(self) -> list[Observer]:
+        """Itself, if it has anything to see. The engine is up; the batcher is not there yet."""
+        gateway = self._gateway
+        gateway.metrics.gauge_of("queued_tokens", "Prompt tokens of the requests waiting", lambda: gateway.batcher.waiting_tokens)
+        if self.settings.queue_events or self.settings.sse_keep_alive_interval:
+            places = Places(gateway, self.waits) if self.settings.queue_events else None
+            self._stream_kind = partial(QueueStream, places=places, keep_alive=self.settings.sse_keep_alive_interval or math.inf)
+        if self.settings.adaptive_concurrency:
+            self._adaptive = AdaptiveLimit(self._floor, gateway.now())
+            gateway.metrics.gauge_of("concurrency_limit", "Most sequences in the system", self._concurrency)
+        return [] if self.waits is None and self._rates is None and self._adaptive is None else [self]
+
+    def on_arrival(self, ticket: Ticket) -> None:
+        """It is told its place and wait."""
+        if self.waits is not None:
+            self.waits.on_arrival(ticket)
+
+    def on_dispatch(self, batch: Batch) -> None:
+        """Delays."""
+        if self.waits is not None:
+            self.waits.on_dispatch(batch)
+        if self._adaptive is not None:
+            self._adaptive.on_dispatch(batch)
+
+    def on_idle(self, server_id: int, at: float) -> None:
+        """A batch is over."""
+        if self.waits is not None:
+            self.waits.on_idle(server_id, at)
+
+    def on_settle(self, ticket: Ticket) -> None:
+        """What was made for it counts against its key's rate."""
+        if self._rates is not None:
+            self._rates.answered(ticket.id, ticket.ending.output_tokens, self._gateway.now())
+
+    def on_record(self, record: Record) -> None:
+        """Service times."""
+        if record.outcome == "rejected":
+            return
+        if self.waits is not None:
+            self.waits.on_record(record)
+        if self._adaptive is not None:
+            self._adaptive.on_record(record)
+
+    # calls
+
+    def door(self, scope: Scope, asked_id: str | None) -> Refusal | None:
+        """The refusal of a call whose body has not been read; None where it may come in."""
+        gateway = self._gateway
+        if not gateway.ready or gateway.draining:
+            return None  # that has its own answer
+        by_place = self.settings.priority_aging is None  # else its place is in its body
+        refused = self._refused(1, _key(scope), None, [self._target] if self._target is not None and by_place else [])
+        if refused is None:
+            return None
+        now, call_id = gateway.now(), gateway.next_call_id("refused")
+        gateway.arrivals.saw(now, gateway.batcher.epoch, retry=is_retry(scope["headers"]))
+        self._record(refused, Record(request_id=call_id, client_request_id=asked_id, outcome="rejected", arrived_at=now))
+        return Refusal(refused, asked_id or call_id)
+
+    def demand(self, scope: Scope, call: Generation) -> Demand:
+        """What the call asks of its wait. Raises ApiError 400."""
+        if self.settings.priority_aging is not None and abs(call.priority) > MOST:
+            raise ApiError(400, "invalid_request", f"got priority {call.priority}; expected -{MOST} to {MOST}", param="priority")
+        return demand_of(scope["headers"], call.patience, self._gateway.patience)
+
+    def admit(self, works: Sequence[Work], scope: Scope, demand: Demand = NOTHING) -> None:
+        """All sequences of a call, or raise ApiError and record them as rejected. Nothing may be awaited before they are submitted."""
+        if not self.guarded and demand.first_token is None:
+            return
+        refused = self._refused(len(works), _key(scope), works[0].request, self._budgets(demand))
+        if refused is not None:
+            for work in works:
+                self._record(refused, _record_of(work))
+            raise refused
+        self._turn = 0
+        if self._rates is not None:
+            now, key = self._gateway.now(), _key(scope)
+            for work in works:
+                self._rates.admitted(key, work.request.id, work.request.prompt_tokens, now)
+
+    def state(self) -> dict[str, Any]:
+        """For `/admin/state`: what is asked for, what holds now, where waits come from."""
+        batcher, live = self._gateway.batcher, self._gateway.live
+        limit = None if self._adaptive is None else self._adaptive.bound
+        source = "live model" if live is not None and live.ahead is not None else "services seen"
+        return dataclasses.asdict(self.settings) | {
+            "queued_tokens": batcher.waiting_tokens,
+            "concurrency_limit": limit,
+            "wait_source": None if self.waits is None else source,
+        }
+
+    def kind_of_answer(self, *, stream: bool) -> Callable[..., Answer]:
+        """One that speaks while it waits, where that was asked for."""
+        return self._stream_kind if stream else Answer
+
+    def loss(self, code: str, message: str) -> ApiError:
+        """The error of one that had arrived and was lost."""
+        if code != "queue_timeout":
+            return loss_error(code, message)
+        place = max(0, self._gateway.batcher.queue_length - 1)  # it is in the queue still, and would come back to one without it
+        wait = None if self.waits is None else self.waits.wait(place)
+        return self._error(code, message, None if wait is None else wait.mean, wait=None if wait is None else wait.mean)
+
+    # the bounds
+
+    def _budgets(self, demand: Demand) -> list[DelayTarget]:
+        budgets = [] if self._target is None else [self._target]
+        if demand.first_token is not None:
+            served = 0.0 if self.waits is None else self.waits.first_token()
+            level = TTFT_LEVEL if self._target is None or self._target.level is None else self._target.level
+            budgets.append(DelayTarget(demand.first_token - served, level))
+        return budgets
+
+    def _refused(self, sequences: int, key: str, request: Request | None, budgets: Sequence[DelayTarget]) -> ApiError | None:
+        return self._too_fast(sequences, key) or self._full(sequences) or self._too_late(sequences, request, budgets)
+
+    def _too_fast(self, sequences: int, key: str) -> ApiError | None:
+        if self._rates is None:
+            return None
+        seconds = self._rates.seconds_until(key, self._gateway.now(), sequences)
+        if seconds <= 0:
+            return None
+        self._count("rate_limit", sequences)
+        return ApiError(429, "rate_limit_exceeded", "this API key sends faster than it may; wait and ask again", retry_after=seconds)
+
+    def _full(self, sequences: int) -> ApiError | None:
+        batcher, settings = self._gateway.batcher, self.settings
+        over = batcher.unanswered + sequences - self._concurrency()
+        if over > 0 and self._adaptive is not None:
+            self._adaptive.refused()
+            return self._queue_full("adaptive_concurrency", sequences, f"{batcher.unanswered} requests are in the system", self._gone(over))
+        if settings.max_num_queued_reqs is not None:
+            over = batcher.unanswered + sequences - settings.max_num_queued_reqs
+            if over > 0:
+                return self._queue_full(
+                    "max_num_queued_reqs", sequences, f"{batcher.unanswered} requests are in the system", self._gone(over)
+                )
+        if settings.max_num_queued_tokens is not None and batcher.waiting_tokens >= settings.max_num_queued_tokens:
+            after = self._until_fewer_tokens(settings.max_num_queued_tokens)
+            return self._queue_full("max_num_queued_tokens", sequences, f"{batcher.waiting_tokens} prompt tokens wait", after)
+        return None
+
+    def _too_late(self, sequences: int, request: Request | None, budgets: Sequence[DelayTarget]) -> ApiError | None:
+        if not budgets or self.waits is None:
+            return None
+        batcher = self._gateway.batcher
+        place = batcher.queue_length if request is None else batcher.place_of(request)
+        wait = self.waits.wait(place + sequences - 1, joining=sequences)
+        if wait is None:
+            return None  # nothing was served yet: nobody can say
+        for budget in budgets:
+            kept = wait.mean <= budget.seconds if budget.level is None else wait.within(budget.seconds) >= budget.level
+            if not kept:
+                self._count("slo", sequences)
+                now = wait.mean if budget.level is None else wait.quantile(budget.level)
+                message = f"the wait here would be {wait.mean:.3g} s in the mean; {budget.seconds:.3g} s cannot be promised"
+                return self._error("slo_unattainable", message, now - budget.seconds, place=place, wait=wait.mean)
+        return None
+
+    def _concurrency(self) -> float:
+        return math.inf if self._adaptive is None else self._adaptive.bound
+
+    def _floor(self) -> int:
+        return 2 * self._gateway.effective_max_batch_size() * self._gateway.batcher.capabilities.servers
+
+    # what a refusal says
+
+    def _queue_full(self, reason: str, sequences: int, why: str, after: float | None) -> ApiError:
+        self._count(reason, sequences)
+        batcher = self._gateway.batcher
+        wait = None if self.waits is None else self.waits.wait(batcher.queue_length, joining=1)
+        return self._error(
+            "queue_full", f"{why}; no more are taken now", after, place=batcher.queue_length, wait=wait.mean if wait else None
+        )
+
+    def _error(self, code: str, message: str, after: float | None, *, place: int | None = None, wait: float | None = None) -> ApiError:
+        details: dict[str, Any] = {"queue_length": self._gateway.batcher.queue_length}
+        if place is not None:
+            details["queue_position"] = place
+        if wait is not None and math.isfinite(wait):
+            details["predicted_wait_ms"] = round(wait * 1e3, 3)
+        known = after if after is not None and math.isfinite(after) else None
+        return ApiError(self.settings.overload_status, code, message, retry_after=known, details=details)
+
+    def _gone(self, count: float) -> float | None:
+        """Until there is a place for this one beside those refused before it, or they would all come back at the same instant.
+
+        The turn goes round the backlog: nobody is sent away for longer than what is here now takes.
+        """
+        turn, self._turn = self._turn, (self._turn + 1) % max(1, self._gateway.batcher.unanswered)
+        return None if self.waits is None else self.waits.until_gone(math.ceil(count) + turn)
+
+    def _until_fewer_tokens(self, bound: int) -> float | None:
+        """Until the queue's prompts are below the bound, were they all of its mean length."""
+        batcher = self._gateway.batcher
+        leave = math.ceil((batcher.waiting_tokens - bound + 1) / (batcher.waiting_tokens / max(1, batcher.queue_length)))
+        wait = None if self.waits is None else self.waits.wait(max(0, leave - 1))
+        return None if wait is None else wait.mean
+
+    def _count(self, reason: str, sequences: int) -> None:
+        self._rejections.labels(reason).inc(sequences)
+
+    def _record(self, error: ApiError, record: Record) -> None:
+        batcher = self._gateway.batcher
+        batcher.turn_away(msgspec.structs.replace(record, policy=batcher.policy_text, epoch=batcher.epoch, error=error.code))
+
+
+def _key(scope: Scope) -> str:
+    return str(scope.get(KEY, ""))
+
+
+def _record_of(work: Work) -> Record:
+    request = work.request
+    return Record(
+        request_id=request.id,
+        client_request_id=work.client_request_id,
+        outcome="rejected",
+        received_at=work.received_at,
+        arrived_at=request.arrived_at,
+        prompt_tokens=request.prompt_tokens,
+        max_output_tokens=request.max_output_tokens,
+        predicted_output_tokens=request.predicted_output_tokens,
+    )

@@ -1,0 +1,76 @@
+"""What an operator may say about overload: one frozen object, everything off until it is named."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from policies.text import SpecError
+
+_POSITIVE = ("max_num_queued_reqs", "max_num_queued_tokens", "rate_limit", "rate_limit_tokens", "rate_limit_burst", "priority_aging")
+_TARGET = re.compile(r"(mean|p\d{1,2}(?:\.\d+)?)_queueing_delay\s*=\s*([0-9.eE+-]+)\s*(s|ms)?")
+
+
+@dataclass(frozen=True, slots=True)
+class DelayTarget:
+    """P(queueing delay <= seconds) >= level; a `level` of None bounds the mean instead."""
+
+    seconds: float
+    level: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverloadSettings:
+    """Flags of `kendall serve`; seconds, requests and tokens. Raises SpecError."""
+
+    max_num_queued_reqs: int | None = None  # sequences without an answer, waiting or in service, as vLLM counts them
+    max_num_queued_tokens: int | None = None  # prompt tokens that wait; at or above it nothing more is taken
+    overload_status: int = 429  # of queue_full, slo_unattainable and queue_timeout
+    slo: str | None = None  # admit while the model says it holds, for example p99_queueing_delay=2s
+    queue_events: bool = False  # a stream's headers leave at once, and comments tell its place
+    sse_keep_alive_interval: float = 0.0  # seconds without a byte after which a stream gets a comment; 0: none
+    adaptive_concurrency: bool = False
+    rate_limit: float | None = None  # requests per second of one API key
+    rate_limit_tokens: float | None = None  # prompt and output tokens per second of one API key
+    rate_limit_burst: float = 10.0  # seconds of either rate that may come at once
+    priority_aging: float | None = None  # seconds of waiting that are worth one level; None: priorities are not looked at
+    wait_estimates: bool = True  # place and predicted wait in headers, error bodies and metrics
+
+    def __post_init__(self) -> None:
+        if self.overload_status not in (429, 503):
+            raise SpecError(f"got --overload-status {self.overload_status}; expected 429 or 503")
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise SpecError(f"got --{name.replace('_', '-')} {value}; expected a number > 0, or leave it out")
+        if not 0 <= self.sse_keep_alive_interval < math.inf:
+            raise SpecError(f"got --sse-keep-alive-interval {self.sse_keep_alive_interval}; expected seconds >= 0, 0 for none")
+        if self.rate_limit is not None and self.rate_limit * self.rate_limit_burst < 1:
+            raise SpecError(
+                f"got a burst of {self.rate_limit * self.rate_limit_burst:g} requests; expected --rate-limit-burst of at least one"
+            )
+        if self.slo is not None:
+            delay_target(self.slo)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether anything here can refuse a request."""
+        bounds = (self.max_num_queued_reqs, self.max_num_queued_tokens, self.slo, self.rate_limit, self.rate_limit_tokens)
+        return self.adaptive_concurrency or any(bound is not None for bound in bounds)
+
+
+def delay_target(text: str) -> DelayTarget:
+    """`p99_queueing_delay=2s`, or the mean. Raises SpecError."""
+    match = _TARGET.fullmatch(text.strip())
+    form = "pNN_queueing_delay=SECONDS or mean_queueing_delay=SECONDS, for example p99_queueing_delay=2s"
+    if match is None:
+        raise SpecError(f"got --slo {text!r}; expected {form}")
+    try:
+        seconds = float(match[2]) * (1e-3 if match[3] == "ms" else 1.0)
+    except ValueError:
+        raise SpecError(f"got --slo {text!r}; expected {form}") from None
+    level = None if match[1] == "mean" else float(match[1][1:]) / 100
+    if not 0 < seconds < math.inf or level == 0:
+        raise SpecError(f"got --slo {text!r}; expected finite seconds > 0 and a level above p0")
+    return DelayTarget(seconds, level)

@@ -1,0 +1,61 @@
+"""An answer to a call whose body has not been read: at once, and without leaving the connection in disorder.
+
+The refusal is written first. Then what the client is still sending is read and thrown away, so that the connection can carry the next
+call; where that would be too much, or the client waits for leave to send (`Expect: 100-continue`), the connection is closed, after a
+while in which the refusal can be read: a close with unread bytes would be a reset, which takes the refusal away from the client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from server.errors import ApiError
+
+MOST_BYTES = 1 << 20  # of a body that are read for the sake of the connection
+MOST_SECONDS = 5.0  # that a client may take over them
+LINGER = 1.0  # seconds before a close
+
+
+class Refusal(JSONResponse):
+    """`error` to a call whose body may still be on its way."""
+
+    def __init__(self, error: ApiError, request_id: str) -> None:
+        super().__init__(error.body(), error.status, error.headers() | {"x-request-id": request_id})
+        self.error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Write, then let the body pass."""
+        length, expects = _announced(scope)
+        keeps = not expects and length is not None and length <= MOST_BYTES
+        headers = self.raw_headers if keeps else [*self.raw_headers, (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        if not expects:
+            await _pass(receive, MOST_SECONDS if keeps else LINGER)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _announced(scope: Scope) -> tuple[int | None, bool]:
+    """The body's length, if the header says it, and whether the client waits for leave to send it."""
+    length, expects = None, False
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit():
+            length = int(value)
+        elif name == b"expect":
+            expects = True
+    return length, expects
+
+
+async def _pass(receive: Receive, seconds: float) -> None:
+    """Read to the end of the body, or for so long, or until the client is gone; nothing is kept."""
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return
+    except TimeoutError:
+        return

@@ -1,0 +1,167 @@
+"""The wait of the k-th in the queue: by hand where it is certain, and against simulated requests, each with what it found at its arrival."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from policies import Fixed, parse_policy
+from queueing.distributions import parse_distribution
+from queueing.experiment import draw_jobs
+from queueing.latency import LatencyModel
+from queueing.model import Model
+from queueing.record import Record
+from queueing.service_ahead import service_ahead
+from queueing.simulation import simulate_trace
+from queueing.wait_ahead import BatchService, Company, InService, SlotService, Together, Wait, Waiting, company
+
+LAW = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3, cv=0.12, turnaround=1.55e-3)
+CERTAIN = BatchService(largest=4, servers=1, sizes=(1, 4), means=(1.0, 2.5), variances=(0.0, 0.0))
+
+
+def test_an_exponential_service_forgets_and_a_certain_one_counts_down() -> None:
+    exponential = Wait(2.0, 4.0)
+    assert exponential.after(5.0).mean == pytest.approx(2.0)
+    assert exponential.after(5.0).variance == pytest.approx(4.0)
+    assert Wait(2.0).after(0.5) == Wait(1.5)
+    assert Wait(2.0).after(3.0) == Wait(0.0)
+    assert exponential.within(2.0) == pytest.approx(1 - math.exp(-1))
+    assert exponential.quantile(0.99) == pytest.approx(2 * math.log(100))
+
+
+def test_what_is_left_of_a_service_is_finite_however_late_it_is() -> None:
+    late = Wait(1.0, 0.01).after(50.0)
+    assert 0 < late.mean < 1
+
+
+@pytest.mark.parametrize(
+    ("place", "size", "elapsed", "expected"),
+    [
+        (0, 4, 0.5, 2.0),  # into the next batch
+        (3, 4, 0.5, 2.0),  # its last member
+        (4, 4, 0.5, 4.5),  # one full batch in between
+        (11, 4, 0.5, 7.0),
+        (0, 1, 0.25, 0.75),  # a smaller one is in service
+        (0, 2, 0.0, 1.5),  # between known sizes: on the line
+    ],
+)
+def test_batches_before_it_are_full_ones(place: int, size: int, elapsed: float, expected: float) -> None:
+    assert CERTAIN.wait(place, [InService(size, elapsed)]).mean == pytest.approx(expected)
+
+
+def test_an_empty_server_keeps_nobody_waiting() -> None:
+    assert CERTAIN.wait(0, []) == Wait(0.0)
+    assert CERTAIN.wait(4, []).mean == 0.0 + 2.5
+
+
+def test_several_servers_take_turns() -> None:
+    two = BatchService(largest=1, servers=2, sizes=(1,), means=(1.0,), variances=(0.0,))
+    busy = [InService(1, 0.2), InService(1, 0.7)]
+    assert [two.wait(place, busy).mean for place in range(4)] == pytest.approx([0.3, 0.8, 1.3, 1.8])
+
+
+def test_free_slots_start_at_once_and_full_ones_by_departures() -> None:
+    slots = SlotService(slots=4, throughput=2.0)
+    assert slots.wait(1, taken=2) == Wait(0.0)
+    assert slots.wait(2, taken=2).mean == pytest.approx(0.5)
+    third = slots.wait(2, taken=4)
+    assert (third.mean, third.variance) == pytest.approx((1.5, 0.75))  # Erlang: three departures at rate 2
+    alone = SlotService(slots=1, throughput=2.0, scv=0.0)
+    assert alone.wait(0, taken=1).mean == pytest.approx(0.25)  # half of a certain service, not all of it
+
+
+def test_the_backlog_is_gone_when_its_batches_are_over() -> None:
+    assert CERTAIN.until_gone(1, [InService(4, 0.5)]) == pytest.approx(2.0)
+    assert CERTAIN.until_gone(5, [InService(4, 0.5)]) == pytest.approx(4.5)
+    assert SlotService(slots=4, throughput=2.0).until_gone(3) == pytest.approx(1.5)
+
+
+def test_company_is_waited_for_beside_the_server() -> None:
+    """Erlang arrivals or max_wait, whichever is sooner, and never less than the server takes."""
+    assert company(place=5, waiting=6, batch_size=4, rate=2.0, left=math.inf) == Company(2, 2.0, math.inf)
+    assert company(place=3, waiting=4, batch_size=4, rate=2.0, left=math.inf) is None
+    assert company(place=0, waiting=6, batch_size=4, rate=2.0, left=math.inf) is None
+    assert Together(Wait(0.0), Company(2, 2.0, math.inf)).mean == pytest.approx(1.0, rel=1e-3)
+    assert Together(Wait(0.0), Company(9, 0.001, 0.3)).mean == pytest.approx(0.3)
+    assert Together(Wait(5.0), Company(1, 100.0, math.inf)).mean == pytest.approx(5.0)
+    one = Together(Wait(1.0, 1.0), Company(1, 1.0, math.inf))  # the longer of two exponentials
+    assert one.mean == pytest.approx(1.5, rel=1e-3)
+    assert one.within(one.quantile(0.9)) == pytest.approx(0.9)
+    assert Together(Wait(0.0), Company(1, 0.0, math.inf)).mean == math.inf
+
+
+def _waits(records: list[Record], service: BatchService | SlotService, policy: object, rate: float) -> list[tuple[float, Waiting]]:
+    """Every request's delay, and its wait by what it found at its arrival."""
+    arrived, begun, free = (np.array([getattr(r, f) for r in records]) for f in ("arrived_at", "dispatched_at", "server_free_at"))
+    found = []
+    for record in records[len(records) // 10 : -200]:
+        at = record.arrived_at
+        assert at is not None
+        assert record.queueing_delay is not None
+        place = int(np.count_nonzero((arrived < at) & (begun > at)))
+        inside = np.flatnonzero((begun <= at) & (free > at))
+        wait: Waiting
+        if isinstance(service, SlotService):
+            wait = service.wait(place, len(inside))
+        else:
+            served = [InService(len(inside), at - float(begun[inside[0]]))] if len(inside) else []
+            wait = service.wait(place, served)
+            if isinstance(policy, Fixed):
+                first = np.sort(arrived[(arrived <= at) & (begun > at)])[place // service.largest * service.largest]
+                together = company(place, place + 1, service.largest, rate, float(first) + policy.max_wait - at)
+                wait = wait if together is None else Together(wait, together)  # type: ignore[arg-type]
+        found.append((record.queueing_delay, wait))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "load", "tolerance"),
+    [
+        ("single", 0.8, 0.04),
+        ("capped:max_batch_size=4", 0.8, 0.04),
+        ("dynamic", 0.6, 0.04),
+        ("elastic:max_batch_size=4", 0.8, 0.04),
+        ("fixed:batch_size=4", 0.7, 0.05),
+        ("fixed:batch_size=4,max_wait=0.05", 0.7, 0.08),
+        ("continuous:max_batch_size=4", 0.9, 0.08),
+        ("continuous:max_batch_size=16", 0.95, 0.08),
+    ],
+)
+def test_the_mean_and_the_levels_are_those_of_simulated_requests(text: str, load: float, tolerance: float) -> None:
+    """Mean over requests within the tolerance; the 50 % and 90 % levels are exceeded about as often as they say."""
+    policy = parse_policy(text)
+    model = Model(policy=policy, output_tokens=parse_distribution("geometric:mean=24").clip(200), law=LAW, max_num_seqs=32)
+    rate = load * model.largest_stable_rate
+    jobs, rngs = draw_jobs(model, rate, 5000, np.random.SeedSequence(7))
+    records = sorted(simulate_trace(policy, jobs, LAW, rngs, max_batch_size=32), key=lambda record: record.arrived_at or 0.0)
+    waits = _waits(records, service_ahead(model), policy, rate)
+    observed = np.array([delay for delay, _ in waits])
+    predicted = np.array([wait.mean for _, wait in waits])
+    assert observed.mean() > 0
+    assert predicted.mean() == pytest.approx(observed.mean(), rel=tolerance)
+    waiting = [(delay, wait) for delay, wait in waits if wait.mean > 1e-3]
+    assert len(waiting) > 500
+    for level in (0.5, 0.9):
+        inside = np.mean([delay <= wait.quantile(level) for delay, wait in waiting])
+        assert inside == pytest.approx(level, abs=0.08)
+
+
+@pytest.mark.parametrize(
+    "text", ["single", "capped:max_batch_size=6", "elastic:max_batch_size=16", "fixed:batch_size=8", "continuous:max_batch_size=8"]
+)
+def test_a_model_serves_ahead_at_its_largest_stable_rate(text: str) -> None:
+    """What is drained per second while the queue is long is the capacity that the predictions use, of all servers together."""
+    lengths = parse_distribution("uniform:low=1,high=40")
+    model = Model(policy=parse_policy(text), output_tokens=lengths, law=LAW, max_num_seqs=32, servers=2)
+    service = service_ahead(model)
+    if isinstance(service, SlotService):
+        assert service.throughput == pytest.approx(model.largest_stable_rate)
+        assert service.slots == 16
+    else:
+        assert service.servers * service.largest / service.means[-1] == pytest.approx(model.largest_stable_rate)
+        assert service.sizes[-1] == service.largest == model.bound
+        assert service.time(1).mean == pytest.approx(model.batch_time.mean(1))
+        between = service.time(3).mean if service.largest >= 4 else model.batch_time.mean(3)
+        assert between == pytest.approx(model.batch_time.mean(3), rel=0.02)

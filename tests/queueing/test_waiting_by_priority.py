@@ -1,0 +1,83 @@
+"""Priorities that age: the order of the queue, its starvation bound, and the count of waiting tokens through every change."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies import Request, Waiting
+from queueing.waiting import WaitingQueue
+from queueing.waiting_by_priority import PriorityQueue
+
+
+def one(name: str, at: float, priority: int = 0, prompt: int = 3) -> Waiting:
+    return Waiting(Request(id=name, arrived_at=at, prompt_tokens=prompt, max_output_tokens=9, priority=priority))
+
+
+def names(queue: WaitingQueue) -> list[str]:
+    return [waiting.request.id for waiting in queue]
+
+
+def test_a_lower_priority_goes_first_until_the_other_has_aged() -> None:
+    queue = PriorityQueue(aging=10.0)
+    for waiting in (one("late-class", 0.0, 1), one("urgent-soon", 9.0, 0), one("urgent-too-late", 11.0, 0), one("peer", 11.5, 0)):
+        queue.append(waiting)
+    assert names(queue) == ["urgent-soon", "late-class", "urgent-too-late", "peer"]
+    assert queue.place_of(one("x", 10.5, 0).request) == 2
+    assert queue.place_of(one("x", 12.0, -5).request) == 0
+
+
+def test_one_that_is_put_back_stands_where_it_stood() -> None:
+    queue = PriorityQueue(aging=10.0)
+    first, second = one("first", 0.0), one("second", 1.0)
+    queue.append(first)
+    queue.append(second)
+    queue.take(["first"])
+    queue.append(one("urgent", 2.0, -1))
+    queue.put_back([first])
+    assert names(queue) == ["urgent", "first", "second"]
+
+
+arrivals = st.lists(st.tuples(st.floats(0, 100), st.integers(-5, 5)), min_size=1, max_size=40)
+
+
+@given(arrivals, st.floats(0.1, 30), st.floats(100, 200))
+def test_the_order_is_that_of_aged_levels_at_any_instant(given_: list[tuple[float, int]], aging: float, now: float) -> None:
+    queue = PriorityQueue(aging)
+    for index, (at, priority) in enumerate(sorted(given_)):
+        queue.append(one(str(index), at, priority))
+    levels = [waiting.request.priority - (now - waiting.request.arrived_at) / aging for waiting in queue]
+    assert all(before <= after + 1e-9 for before, after in zip(levels, levels[1:], strict=False))
+
+
+@given(arrivals, st.floats(0.1, 30))
+def test_nobody_is_overtaken_by_one_that_came_later_than_the_bound(given_: list[tuple[float, int]], aging: float) -> None:
+    queue = PriorityQueue(aging)
+    for index, (at, priority) in enumerate(sorted(given_)):
+        queue.append(one(str(index), at, priority))
+    order = [waiting.request for waiting in queue]
+    for place, behind in enumerate(order):
+        for ahead in order[:place]:
+            assert ahead.arrived_at - behind.arrived_at <= (behind.priority - ahead.priority) * aging + 1e-9
+
+
+changes = st.lists(st.tuples(st.sampled_from(["append", "take", "remove", "back"]), st.integers(0, 9), st.integers(1, 50)), max_size=60)
+
+
+@given(changes, st.booleans())
+def test_the_count_of_waiting_tokens_never_drifts(steps: list[tuple[str, int, int]], prioritised: bool) -> None:
+    queue = PriorityQueue(5.0) if prioritised else WaitingQueue()
+    taken: list[Waiting] = []
+    for number, (what, which, prompt) in enumerate(steps):
+        ids = names(queue)
+        if what == "append":
+            queue.append(one(str(number), float(number), which % 3, prompt))
+        elif what == "take" and ids:
+            taken += queue.take([ids[which % len(ids)]] if which % 2 else ids[: 1 + which % len(ids)])
+        elif what == "remove" and ids:
+            assert queue.remove(ids[which % len(ids)]) is not None
+            assert queue.remove("nobody") is None
+        elif what == "back" and taken:
+            queue.put_back([taken.pop()])
+        assert queue.prompt_tokens == sum(waiting.request.prompt_tokens for waiting in queue)
+        assert len(names(queue)) == len(queue)

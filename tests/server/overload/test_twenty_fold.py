@@ -1,0 +1,139 @@
+"""Twenty times what the engine serves, over 2,000 connections: refusals are quick, memory is bounded, the admitted keep their delay."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import logging
+import re
+import resource
+import threading
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from loadgen.gateway_process import GatewayProcess, free_port
+from queueing.latency import parse_law
+from tests.server.overload.flood import Flood, request_bytes, run_flood
+
+LAW = "k1=0.25e-3,k2=2e-3,k3=25e-6,k4=9e-3"
+TOKENS, BATCH, BOUND = 16, 8, 40
+SERVICE = parse_law(LAW).padded(BATCH, TOKENS)  # of a full batch, seconds
+CAPACITY = BATCH / SERVICE  # requests per second
+CONNECTIONS = 2000
+log = logging.getLogger(__name__)
+ARGUMENTS = ["tiny", "--engine", "emulated", "--latency", LAW, "--policy", f"capped:max_batch_size={BATCH}"]
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 3 * CONNECTIONS:
+        pytest.skip(f"{hard} open files are permitted here; {CONNECTIONS} connections need more")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    arguments = [*ARGUMENTS, "--max-num-queued-reqs", str(BOUND), "--prediction-interval", "5"]
+    process = GatewayProcess(arguments, free_port(0), tmp_path_factory.mktemp("flood") / "gateway.log")
+
+    async def start() -> None:
+        await process.__aenter__()
+        await process.ready()
+
+    with asyncio.Runner() as runner:
+        runner.run(start())
+        try:
+            yield process
+        finally:
+            runner.run(process.__aexit__(None, None, None))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def offered(process: GatewayProcess, seconds: float) -> Flood:
+    port = int(process.url.rsplit(":", 1)[1])
+    return run_flood(port, connections=CONNECTIONS, rate=20 * CAPACITY, seconds=seconds, request=request_bytes(max_tokens=TOKENS))
+
+
+def resident(process: GatewayProcess) -> int:
+    """Bytes of the gateway's own process."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    found = re.search(r"VmRSS:\s+(\d+) kB", status)
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def outcomes(process: GatewayProcess) -> dict[str, float]:
+    with urllib.request.urlopen(process.url + "/metrics") as answer:
+        text = answer.read().decode()
+    found: dict[str, float] = {}
+    for outcome, value in re.findall(r'^kendall_requests_total\{outcome="(\w+)",policy="[^"]*"\} (\S+)$', text, re.MULTILINE):
+        found[outcome] = found.get(outcome, 0.0) + float(value)
+    return found
+
+
+def conserved(process: GatewayProcess, seconds: float) -> Flood:
+    """Flood it; every call has one answer, and the gateway's own counts are those of the clients."""
+    before = outcomes(process)
+    found = offered(process, seconds)
+    after = outcomes(process)
+    summary = {status: len(each) for status, each in found.latencies.items()}
+    counts = f"sent {found.sent}, held back {found.held_back}, by status {summary}"
+    log.info("%s; refusals p99 %.1f ms; longest delay %.0f ms", counts, found.quantile(429, 0.99) * 1e3, max(found.delays))
+    assert set(summary) == {200, 429}
+    assert found.lost == 0
+    assert sum(summary.values()) == found.sent
+    assert found.sent > 0.9 * 20 * CAPACITY * seconds, counts
+    assert after.get("completed", 0) - before.get("completed", 0) == summary[200]
+    assert after.get("rejected", 0) - before.get("rejected", 0) == summary[429]
+    assert not {name for name in ("failed", "abandoned", "cancelled") if after.get(name, 0) > before.get(name, 0)}
+    return found
+
+
+def check(process: GatewayProcess, seconds: float) -> None:
+    found = conserved(process, seconds)
+    assert len(found.latencies[200]) > 0.85 * CAPACITY * seconds, "overload does not cost throughput"
+    assert found.quantile(429, 0.99) < 0.05
+    behind = (BOUND - BATCH) / BATCH + 1  # batches that start before it and the one in service
+    assert max(found.delays) < 1.25 * behind * SERVICE * 1e3
+    drained = (BOUND / BATCH + 1) * SERVICE * 1e3
+    assert all(0 < each < 1.25 * drained for each in found.retry_after), "nobody is sent away for longer than the backlog takes"
+    assert len({round(each) for each in found.retry_after}) > 100, "and they do not all come back at once"
+
+
+@pytest.mark.slow
+def test_a_minute_of_it(gateway: GatewayProcess) -> None:
+    """60 s; memory after the first ten does not grow."""
+    check(gateway, 10.0)
+    warm = resident(gateway)
+    check(gateway, 50.0)
+    assert resident(gateway) < warm + (32 << 20)
+    assert resident(gateway) < 1 << 30
+
+
+def test_the_short_form_of_it(gateway: GatewayProcess) -> None:
+    check(gateway, 2.5)
+
+
+def test_policies_are_switched_under_it_and_nothing_is_lost(gateway: GatewayProcess) -> None:
+    policies = itertools.cycle([f"elastic:max_batch_size={BATCH}", f"continuous:max_batch_size={BATCH}", "dynamic", ARGUMENTS[-1]])
+    over = threading.Event()
+    switched = 0
+
+    def switch() -> None:
+        nonlocal switched
+        while not over.wait(0.25) or switched % 4:
+            body = json.dumps({"policy": next(policies), "max_output_tokens": 12 + switched % 8}).encode()
+            request = urllib.request.Request(gateway.url + "/admin/policy", body, {"content-type": "application/json"}, method="PUT")
+            with urllib.request.urlopen(request) as answer:
+                switched += answer.status == 200
+
+    with ThreadPoolExecutor(1) as pool:
+        switching = pool.submit(switch)
+        try:
+            conserved(gateway, 2.5)
+        finally:
+            over.set()
+        switching.result()
+    assert switched >= 8
