@@ -114,6 +114,9 @@ class Reader:
         if completion.finish_reason == "abort":  # a dying engine's: what it carries is made again elsewhere
             self._lost("the engine dropped a request that nobody had cancelled")
             return
+        if completion.finish_reason == "error":  # this request alone: a grammar that cannot be compiled, say
+            self.fail("the engine failed over this request; its log says why")
+            return
         tokens = self._tokens(completion.token_ids, completion.logprobs)
         if tokens:
             self.stream.push(tokens)
