@@ -47,7 +47,9 @@ def serve_command(
     config: Annotated[Path | None, typer.Option(help="TOML file; its [engine-args] table goes to vLLM.")] = None,
     latency: Annotated[str | None, typer.Option(help="Law or profile: predictions, and the emulated engine's timing.")] = None,
     calibrate: Annotated[bool, typer.Option("--calibrate", help="Measure the engine's law first; what arrives meanwhile waits.")] = False,
-    served_model_name: Annotated[str | None, typer.Option(help="Name in the API; default: the model's last part.")] = None,
+    served_model_name: Annotated[
+        list[str] | None, typer.Option(help="Name in the API; repeatable, answers carry the first. Default: the model's last part.")
+    ] = None,
     record_file: Annotated[Path | None, typer.Option(help="Write one JSON line per request here.")] = None,
     allow_forced_lengths: Annotated[bool, typer.Option(help="Accept the sealed test field that forces output lengths.")] = False,
     prediction_interval: Annotated[float, typer.Option(min=0, help="Seconds between live predictions; 0: none.")] = 5.0,
@@ -75,9 +77,11 @@ def serve_command(
             engine_args[name] = value
     if autopilot != "off":
         autopilot_bounds(policy, autopilot_policies or (), max_clipped_fraction)
+    names = served_model_name or [model.rstrip("/").rsplit("/", 1)[-1]]
     settings = Settings(
         model=model,
-        served_model_name=served_model_name or model.rstrip("/").rsplit("/", 1)[-1],
+        served_model_name=names[0],
+        served_model_aliases=tuple(names[1:]),
         host=host,
         port=port,
         engine=check_engine(engine),

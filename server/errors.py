@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 413: "invalid_request_error"}
+TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 MAX_RETRY_AFTER = 120  # seconds; the OpenAI client gives up on more
+LONGEST = 1000  # characters of a message: it may quote what came in
 
 
 class ApiError(Exception):
@@ -15,13 +16,13 @@ class ApiError(Exception):
         super().__init__(message)
         self.status = status
         self.code = code
-        self.message = message
+        self.message = message if len(message) <= LONGEST else message[:LONGEST] + "..."
         self.param = param
         self.retry_after = retry_after
 
     def body(self) -> dict[str, Any]:
         """The JSON body."""
-        kind = TYPES.get(self.status, "server_error" if self.status >= 500 else "rate_limit_error")
+        kind = TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:

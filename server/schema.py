@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, WithJsonSchema, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from server.api.request_id import REQUEST_ID
 from server.api.structured import Choices, Kind, ResponseFormat, StructuredOutputs, form_of
@@ -30,9 +31,22 @@ Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2), _null_is(0.0, Annotate
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}, "minItems": 1}
 # texts and lists are looked at by the gateway: a schema that walks through every token id costs more than it is worth
 Prompt: TypeAlias = Annotated[
-    str | list[int] | list[str] | list[list[int]],
+    str
+    | Annotated[list[int], FailFast()]  # else a wrong kind is an error an item
+    | Annotated[list[str], FailFast()]
+    | Annotated[list[Annotated[list[int], FailFast()]], FailFast()],
     WithJsonSchema(
         {"anyOf": [{"type": "string"}, _IDS, *({"type": "array", "items": one, "minItems": 1} for one in ({"type": "string"}, _IDS))]}
+    ),
+]
+LogitBias: TypeAlias = Annotated[
+    dict[TokenId, Annotated[float, Field(ge=-100, le=100)]],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,8})$"},
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        }
     ),
 ]
 Part: TypeAlias = Annotated[
@@ -54,7 +68,7 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     include_usage: Flag = False
     continuous_usage_stats: Flag = False  # vLLM's: usage so far in every chunk
-    include_obfuscation: Annotated[Flag, WithJsonSchema({"enum": [False, None]})] = False
+    include_obfuscation: SkipJsonSchema[Flag] = False  # true is refused
 
 
 class Generation(BaseModel):
@@ -83,7 +97,7 @@ class Generation(BaseModel):
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
-    logit_bias: dict[TokenId, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: LogitBias | None = None
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
     bad_words: list[Annotated[str, Field(min_length=1)]] | None = None
     response_format: ResponseFormat | None = None
@@ -99,7 +113,7 @@ class Generation(BaseModel):
     request_id: Annotated[str, Field(pattern=f"^{REQUEST_ID}$")] | None = None
     return_token_ids: Flag = False
     predicted_output_tokens: Annotated[float, Field(gt=0)] | None = None  # the caller's guess; policies may use it
-    kendall_forced_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    kendall_forced_output_tokens: SkipJsonSchema[Annotated[int, Field(ge=1)] | None] = None  # of experiments, under a flag
 
     @model_validator(mode="after")
     def _agree(self) -> Generation:

@@ -7,9 +7,10 @@ from typing import Any
 
 from server.engines.base import Capabilities, Engine, InvalidPromptError
 from server.errors import ApiError
-from server.schema import ChatRequest, CompletionRequest, Generation
+from server.schema import ChatMessage, ChatRequest, CompletionRequest, Generation
 
 MOST_PROMPTS = 1024  # of one call, as vLLM has it
+OTHER_PARTS = ("image_url", "input_image", "image_embeds", "input_audio", "audio_url", "video_url", "file", "refusal")
 
 
 async def encode(engine: Engine, bounds: Capabilities, call: CompletionRequest | ChatRequest) -> Sequence[Sequence[int]]:
@@ -44,20 +45,20 @@ async def _chat(engine: Engine, call: ChatRequest) -> list[int]:
     arguments = {"add_generation_prompt": call.add_generation_prompt} | given
     if call.continue_final_message:
         arguments["continue_final_message"] = True
-    return await engine.encode_chat(conversation(call), arguments)
+    return await engine.encode_chat(conversation(call.messages), arguments)
 
 
-def conversation(call: ChatRequest) -> list[dict[str, Any]]:
-    """The messages as chat templates take them."""
-    for place, message in enumerate(call.messages):
+def conversation(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """The messages as chat templates take them. Raises ApiError for parts that are not text."""
+    for place, message in enumerate(messages):
         parts = message.content if isinstance(message.content, list) else []
         for number, part in enumerate(parts):
             where = f"messages.{place}.content.{number}"
-            if part.get("type") != "text":
+            if part.get("type") in OTHER_PARTS:
                 raise ApiError(501, "unsupported", f"{where}: only parts of type text are served", param=where)
-            if not isinstance(part.get("text"), str):
-                raise ApiError(400, "invalid_request", f"{where}.text: expected a text", param=where)
-    return [message.model_dump(exclude_none=True) for message in call.messages]
+            if part.get("type") != "text" or not isinstance(part.get("text"), str):
+                raise ApiError(400, "invalid_request", f"{where}: expected type text and a text", param=where)
+    return [message.model_dump(exclude_none=True) for message in messages]
 
 
 def _cut(call: Generation, bounds: Capabilities, prompt: Sequence[int]) -> Sequence[int]:

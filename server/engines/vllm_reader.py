@@ -11,6 +11,7 @@ from .base import Token, TokenLogprob, TokenStream, Work
 
 CONTEXT = 16  # prompt tokens that the decoder sees before the first piece: some tokenizers drop a text's leading space
 HALF_A_CHARACTER = "\ufffd"
+IMPOSSIBLE = -9999.0  # logarithm of no probability at all, as vLLM writes it: JSON has no infinity
 
 
 class Detokenizer(Protocol):
@@ -145,7 +146,7 @@ class Reader:
         return tokens
 
     def _candidates(self, found: Mapping[int, Any]) -> dict[int, TokenLogprob]:
-        return {number: TokenLogprob(str(self._decode([number])), entry.logprob, entry.rank) for number, entry in found.items()}
+        return {number: TokenLogprob(str(self._decode([number])), max(entry.logprob, IMPOSSIBLE), entry.rank) for number, entry in found.items()}
 
 
 def _line(error: Exception) -> str:
