@@ -22,7 +22,7 @@ POLICIES = ("single", "fixed:batch_size=2,max_wait=0.002", "capped:max_batch_siz
 
 def outcomes(gateway: Gateway) -> dict[str, float]:
     samples = [sample for metric in gateway.metrics.requests.collect() for sample in metric.samples]
-    return {sample.labels["outcome"]: sample.value for sample in samples if sample.name.endswith("_total")}
+    return {sample.labels["outcome"]: sample.value for sample in samples if sample.name.endswith("_total") and sample.value}
 
 
 def held(gateway: Gateway) -> tuple[int, int, int]:
