@@ -91,7 +91,7 @@ class EmulatedEngine:
         del template_arguments
         if not messages:
             raise InvalidPromptError("got no messages; expected at least one")
-        return await self.encode(" ".join(f"{message['role']}: {message['content']}" for message in messages))
+        return await self.encode(" ".join(f"{message['role']}: {_text(message.get('content'))}" for message in messages))
 
     async def check_sampling(self, sampling: Sampling) -> None:
         """Words that mean nothing can keep to no form."""
@@ -221,6 +221,11 @@ class _EmulatedServer:
         self._new -= {member.id for member in fresh}
         prompts = sum(member.prompt_tokens for member in fresh)
         self.engine.on_step(Step(clock_of(self.loop)(), len(running), len(fresh), prompts, self.index))
+
+
+def _text(content: Any) -> str:
+    """A message's words: a text, or parts with texts."""
+    return " ".join(part["text"] for part in content) if isinstance(content, list) else content or ""
 
 
 def hash_word(word: str) -> int:

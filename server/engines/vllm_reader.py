@@ -146,7 +146,9 @@ class Reader:
         return tokens
 
     def _candidates(self, found: Mapping[int, Any]) -> dict[int, TokenLogprob]:
-        return {number: TokenLogprob(str(self._decode([number])), max(entry.logprob, IMPOSSIBLE), entry.rank) for number, entry in found.items()}
+        return {
+            number: TokenLogprob(str(self._decode([number])), max(entry.logprob, IMPOSSIBLE), entry.rank) for number, entry in found.items()
+        }
 
 
 def _line(error: Exception) -> str:

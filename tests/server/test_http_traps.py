@@ -99,7 +99,7 @@ async def until(condition: Any, seconds: float = 2.0) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_trap_2_a_connection_that_closes_frees_queue_and_engine_streamed_or_not(stream: bool) -> None:
-    """Real sockets and real time; the answer would take more than two seconds."""
+    """Real sockets and real time; the answer would take almost two seconds."""
 
     async def main() -> None:
         async with running("single") as (app, gateway), listening(app) as port:
@@ -177,7 +177,8 @@ def test_a_stream_keeps_to_the_grammar_that_clients_parse(endpoint: str) -> None
 
     async def main() -> None:
         async with running() as (app, _):
-            given = {"n": 2, "stream": True, "stream_options": {"include_usage": True}, "max_tokens": 3, "ignore_eos": True, "model": "tiny"}
+            given = completion(n=2, stream=True, stream_options={"include_usage": True}, max_tokens=3)
+            del given["prompt"]
             asked = {"prompt": [5]} if endpoint == "completions" else {"messages": [{"role": "user", "content": "hi"}]}
             made = await call(app, "POST", f"/v1/{endpoint}", given | asked)
             assert made.body.endswith(b"data: [DONE]\n\n")
