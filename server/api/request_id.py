@@ -1,4 +1,4 @@
-"""Every answer carries `x-request-id`: the caller's own name for its call, or one made here."""
+"""What every answer carries: `x-request-id`, the caller's own name for its call or one made here; `Retry-After` on 429 and 503."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from starlette.types import Message, Scope, Send
 
 REQUEST_ID = r"[A-Za-z0-9_.:-]{1,128}"
 _REQUEST_ID = re.compile(REQUEST_ID)
+_RETRY_AFTER = b"5"  # seconds, where the route says nothing better
 
 
 def asked_id(scope: Scope) -> str | None:
@@ -18,12 +19,15 @@ def asked_id(scope: Scope) -> str | None:
 
 
 def stamped(scope: Scope, send: Send) -> Send:
-    """`send` for an answer that has no id yet."""
+    """`send` for an answer that has none of it yet."""
     name = (asked_id(scope) or uuid.uuid4().hex).encode()
 
     async def stamping(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", name)]}
+            headers = [*message.get("headers", ()), (b"x-request-id", name)]
+            if message["status"] in (429, 503) and not any(key == b"retry-after" for key, _ in headers):
+                headers.append((b"retry-after", _RETRY_AFTER))
+            message = {**message, "headers": headers}
         await send(message)
 
     return stamping

@@ -77,7 +77,8 @@ def test_health_is_empty_and_open_while_the_engine_comes_up() -> None:
         async with starting.gateway() as (app, _):
             health = await call(app, "GET", "/health")
             assert (health.status, health.body) == (200, b"")
-            assert (await call(app, "GET", "/ready")).status == 503
+            ready = await call(app, "GET", "/ready")
+            assert (ready.status, ready.headers["retry-after"]) == (503, "5")
             models = (await call(app, "GET", "/v1/models")).json()["data"]
             assert [entry["id"] for entry in models] == ["tiny"]
             assert (await call(app, "GET", "/load")).json() == {"server_load": 0}
