@@ -26,7 +26,9 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
-        """`Retry-After` on every 429 and 503, whole seconds, at most 120."""
+        """`Retry-After` on every 429 and 503, whole seconds, at most 120. After a 501 OpenAI's clients would ask again."""
+        if self.status == 501:
+            return {"x-should-retry": "false"}
         if self.status not in (429, 503):
             return {}
         return {"retry-after": str(max(1, min(MAX_RETRY_AFTER, round(self.retry_after or 1))))}
