@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from tests.conformance.openai_python import EXPECTED_FAILURES, expected_failure, run
+from tests.conformance.openai_python import EXPECTED_FAILURES, expected_failure, run, version
 from tests.conformance.served import served
 
 ENGINES = [
@@ -28,3 +29,7 @@ def test_openai_pythons_own_tests_pass(engine: str, tmp_path: Path) -> None:
 
 def test_every_expected_failure_has_a_reason() -> None:
     assert all(len(reason) > 20 for reason in EXPECTED_FAILURES.values())
+
+
+def test_the_tests_are_those_of_the_client_that_is_installed() -> None:
+    assert version() == metadata.version("openai")
