@@ -28,13 +28,16 @@ Count: TypeAlias = Annotated[int, Field(ge=1, le=128), _null_is(1, Annotated[int
 Flag: TypeAlias = Annotated[bool, _null_is(False, bool | None)]
 Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2), _null_is(0.0, Annotated[float | None, Field(ge=-2, le=2)])]
 
+class First(FailFast):
+    """Stops at the first wrong item: else a list of the wrong kind is an error an item."""
+
+    __hash__ = object.__hash__  # a union of annotated types wants it
+
+
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}, "minItems": 1}
 # texts and lists are looked at by the gateway: a schema that walks through every token id costs more than it is worth
 Prompt: TypeAlias = Annotated[
-    str
-    | Annotated[list[int], FailFast()]  # else a wrong kind is an error an item
-    | Annotated[list[str], FailFast()]
-    | Annotated[list[Annotated[list[int], FailFast()]], FailFast()],
+    str | Annotated[list[int], First()] | Annotated[list[str], First()] | Annotated[list[Annotated[list[int], First()]], First()],
     WithJsonSchema(
         {"anyOf": [{"type": "string"}, _IDS, *({"type": "array", "items": one, "minItems": 1} for one in ({"type": "string"}, _IDS))]}
     ),
