@@ -28,6 +28,7 @@ Count: TypeAlias = Annotated[int, Field(ge=1, le=128), _null_is(1, Annotated[int
 Flag: TypeAlias = Annotated[bool, _null_is(False, bool | None)]
 Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2), _null_is(0.0, Annotated[float | None, Field(ge=-2, le=2)])]
 
+
 class First(FailFast):
     """Stops at the first wrong item: else a list of the wrong kind is an error an item."""
 
@@ -172,7 +173,7 @@ class CompletionRequest(Generation):
         if isinstance(self.prompt, str):
             return [self.prompt]
         if self.prompt and isinstance(self.prompt[0], int):
-            return [self.prompt]  # type: ignore[list-item]
+            return [self.prompt]
         return self.prompt  # type: ignore[return-value]
 
 
