@@ -1,6 +1,6 @@
 # Every target makes the environment first (tools/setup_env.py, silent when up to date).
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-system demo test test-all check audit bench clean
+.PHONY: help setup setup-system demo test test-all check audit bench conformance clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -37,6 +37,9 @@ audit: ## known vulnerabilities in the pinned packages; fails visibly where the 
 
 bench: setup ## the benchmarks, one after the other
 	@for file in $(filter-out bench/live_validation.py,$(wildcard bench/*.py)); do echo "== $$file"; $(BIN)/python "$$file" $(ARGS) || exit 1; done
+
+conformance: setup ## openai-python's tests, schemathesis and the statuses on the real engine; writes docs/conformance.md
+	@$(BIN)/python -m tests.conformance.generate
 
 clean: ## remove caches and builds, keep .venv and runs
 	@rm -rf $(CACHES) build dist *.egg-info

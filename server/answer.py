@@ -14,10 +14,14 @@ from queueing.record import Outcome
 from server.batcher import Batcher
 from server.engines.base import Token, Work
 from server.errors import ApiError, loss_error
-from server.formats import DONE, Format
+from server.formats import DONE, Format, with_usage
 from server.ticket import Ticket
 
-STREAM_HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
+STREAM_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would hold tokens back
+)
 
 
 class Choice:
@@ -43,8 +47,8 @@ class Choice:
         """Build the chunk once; the writer sends what has gathered."""
         call = self._call
         if call.stream:
-            if text or call.format.top_logprobs is not None:
-                call.chunks.append(call.format.text(self.index, text, tokens, self._offset))
+            if text or call.format.every_token:
+                call.add_chunk(self, call.format.text(self.index, text, tokens, self._offset))
                 self._offset += len(text)
                 call.wake()
         else:
@@ -86,6 +90,15 @@ class Answer(Response):
     def wake(self) -> None:
         """Something changed for the writer."""
         self._awake.set()
+
+    def add_chunk(self, choice: Choice, chunk: bytes) -> None:
+        """Send it soon, with the choice's usage so far if that was asked for."""
+        ticket = choice.ticket
+        if self._options.continuous_usage and ticket is not None:
+            prompt, output = ticket.work.request.prompt_tokens, ticket.ending.output_tokens
+            usage = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+            chunk = with_usage(chunk, usage)
+        self.chunks.append(chunk)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the call to its end; every ticket has an outcome afterwards."""
@@ -144,7 +157,8 @@ class Answer(Response):
             assert choice.ticket is not None
             ending = choice.ticket.ending
             assert ending.finish_reason is not None
-            choices.append(self.format.choice(choice.index, "".join(choice.text), choice.tokens, ending.finish_reason, ending.stop_reason))
+            whole = self.format.choice(choice.index, "".join(choice.text), choice.tokens, ending.finish_reason, ending.stop_reason)
+            choices.append(self.format.with_ids(whole, choice.tokens, self._prompt(choice)))
         body = self.format.whole(choices, self._usage())
         headers = [*self._start_headers(whole=True), (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -157,7 +171,7 @@ class Answer(Response):
         await self._write_events(send)
 
     async def _write_events(self, send: Send) -> None:
-        self.chunks[:0] = [self.format.first(choice.index) for choice in self._choices]
+        self.chunks[:0] = [self.format.first(choice.index, self._prompt(choice)) for choice in self._choices]
         left = len(self._choices)
         while left:
             await self._until(lambda: self.chunks or self.finished)
@@ -165,7 +179,7 @@ class Answer(Response):
                 return
             left -= len(self.finished)
             for choice in self.finished:
-                self.chunks.append(self._finish(choice))
+                self.add_chunk(choice, self._finish(choice))
             if self.error:
                 self.chunks.append(b"data: " + JSONResponse(self.error.body()).body + b"\n\n")
                 left = 0
@@ -177,6 +191,10 @@ class Answer(Response):
             if self._gone:
                 return  # it left while this waited for it to read: none of it went out
             self._release(sent)
+
+    def _prompt(self, choice: Choice) -> Sequence[int] | None:
+        """The prompt's ids, where they are to be returned."""
+        return choice.ticket.work.prompt_token_ids if self.format.token_ids and choice.ticket is not None else None
 
     def _finish(self, choice: Choice) -> bytes:
         assert choice.ticket is not None
@@ -237,7 +255,7 @@ class Answer(Response):
 class AnswerOptions:
     """What the writer needs to know of the call."""
 
-    __slots__ = ("client_limit", "include_usage", "loss", "n", "request_id", "stream")
+    __slots__ = ("client_limit", "continuous_usage", "include_usage", "loss", "n", "request_id", "stream")
 
     def __init__(
         self,
@@ -245,6 +263,7 @@ class AnswerOptions:
         request_id: str,
         stream: bool,
         include_usage: bool,
+        continuous_usage: bool,
         n: int,
         client_limit: int | None,
         loss: Callable[[str, str], ApiError] = loss_error,
@@ -252,6 +271,7 @@ class AnswerOptions:
         self.request_id = request_id
         self.stream = stream
         self.include_usage = include_usage
+        self.continuous_usage = include_usage and continuous_usage  # vLLM gives it with the other only
         self.n = n
         self.client_limit = client_limit
         self.loss = loss  # the error of a sequence that is lost, by its code and message

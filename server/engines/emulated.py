@@ -20,12 +20,24 @@ from policies import SpecError
 from queueing.latency import LatencyModel
 from queueing.service import Member, ServiceProcess
 from server.clock import clock_of
-from server.engines.base import Capabilities, InvalidPromptError, Step, Token, TokenStream, Work
+from server.engines.base import (
+    Capabilities,
+    InvalidPromptError,
+    InvalidSamplingError,
+    Sampling,
+    Step,
+    Token,
+    TokenLogprob,
+    TokenStream,
+    UnsupportedError,
+    Work,
+)
 
 EOS = 0
 BOUNDS = {"max_model_len": 2048, "max_num_seqs": 64, "max_num_batched_tokens": 131072, "kv_cache_tokens": 131072}
 PROMPT_TOKEN_IDS = 1 << 31  # prompts are counted, not read: they may be of any client's tokenizer
 VOCABULARY = ("", *(f" word{index}" for index in range(1, 256)))
+UNIFORM = -math.log(len(VOCABULARY))  # logarithm of a word's probability
 
 
 class EmulatedEngine:
@@ -80,7 +92,22 @@ class EmulatedEngine:
         del template_arguments
         if not messages:
             raise InvalidPromptError("got no messages; expected at least one")
-        return await self.encode(" ".join(f"{message['role']}: {message['content']}" for message in messages))
+        return await self.encode(" ".join(f"{message['role']}: {_text(message.get('content'))}" for message in messages))
+
+    async def check_sampling(self, sampling: Sampling) -> None:
+        """Words that mean nothing can keep to no form."""
+        asked = {
+            "structured_outputs": sampling.structured,
+            "allowed_token_ids": sampling.allowed_token_ids,
+            "bad_words": sampling.bad_words,
+        }
+        for name, value in asked.items():
+            if value:
+                raise UnsupportedError(f"the emulated engine has no {name}; take --engine vllm", name)
+        biased = sampling.logit_bias or {}
+        for name, tokens in (("logit_bias", biased), ("stop_token_ids", sampling.stop_token_ids)):
+            if outside := [token for token in tokens if not 0 <= token < PROMPT_TOKEN_IDS]:
+                raise InvalidSamplingError(f"{name}: got token id {outside[0]}; expected 0 to {PROMPT_TOKEN_IDS - 1}", name)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Words."""
@@ -112,6 +139,7 @@ class _Answer:
         self.stream = stream
         self._forced = work.forced_output_tokens is not None
         self._made_before = len(work.output_token_ids)
+        self._logprobs = work.sampling.logprobs
         self._ends_at = natural_length
         length = min(natural_length, work.sampling.max_tokens) - self._made_before
         self.member = Member(work.request.id, len(work.prompt_token_ids) + self._made_before, max(1, length))
@@ -120,9 +148,16 @@ class _Answer:
         """The token of the step just done."""
         position = self._made_before + self.member.produced
         if position == self._ends_at and not self._forced:
-            return Token(EOS, "")
+            return Token(EOS, "", logprobs=self._candidates(EOS))
         token_id = 1 + position % (len(VOCABULARY) - 1)
-        return Token(token_id, VOCABULARY[token_id], ends=position == self._ends_at)
+        return Token(token_id, VOCABULARY[token_id], position == self._ends_at, self._candidates(token_id))
+
+    def _candidates(self, token_id: int) -> dict[int, TokenLogprob] | None:
+        """The token and those behind it in the vocabulary, all equally likely."""
+        if self._logprobs is None:
+            return None
+        ids = [(token_id + place) % len(VOCABULARY) for place in range(max(1, self._logprobs))]
+        return {number: TokenLogprob(VOCABULARY[number], UNIFORM, rank) for rank, number in enumerate(ids, 1)}
 
 
 class _EmulatedServer:
@@ -191,6 +226,11 @@ class _EmulatedServer:
         self._new -= {member.id for member in fresh}
         prompts = sum(member.prompt_tokens for member in fresh)
         self.engine.on_step(Step(clock_of(self.loop)(), len(running), len(fresh), prompts, self.index))
+
+
+def _text(content: Any) -> str:
+    """A message's words: a text, or parts with texts."""
+    return " ".join(part["text"] for part in content) if isinstance(content, list) else content or ""
 
 
 def hash_word(word: str) -> int:
