@@ -67,7 +67,11 @@ def _check(gateway: Gateway, call: CompletionRequest | ChatRequest) -> None:
 
 async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[CompletionRequest] | type[ChatRequest]) -> Answer:
     """The call's answer, its sequences not yet submitted. Raises ApiError."""
-    call = validate(await read_body(receive), model)
+    body = await read_body(receive)
+    timing = gateway.begin_timing()
+    call = validate(body, model)
+    if timing is not None:
+        timing.end("parse")
     arrived_at = gateway.now()
     batcher = gateway.admit()
     _check(gateway, call)
@@ -77,6 +81,8 @@ async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[C
     received_at = scope.get(RECEIVED_AT, arrived_at)
     retry = is_retry(scope["headers"])
     works = await gateway.works(call, call_id, arrived_at, asked_id, received_at, retry=retry)
+    if timing is not None:
+        timing.end("prompt")
     gateway.arrivals.saw(received_at, batcher.epoch, retry=retry)
     options = AnswerOptions(
         request_id=asked_id or call_id,
@@ -87,7 +93,9 @@ async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[C
     )
     form = ChatFormat if chat else CompletionFormat
     created = int(time.time())  # noqa: TID251 - a date, not a clock
-    return Answer(batcher, works, form(call_id, created, call.model, works[0].sampling.logprobs), options)
+    made = Answer(batcher, works, form(call_id, created, call.model, works[0].sampling.logprobs), options)
+    made.timing = timing
+    return made
 
 
 def _asked_id(scope: Scope) -> str | None:

@@ -17,6 +17,7 @@ from server.arrivals_seen import ArrivalsSeen
 from server.batch import Observer
 from server.batcher import Batcher
 from server.clock import clock_of
+from server.cost.stages import Timing
 from server.engines.base import Capabilities, Engine, InvalidPromptError, Sampling, Work
 from server.errors import ApiError
 from server.live import LiveModel
@@ -229,6 +230,10 @@ class Gateway:
 
     # requests
 
+    def begin_timing(self) -> Timing | None:
+        """For one call in some dozens: what times its stages. None before it is up, too: it then refuses calls."""
+        return self.metrics.own_time.begin(self.now) if self.ready else None
+
     async def works(
         self,
         call: CompletionRequest | ChatRequest,
@@ -274,7 +279,7 @@ class Gateway:
         for prompt in prompts:
             if not prompt:
                 raise ApiError(400, "invalid_prompt", "got an empty prompt; expected at least one token", param="prompt")
-            if not all(0 <= token < vocabulary for token in prompt):
+            if min(prompt) < 0 or max(prompt) >= vocabulary:
                 raise ApiError(400, "invalid_prompt", f"got a token id outside the vocabulary of {vocabulary}", param="prompt")
         if not prompts:
             raise ApiError(400, "invalid_prompt", "got an empty list of prompts; expected at least one", param="prompt")

@@ -19,6 +19,7 @@ from queueing.latency import LatencyModel
 from queueing.profile import load_law
 from server.app import create_app
 from server.engines.base import Engine, EngineStartError
+from server.garbage import settle
 from server.gateway import Gateway
 from server.receiving import StampedProtocol, stamps_arrivals
 from server.settings import Settings
@@ -124,8 +125,13 @@ async def _serve(make: Callable[[], Gateway], sock: socket.socket, on_ready: Cal
         failures.append(error)
         server.should_exit = True
 
+    def ready(gateway: Gateway) -> None:
+        settle()
+        if on_ready is not None:
+            on_ready(gateway)
+
     config = uvicorn.Config(
-        create_app(gateway, failed, on_ready),
+        create_app(gateway, failed, ready),
         log_level="warning",
         access_log=False,
         proxy_headers=False,  # nothing here asks for the client's address

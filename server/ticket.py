@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from policies import Running, Waiting
 from queueing.record import Outcome, Record
+from server.cost.stages import Timing
 from server.ending import Ending
 from server.engines.base import EngineEnd, Token, Work
 
@@ -60,6 +61,7 @@ class Ticket:
         "outcome",
         "output_token_ids",
         "running",
+        "timing",
         "work",
     )
 
@@ -74,6 +76,7 @@ class Ticket:
         self.running: Running | None = None
         self.epoch = batcher.epoch
         self.at = Instants()
+        self.timing: Timing | None = None  # of the few calls that are measured
         self.output_token_ids: list[int] = []
         self.outcome: Outcome | None = None
         self._lost: str | None = None
@@ -109,6 +112,8 @@ class Ticket:
         assert self.running is not None
         self.running.output_tokens_so_far = self.ending.output_tokens
         self.consumer.on_text(text, tokens if taken == len(tokens) else tokens[:taken])
+        if self.timing is not None:
+            self.timing.took("token", now)
         if self.ending.finish_reason is not None:
             self.at.last_token = now
             self._batcher.member_ended(self)

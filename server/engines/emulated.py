@@ -26,6 +26,7 @@ EOS = 0
 BOUNDS = {"max_model_len": 2048, "max_num_seqs": 64, "max_num_batched_tokens": 131072, "kv_cache_tokens": 131072}
 PROMPT_TOKEN_IDS = 1 << 31  # prompts are counted, not read: they may be of any client's tokenizer
 VOCABULARY = ("", *(f" word{index}" for index in range(1, 256)))
+TOKENS = tuple(Token(index, text) for index, text in enumerate(VOCABULARY))
 
 
 class EmulatedEngine:
@@ -118,10 +119,10 @@ class _Answer:
     def token(self) -> Token:
         """The token of the step just done."""
         position = self._made_before + self.member.produced
-        if position == self._ends_at and not self._forced:
-            return Token(EOS, "")
         token_id = 1 + position % (len(VOCABULARY) - 1)
-        return Token(token_id, VOCABULARY[token_id], ends=position == self._ends_at)
+        if position != self._ends_at:
+            return TOKENS[token_id]
+        return Token(token_id, VOCABULARY[token_id], ends=True) if self._forced else TOKENS[EOS]
 
 
 class _EmulatedServer:
