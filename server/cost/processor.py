@@ -21,7 +21,3 @@ class ProcessorTime:
         """All threads, user and system."""
         seconds = time.process_time()
         yield CounterMetricFamily("kendall_gateway_cpu_seconds", "Processor time of the gateway's own process", value=seconds)
-
-    def describe(self) -> Iterator[Any]:
-        """Its name is free: it registers once."""
-        return iter(())

@@ -77,7 +77,7 @@ class TokenLogprob:
     rank: int | None
 
 
-class Token(msgspec.Struct, frozen=True, gc=False):  # made by the ten thousand: a frozen dataclass costs six times as much
+class Token(msgspec.Struct, frozen=True, gc=False):  # made by the ten thousand, and no part of a cycle
     """One output token. `ends` marks the forced end of an experiment: the model would have stopped here."""
 
     id: int
