@@ -127,8 +127,11 @@ class Answer(Response):
     async def _until(self, condition: Callable[[], object]) -> None:
         """Looks before it sleeps, and nothing can happen between the two: no wake is missed."""
         while not (condition() or self._gone or self.error):
-            self._sleeping = self._loop.create_future()
-            await self._sleeping
+            await self._next_change()
+
+    def _next_change(self) -> asyncio.Future[None]:
+        self._sleeping = self._loop.create_future()
+        return self._sleeping
 
     def _may_begin(self) -> bool:
         return not self.undispatched if self.stream else len(self.finished) == len(self._choices)
