@@ -107,7 +107,7 @@ class Answer(Response):
                 ticket.cancel()  # no effect on those with an outcome
             for choice in self._choices:
                 choice.ticket = None  # else call, choices and tickets hold one another until they are collected
-            self._choices = []
+            self._choices, self.finished = [], []
 
     def _submit(self) -> list[Ticket]:
         if self.timing is not None:
