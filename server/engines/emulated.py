@@ -138,13 +138,11 @@ class _EmulatedServer:
         self._padded = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
-        self._new: set[str] = set()
 
     def dispatch(self, works: Sequence[Work], *, padded: bool, joining: bool) -> list[TokenStream]:
         self._padded = padded
         answers = [_Answer(TokenStream(work.request.id), work, self.engine.natural_length(work)) for work in works]
         self._answers.update((answer.stream.request_id, answer) for answer in answers)
-        self._new.update(answer.stream.request_id for answer in answers)
         self.process.admit(clock_of(self.loop)(), [answer.member for answer in answers], padded=padded, joining=joining)
         self._schedule()
         return [answer.stream for answer in answers]
@@ -191,8 +189,7 @@ class _EmulatedServer:
     def _tell_step(self, running: Sequence[Member]) -> None:
         if self.engine.on_step is None:
             return
-        fresh = [member for member in running if member.id in self._new]
-        self._new -= {member.id for member in fresh}
+        fresh = [member for member in running if member.produced == 1]
         prompts = sum(member.prompt_tokens for member in fresh)
         self.engine.on_step(Step(clock_of(self.loop)(), len(running), len(fresh), prompts, self.index))
 
