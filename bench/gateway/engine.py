@@ -121,7 +121,9 @@ def findings(rounds: list[Round]) -> list[Finding]:
         found += [
             Finding(f"{label}: output tokens a second, saturated", mean_of([each.throughput for each in some]), "/s"),
             Finding(f"{label}: processor time by token, all processes", mean_of([each.cpu_by_token for each in some]), "us"),
-            Finding(f"{label}: processor time by token, the process that speaks HTTP", mean_of([each.front_by_token for each in some]), "us"),
+            Finding(
+                f"{label}: processor time by token, the process that speaks HTTP", mean_of([each.front_by_token for each in some]), "us"
+            ),
             Finding(f"{label}: p50 time to first token at {RATE:g}/s", mean_of([each.ttft for each in some]), "ms"),
             Finding(f"{label}: p50 time to the end at {RATE:g}/s", mean_of([each.latency for each in some]), "ms"),
         ]
@@ -161,4 +163,3 @@ def configuration(rounds: int) -> dict[str, Any]:
 def installed() -> bool:
     """Whether vLLM is here."""
     return importlib.util.find_spec("vllm") is not None
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import socket
@@ -62,7 +63,7 @@ def answering(pieces: Sequence[bytes]) -> Iterator[int]:
 
 def cut(data: bytes, *places: int) -> list[bytes]:
     edges = [0, *(place % len(data) for place in places), len(data)]
-    return [data[low:high] for low, high in zip(edges, edges[1:], strict=False)]
+    return [data[low:high] for low, high in itertools.pairwise(edges)]
 
 
 @pytest.mark.parametrize("places", [(), (10,), (len(HEAD),), (-1,), (-4,), (-6,), (len(HEAD) + 8, -5)])
@@ -95,7 +96,11 @@ def test_an_open_loop_sends_at_its_instants_and_times_the_first_event() -> None:
 
 
 def test_an_error_status_is_no_answer() -> None:
-    with answering([b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n"]) as port, Pool(port, 1) as pool, pytest.raises(WireError, match="503"):
+    with (
+        answering([b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n"]) as port,
+        Pool(port, 1) as pool,
+        pytest.raises(WireError, match="503"),
+    ):
         pool.keep_asking([post("/x", {})])
 
 
