@@ -12,9 +12,11 @@ from starlette.types import Receive, Scope, Send
 
 from queueing.record import Outcome
 from server.batcher import Batcher
+from server.cost.stages import Timing
 from server.engines.base import Token, Work
 from server.errors import ApiError, loss_error
 from server.formats import DONE, Format, with_usage
+from server.presence import watch_client
 from server.ticket import Ticket
 
 STREAM_HEADERS = (
@@ -40,8 +42,10 @@ class Choice:
 
     def on_dispatched(self) -> None:
         """One sequence less to wait for."""
-        self._call.undispatched -= 1
-        self._call.wake()
+        call = self._call
+        call.undispatched -= 1
+        if call.stream and not call.undispatched:  # a whole answer has nothing to write yet
+            call.wake()
 
     def on_text(self, text: str, tokens: Sequence[Token]) -> None:
         """Build the chunk once; the writer sends what has gathered."""
@@ -80,16 +84,20 @@ class Answer(Response):
         self.finished: list[Choice] = []  # whole, not yet sent
         self.error: ApiError | None = None
         self.loss = options.loss
+        self.timing: Timing | None = None  # of the few calls that are measured
         self._batcher = batcher
         self._works = works
         self._options = options
         self._choices = [Choice(self, index) for index in range(len(works))]
-        self._awake = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._sleeping: asyncio.Future[None] | None = None  # the writer, while there is nothing for it to do
         self._gone = False
 
     def wake(self) -> None:
         """Something changed for the writer."""
-        self._awake.set()
+        sleeping = self._sleeping
+        if sleeping is not None and not sleeping.done():
+            sleeping.set_result(None)
 
     def add_chunk(self, choice: Choice, chunk: bytes) -> None:
         """Send it soon, with the choice's usage so far if that was asked for."""
@@ -102,37 +110,57 @@ class Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the call to its end; every ticket has an outcome afterwards."""
-        watch = asyncio.create_task(self._watch(receive))
+        end_watch = watch_client(scope, receive, self._on_gone)
         tickets: list[Ticket] = []
         try:
-            tickets = self._batcher.submit(self._works, self._choices, self._options.client_limit)
-            for choice, ticket in zip(self._choices, tickets, strict=True):
-                choice.ticket = ticket
+            tickets = self._submit()
+            if self.timing is not None:
+                send = self.timing.writing(send)
             await self._write(scope, receive, send)
         except Exception:
             for ticket in tickets:
                 self._batcher.lose(ticket, "failed", "internal_error", "the gateway failed over this answer; its log says why")
             raise
         finally:
-            watch.cancel()
+            end_watch()
             for ticket in tickets:
                 ticket.cancel()  # no effect on those with an outcome
+            for choice in self._choices:
+                choice.ticket = None  # else call, choices and tickets hold one another until they are collected
+            self._choices, self.finished = [], []
 
-    async def _watch(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+    def _submit(self) -> list[Ticket]:
+        if self.timing is not None:
+            self.timing.begin()
+        tickets = self._batcher.submit(self._works, self._choices, self._options.client_limit)
+        for choice, ticket in zip(self._choices, tickets, strict=True):
+            choice.ticket = ticket
+            ticket.timing = self.timing
+        if self.timing is not None:
+            self.timing.end("submit")
+        return tickets
+
+    def _on_gone(self) -> None:
         self._gone = True
         self.wake()
 
-    async def _until(self, condition: Any) -> None:
+    async def _until(self, condition: Callable[[], object]) -> None:
+        """Looks before it sleeps, and nothing can happen between the two: no wake is missed."""
         while not (condition() or self._gone or self.error):
-            self._awake.clear()
-            await self._awake.wait()
+            await self._next_change()
+
+    def _next_change(self) -> asyncio.Future[None]:
+        self._sleeping = self._loop.create_future()
+        return self._sleeping
+
+    def _may_begin(self) -> bool:
+        return not self.undispatched if self.stream else len(self.finished) == len(self._choices)
+
+    def _has_more(self) -> object:
+        return self.chunks or self.finished
 
     async def _write(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._until(lambda: self.undispatched == 0)
-        if not self.stream:
-            await self._until(lambda: len(self.finished) == len(self._choices))
+        await self._until(self._may_begin)
         if self._gone:
             return
         if self.error:
@@ -174,7 +202,7 @@ class Answer(Response):
         self.chunks[:0] = [self.format.first(choice.index, self._prompt(choice)) for choice in self._choices]
         left = len(self._choices)
         while left:
-            await self._until(lambda: self.chunks or self.finished)
+            await self._until(self._has_more)
             if self._gone:
                 return
             left -= len(self.finished)

@@ -75,7 +75,11 @@ def _check(gateway: Gateway, call: CompletionRequest | ChatRequest) -> None:
 
 async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[CompletionRequest] | type[ChatRequest]) -> Answer:
     """The call's answer, its sequences not yet submitted. Raises ApiError."""
-    call = await parse(receive, model, gateway.settings.security.max_body_bytes)
+    body = await read_body(receive, gateway.settings.security.max_body_bytes)
+    timing = gateway.begin_timing()
+    call = validate(body, model)
+    if timing is not None:
+        timing.end("parse")
     arrived_at = gateway.now()
     batcher = gateway.admit()
     _check(gateway, call)
@@ -88,6 +92,8 @@ async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[C
         log_prompt(own_id or call_id, call)
     demand = gateway.overload.demand(scope, call)
     works = await gateway.works(call, call_id, arrived_at, own_id, received_at, retry=retry, patience=demand.patience)
+    if timing is not None:
+        timing.end("prompt")
     gateway.arrivals.saw(received_at, batcher.epoch, retry=retry)
     gateway.overload.admit(works, scope, demand)
     options = AnswerOptions(
@@ -104,7 +110,9 @@ async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[C
     name = gateway.settings.served_model_name  # the first one, as vLLM has it
     shape = form(call_id, created, name, works[0].sampling.logprobs, token_ids=call.return_token_ids)
     kind = gateway.overload.kind_of_answer(stream=call.stream)
-    return kind(batcher, works, shape, options)
+    made = kind(batcher, works, shape, options)
+    made.timing = timing
+    return made
 
 
 def direct(gateway: Gateway, model: type[CompletionRequest] | type[ChatRequest]) -> Callable[[Scope, Receive, Send], Awaitable[None]]:

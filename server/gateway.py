@@ -19,6 +19,7 @@ from server.arrivals_seen import ArrivalsSeen
 from server.batch import Observer
 from server.batcher import Batcher
 from server.clock import clock_of
+from server.cost.stages import Timing
 from server.engines.base import Capabilities, Engine, Work
 from server.errors import ApiError
 from server.live import LiveModel
@@ -52,6 +53,7 @@ class Gateway:
         self.draining = False
         self.stuck: str | None = None  # why nothing moves, until another engine serves
         self.on_given_up: Callable[[str], None] | None = None
+        self.on_restarted: Callable[[], None] | None = None
         self.supervisor = Supervisor(
             engine, settings.supervision, on_down=self._on_down, on_up=self._on_up, on_given_up=self._on_given_up
         )
@@ -162,6 +164,8 @@ class Gateway:
         if self._batcher is not None:
             self.begin_epoch()  # what waited meanwhile waited for the restart, what was in service was served by two engines
             self._batcher.resume(capabilities)
+        if self.on_restarted is not None:
+            self.on_restarted()
 
     def _on_given_up(self, message: str) -> None:
         self.dead = message
@@ -285,6 +289,10 @@ class Gateway:
         return self.policy_in_force()
 
     # requests
+
+    def begin_timing(self) -> Timing | None:
+        """For one call in some dozens: what times its stages. None before it is up, too: it then refuses calls."""
+        return self.metrics.own_time.begin(self.now) if self.ready else None
 
     async def works(
         self,

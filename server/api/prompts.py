@@ -33,7 +33,7 @@ async def _texts(engine: PromptReader, call: CompletionRequest, vocabulary: int)
     for prompt in prompts:
         if not prompt:
             raise ApiError(400, "invalid_prompt", "got an empty prompt; expected at least one token", param="prompt")
-        if not all(0 <= token < vocabulary for token in prompt):
+        if min(prompt) < 0 or max(prompt) >= vocabulary:
             raise ApiError(400, "invalid_prompt", f"got a token id outside the vocabulary of {vocabulary}", param="prompt")
     return prompts
 

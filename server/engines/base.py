@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+import msgspec
+
 from policies import Request
 
 EngineEnd = Literal["stop", "length", "cancelled"]
@@ -105,8 +107,7 @@ class TokenLogprob:
     rank: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(msgspec.Struct, frozen=True, gc=False):  # made by the ten thousand, and no part of a cycle
     """One output token. `ends` marks the forced end of an experiment: the model would have stopped here."""
 
     id: int

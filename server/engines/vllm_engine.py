@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import gc
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from server.garbage import collect_everything
 
 from .base import Capabilities, EngineStartError, InvalidPromptError, InvalidSamplingError, Sampling, Step, TokenStream, Work
 from .vllm_options import check_model, engine_arguments, on_cpu
@@ -108,7 +109,7 @@ class VllmEngine:
             await asyncio.to_thread(core.shutdown)
             del core
             # AsyncLLM stands in reference cycles, and its __del__ fails in an interpreter that is shutting down
-            await asyncio.to_thread(gc.collect)
+            await asyncio.to_thread(collect_everything)
         if self._gateway_cpus is not None:
             pin(os.getpid(), self._gateway_cpus)
             self._gateway_cpus = None
