@@ -143,7 +143,12 @@ async def _draining(app: FastAPI, gateway: Gateway) -> Call:
 
 SERVER = "server_error"
 CLIENT_KEY, ADMIN_KEY = "sk-client-0123456789", "sk-admin-0123456789"
-KEYS = {"security": SecuritySettings(api_keys=read_keys("--api-key", [CLIENT_KEY], None), admin_keys=read_keys("--admin-key", [ADMIN_KEY], None))}
+KEYS = {
+    "security": SecuritySettings(
+        api_keys=read_keys("--api-key", [CLIENT_KEY], None),
+        admin_keys=read_keys("--admin-key", [ADMIN_KEY], None),
+    )
+}
 SMALL = {"security": SecuritySettings(max_body_bytes=2048)}
 GIVES_UP = {"supervision": SupervisionSettings(max_restarts=0, stuck_timeout=0)}
 FULL = {"max_num_queued_reqs": 4}
