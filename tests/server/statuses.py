@@ -151,7 +151,7 @@ KEYS = {
 }
 SMALL = {"security": SecuritySettings(max_body_bytes=2048)}
 GIVES_UP = {"supervision": SupervisionSettings(max_restarts=0, stuck_timeout=0)}
-FULL = {"max_num_queued_reqs": 4}
+FULL: dict[str, Any] = {"max_num_queued_reqs": 4}
 ROWS = [
     Row(says="a body that is no JSON", status=400, code="invalid_json", ask=send("POST", "/v1/completions", b'{"model":')),
     Row(says="a field of the wrong kind", status=400, code="invalid_request", param="max_tokens", ask=complete(max_tokens=0)),
