@@ -22,7 +22,7 @@ from tests.server.live_harness import Look, Site, looked, real_site, records_of,
 log = logging.getLogger("tests.live")
 LONG = parse_distribution("lognormal:mu=2.5,sigma=0.6")  # median 12 tokens, 90th percentile 26
 CLIENTS = 200  # tokens: the clients' own limit
-POLICY, LOAD, SECONDS = "dynamic", 0.5, 40.0
+POLICY, LOAD, SECONDS = "dynamic", 0.5, 100.0
 WITHIN, STEADY, TRIES = 0.10, 0.05, 3
 WHAT_IF = "/admin/prediction?what_if=true"
 ADVICE = "/admin/advice?objective=clipped&max_clipped_fraction=0.1&target=max-output-tokens"
