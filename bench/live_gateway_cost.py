@@ -126,7 +126,9 @@ def main() -> int:
     added = whole["added"]
     good = added["predicting"] < ALLOWED and added["late_p99"] < ALLOWED_LATE
     shares = f"predicting process {added['predicting']:.2%} of a core, gateway {added['gateway']:+.2%}"
-    print(f"added at {RATE:g} requests/s: {shares}, event loop p99 {added['late_p99'] * 1e3:+.3f} ms: {'within' if good else 'NOT within'} 3 % and 1 ms")
+    print(
+        f"added at {RATE:g} requests/s: {shares}, event loop p99 {added['late_p99'] * 1e3:+.3f} ms: {'within' if good else 'NOT within'} 3 % and 1 ms"
+    )
     if options.json:
         options.json.write_text(json.dumps(whole, indent=1))
     return 0 if good else 1

@@ -133,7 +133,9 @@ def out_of_time(result: Plain) -> bool:
 
 def counted(attempts: Iterable[Plain]) -> Plain:
     """The attempt that counts."""
-    return min(attempts, key=lambda each: (out_of_time(each), bool(each["noise"]), largest_deviation(each["block_speeds"]), each["attempt"]))
+    return min(
+        attempts, key=lambda each: (out_of_time(each), bool(each["noise"]), largest_deviation(each["block_speeds"]), each["attempt"])
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ def test_the_delay_under_another_limit_is_foreseen(tmp_path: Path) -> None:
         log.info(f"foreseen at the higher limit: {low.look[NAMED]['advice'][0]['best']}")
         assert_clipped(low, 0.5)
         assert_clipped(high, 0.1)
-        lower = (high, low_again) if steady(high, low_again) else lower
+        lower = next(((high, run) for run in (low_again, low) if run.limit == low_again.limit and steady(high, run)), lower)
         higher = (low, high) if steady(low, high) else higher
         if lower and higher:
             break
