@@ -20,16 +20,12 @@ import asyncio
 import contextlib
 import json
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
-
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
 
 import numpy as np
 
