@@ -138,7 +138,9 @@ def _told(error: Any) -> str:
     """What typer says is wrong, in one line, and where the value came from if not from the command line."""
     message = " ".join(error.format_message().split())
     parameter, context = getattr(error, "param", None), getattr(error, "ctx", None)
-    source = context.get_parameter_source(parameter.name) if parameter is not None and context is not None else None
+    if parameter is None or context is None:
+        return message
+    source = context.get_parameter_source(parameter.name)
     if source is not None and source.name == "ENVIRONMENT":
         return f"{message}; got {os.environ.get(parameter.envvar)!r:.80} from {parameter.envvar}"
     if source is not None and source.name == "DEFAULT_MAP":
