@@ -44,6 +44,6 @@ def run(url: str, folder: Path, *, engine: str, admin: bool, max_examples: int) 
     command += ["--include-path-regex" if admin else "--exclude-path-regex", SEPARATELY]
     for path in NEVER if admin else ():
         command += ["--exclude-path", path]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=900)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=1800)
     cases = read(report) if report.exists() else []
     return Outcome(done.returncode == 0, cases, done.stdout + done.stderr)
