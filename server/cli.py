@@ -17,7 +17,7 @@ from server.security.settings import MAX_BODY_BYTES
 from server.settings import AutopilotMode, EngineName, Settings
 from server.supervision.settings import SupervisionSettings
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 CONFIGURATION, SECURITY, LOGS = "Configuration", "Security", "Logs"
 
 
