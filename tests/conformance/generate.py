@@ -40,7 +40,9 @@ def main() -> int:
     statuses.sort(key=lambda pair: pair[0].status)
     PAGE.write_text(page(cases, fuzzed, statuses))
     good = all(openai_python.as_expected(case) for case in cases)
-    return 0 if good and all(outcome.good for outcome in fuzzed) and all(held for _, held in statuses) else 3
+    whole = good and all(outcome.good for outcome in fuzzed) and all(held for _, held in statuses)
+    sys.stdout.write(f"conformance: {'all as expected' if whole else 'NOT all as expected'}; see {PAGE}\n")
+    return 0 if whole else 3
 
 
 def page(cases: list[Case], fuzzed: list[schema_fuzz.Outcome], statuses: list[tuple[Row | WireRow, bool]]) -> str:
