@@ -17,10 +17,11 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, cast
 
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from server.presence import CONNECTION, Connection
 
@@ -148,6 +149,7 @@ class StampedProtocol(HttpToolsProtocol):
     _connection: Connection
     _reader: StampedReader | None = None
     _slow: asyncio.TimerHandle | None = None
+    _before: Sequence[RequestResponseCycle] = ()  # pipelined requests before the last one, answered or not
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Read it here, where the kernel stamps."""
@@ -165,6 +167,9 @@ class StampedProtocol(HttpToolsProtocol):
         if self._reader is not None:
             self._reader.close()
         super().connection_lost(exc)
+        for cycle in self._before:  # uvicorn tells the last one only, and would answer the others on a closed connection
+            cycle.disconnected = True
+            cycle.message_event.set()
         self._connection.lose()
 
     def _read_on(self) -> None:
@@ -197,6 +202,15 @@ class StampedProtocol(HttpToolsProtocol):
         """From the reader with its stamp, or from the transport."""
         self._received_at = time.clock_gettime(time.CLOCK_MONOTONIC) if at is None else at
         super().data_received(data)
+
+    def on_headers_complete(self) -> None:
+        """A request begins; the one before it may still be without an answer."""
+        before = self.cycle
+        super().on_headers_complete()
+        if before is None or before.response_complete:
+            self._before = ()
+        elif before is not self.cycle:
+            self._before = (*self._before, before)
 
     def on_message_complete(self) -> None:
         """The last byte is there."""
