@@ -9,7 +9,7 @@ composition changes only at the end of a step: a member ends (unpadded), a new o
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -106,7 +106,15 @@ class ServiceProcess:
     def advance(self, *, to_change: bool) -> list[Member]:
         """Complete one step, or all up to the next change; returns the members whose own end this is."""
         self._open()
-        ended = self._complete(self._steps_to_change() - self._steps if to_change else 1)
+        return self._depart(self._complete(self._steps_to_change() - self._steps if to_change else 1))
+
+    def step(self) -> tuple[list[Member], list[Member]]:
+        """Complete one step; returns the members that were in it, ended ones of a padded batch included, and those whose own end it is."""
+        self._open()
+        running = list(self._active.values())
+        return running, self._depart(self._complete(1))
+
+    def _depart(self, ended: list[Member]) -> list[Member]:
         if not self._padded:
             for member in ended:
                 del self._active[member.id]
@@ -115,11 +123,6 @@ class ServiceProcess:
             self._active.clear()
             self._changed = True
         return ended
-
-    def active(self) -> Collection[Member]:
-        """Members of the step in flight, the ended ones of a padded batch included."""
-        self._open()
-        return self._active.values()
 
     def _complete(self, steps: int) -> list[Member]:
         """Go on by so many steps; returns the members whose own end is among them."""

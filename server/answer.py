@@ -97,13 +97,18 @@ class Answer(Response):
     def wake(self) -> None:
         """Something changed for the writer."""
         sleeping = self._sleeping
-        if sleeping is not None and not sleeping.done():
-            sleeping.set_result(None)
+        if sleeping is not None:
+            self._sleeping = None
+            if not sleeping.done():
+                sleeping.set_result(None)
 
     def add_chunk(self, choice: Choice, chunk: bytes) -> None:
         """Send it soon, with the choice's usage so far if that was asked for."""
+        if not self._options.continuous_usage:
+            self.chunks.append(chunk)
+            return
         ticket = choice.ticket
-        if self._options.continuous_usage and ticket is not None:
+        if ticket is not None:
             prompt, output = ticket.work.request.prompt_tokens, ticket.ending.output_tokens
             usage = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
             chunk = with_usage(chunk, usage)

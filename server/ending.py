@@ -32,7 +32,7 @@ class Ending:
     def feed(self, token: Token) -> str:
         """Count one token; returns the text to show now. Sets `finish_reason` where the answer is over."""
         self.output_tokens += 1
-        if self._ends_at(token):
+        if (token.ends or token.id in self._ends) and self._ends_at(token):
             self.finish_reason = "stop"
             return self._flush(token.text if token.ends or self._sampling.include_stop_str_in_output else "")
         text = self._until_stop_string(token.text) if self._stops else token.text
@@ -49,7 +49,7 @@ class Ending:
     def _ends_at(self, token: Token) -> bool:
         if token.ends:
             return True
-        if token.id not in self._ends or self.output_tokens < self._sampling.min_tokens:
+        if self.output_tokens < self._sampling.min_tokens:
             return False
         if token.id in self._sampling.stop_token_ids:
             self.stop_reason = token.id

@@ -92,9 +92,7 @@ class Format(ABC):
         """A whole choice."""
 
     def _before_text(self, index: int, opening: bytes) -> bytes:
-        before = self._plain.get(index)
-        if before is None:
-            before = self._plain[index] = b'%b{"index":%d,%b' % (self._head, index, opening)
+        before = self._plain[index] = b'%b{"index":%d,%b' % (self._head, index, opening)
         return before
 
     def _ids(self, tokens: Sequence[Token]) -> bytes:
@@ -125,7 +123,8 @@ class CompletionFormat(Format):
     def text(self, index: int, text: str, tokens: Sequence[Token], offset: int) -> bytes:
         """A text chunk."""
         if not self.every_token:
-            return self._before_text(index, b'"text":') + encode(text) + b',"logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n'
+            before = self._plain.get(index) or self._before_text(index, b'"text":')
+            return before + encode(text) + b',"logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n'
         logprobs = encode(completion_logprobs(tokens, offset)) if self.top_logprobs is not None else b"null"
         return b'%b{"index":%d,"text":%b,"logprobs":%b,"finish_reason":null,"stop_reason":null%b}]}\n\n' % (
             self._head,
@@ -169,7 +168,8 @@ class ChatFormat(Format):
         """A content delta."""
         del offset
         if not self.every_token:
-            return self._before_text(index, b'"delta":{"content":') + encode(text) + b'},"logprobs":null,"finish_reason":null}]}\n\n'
+            before = self._plain.get(index) or self._before_text(index, b'"delta":{"content":')
+            return before + encode(text) + b'},"logprobs":null,"finish_reason":null}]}\n\n'
         logprobs = encode(chat_logprobs(tokens, self.top_logprobs)) if self.top_logprobs is not None else b"null"
         return b'%b{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null%b}]}\n\n' % (
             self._head,

@@ -219,8 +219,7 @@ class _EmulatedServer:
 
     def _step(self) -> int:
         """One token to each; returns how many."""
-        running = list(self.process.active())
-        ended = self.process.advance(to_change=False)
+        running, ended = self.process.step()
         if self.engine.on_step is not None:
             self._tell_step(running, self.engine.on_step)
         answers = [answer for member in running if (answer := self._answers.get(member.id)) is not None]
