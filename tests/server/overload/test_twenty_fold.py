@@ -1,8 +1,8 @@
 """Twenty times what the engine serves, over 2,000 connections: refusals are quick, memory is bounded, the admitted keep their delay.
 
-Counts, costs and memory are judged in every run. Times are judged where the machine let both sides run: the sender's lateness and the
-time that the gateway's thread stood ready without a processor (Linux's schedstat) say so; a run that was held back is repeated, and
-where none was free of that the machine cannot say anything about times.
+Counts, costs and memory are judged in every run. Times that fall short are a failure where the machine let both sides run: the sender's
+lateness and the time that the gateway's thread stood ready without a processor (Linux's schedstat) say so. A run that was held back and
+fell short is repeated; where each was, the machine cannot say anything about times.
 """
 
 from __future__ import annotations
@@ -108,24 +108,34 @@ def conserved(process: GatewayProcess, seconds: float) -> Flood:
     return found
 
 
+def shortfalls(found: Flood, seconds: float) -> list[str]:
+    """What took too long; being held back can only make it worse."""
+    behind = (BOUND - BATCH) / BATCH + 1  # batches that start before it and the one in service
+    drained = BOUND / BATCH + 1  # all that are here, and one more
+    served = len(found.latencies[200])
+    judged = {
+        f"p99 of refusals {found.quantile(429, 0.99) * 1e3:.0f} ms": found.quantile(429, 0.99) < 0.05,
+        f"sent {found.sent}, held back {found.held_back}": found.sent > 0.99 * 20 * CAPACITY * seconds,
+        f"served {served}: overload costs throughput": served > 0.85 * CAPACITY * seconds,
+        f"delay of an admitted one {max(found.delays):.0f} ms": max(found.delays) < 1.25 * behind * SERVICE * 1e3,
+        f"sent away for {max(found.retry_after):.0f} ms": max(found.retry_after) < 1.25 * drained * SERVICE * 1e3,
+    }
+    return [what for what, holds in judged.items() if not holds]
+
+
 def check(process: GatewayProcess, seconds: float) -> str:
-    """Judge one flood; says what held it back where its times cannot be judged."""
+    """Judge one flood; where its times fell short on a machine that held it back, says so."""
     ran, held = processor(process)
     found = conserved(process, seconds)
     ran, held = (now - before for now, before in zip(processor(process), (ran, held), strict=True))
     late, per_call = found.late(0.99), ran / found.sent
     log.info("gateway ran %.2f s, %.0f us per call; held back %.2f s; %d MiB", ran, per_call * 1e6, held, resident(process) >> 20)
     assert per_call < MOST_CPU
-    if late > MOST_LATE or held > MOST_HELD * seconds:
-        return f"sender late by {late * 1e3:.0f} ms at p99, gateway held back for {held:.2f} of {seconds:g} s"
-    assert found.quantile(429, 0.99) < 0.05
-    assert found.sent > 0.99 * 20 * CAPACITY * seconds
-    assert len(found.latencies[200]) > 0.85 * CAPACITY * seconds, "overload does not cost throughput"
-    behind = (BOUND - BATCH) / BATCH + 1  # batches that start before it and the one in service
-    assert max(found.delays) < 1.25 * behind * SERVICE * 1e3
-    drained = (BOUND / BATCH + 1) * SERVICE * 1e3
-    assert max(found.retry_after) < 1.25 * drained, "nobody is sent away for longer than the backlog takes"
-    return ""
+    short = shortfalls(found, seconds)
+    if not short:
+        return ""
+    assert late > MOST_LATE or held > MOST_HELD * seconds, short
+    return f"{'; '.join(short)} (sender late by {late * 1e3:.0f} ms at p99, gateway held back for {held:.2f} of {seconds:g} s)"
 
 
 def check_repeatedly(process: GatewayProcess, seconds: float, attempts: int) -> None:
@@ -172,4 +182,4 @@ def test_policies_are_switched_under_it_and_nothing_is_lost(gateway: GatewayProc
         finally:
             over.set()
         switching.result()
-    assert switched >= 8
+    assert switched >= 4, "each of them, however slow the machine"
