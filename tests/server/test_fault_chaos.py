@@ -69,7 +69,7 @@ class Chaos:
                 asyncio.get_running_loop().call_later(float(self.rng.exponential(0.05)), self._leave, made)
 
     def _leave(self, made: Call) -> None:
-        stage = "answered" if made.task.done() else "streaming" if made.chunks else "dispatched" if made.status else "waiting"
+        stage = "answered" if made.task.done() else "streaming" if made.body else "dispatched" if made.status else "waiting"
         self.stages[stage] += 1
         made.leave()
 
