@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -55,6 +56,16 @@ def test_the_status_says_what_was_found(vulnerable: bool, status: int, tool: Mod
     monkeypatch.setattr(tool, "_environment", lambda: Path("python"))
     monkeypatch.setattr(tool, "audit", lambda *_: report)
     assert tool.main() == status
+
+
+@pytest.mark.parametrize(("status", "passes"), [(0, True), (1, False), (2, False), (75, True)])
+def test_continuous_integration_breaks_on_a_finding_and_not_on_a_database_out_of_reach(status: int, passes: bool) -> None:
+    script = (ROOT / ".ci/run").read_text()
+    lines = [line for line in script.splitlines() if "tools/audit.py" in line]
+    assert len(lines) == 1
+    assert "set -euo pipefail" in script
+    stand_in = f"set -euo pipefail\n{lines[0].replace('python3 tools/audit.py', f'(exit {status})')}"
+    assert (subprocess.run(["bash", "-c", stand_in], check=False).returncode == 0) == passes
 
 
 def test_every_lock_is_audited(tool: ModuleType) -> None:
