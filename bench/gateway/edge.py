@@ -25,7 +25,7 @@ from bench.gateway.wire import Load, Pool, WireError, post
 LAW = "k1=0,k2=0,k3=0,k4=1e-9"  # seconds: every step is over when it begins
 PROMPT = list(range(100, 116))
 CONNECTIONS = {"whole": 32, "stream": 32}
-WARM_UP, SECONDS = 1.0, 3.0  # of each load
+WARM_UP, SECONDS = 0.3, 0.7  # of each load: short ones, so that neighbours of the machine meet both servers alike
 LEAST_REQUESTS, LEAST_TOKENS = 1 / 3, 0.6  # of the bare handler's rates
 LEAST_SHARE = 0.9  # of its core
 
