@@ -48,6 +48,7 @@ class ServiceSeen:
         self._gap = RecentMoments(OLDER_GAP)
         self._first_token = RecentMoments(OLDER)
         self._departed_at: float | None = None  # the last departure, if somebody waited then
+        self._batches: BatchService | None = None  # as asked for last, until the next batch is over
 
     def on_dispatch(self, batch: Batch) -> None:
         """A batch begins."""
@@ -63,6 +64,7 @@ class ServiceSeen:
         if served is not None:
             began, size = served
             self._by_size.setdefault(size, RecentMoments(OLDER)).add(at - began)
+            self._batches = None
 
     def on_record(self, record: Record, now: float, *, somebody_waits: bool) -> None:
         """A request was served."""
@@ -88,8 +90,11 @@ class ServiceSeen:
         """None before a batch was over."""
         if not self._by_size:
             return None
+        known = self._batches
+        if known is not None and known.largest == largest and known.servers == servers:
+            return known
         sizes = sorted(self._by_size)
-        return BatchService(
+        self._batches = BatchService(
             largest=largest,
             servers=servers,
             sizes=tuple(sizes),
@@ -97,6 +102,7 @@ class ServiceSeen:
             variances=tuple(self._by_size[size].variance for size in sizes),
             first_token=self._first_token.mean,
         )
+        return self._batches
 
     def slots(self, count: int) -> SlotService | None:
         """None before a request was served."""
