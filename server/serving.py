@@ -98,12 +98,16 @@ class _Server(uvicorn.Server):
         self._signals = 0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """First signal: take nothing new, finish what is there. Second: tell whoever is left, stop. Third: do not even wait for that."""
+        """First signal: take nothing new, finish what is there. Second: tell whoever is left, stop. Third: do not even wait for that.
+
+        uvicorn's own would raise the signal again at the end: status -15 for an orderly end, and nothing tidied up at exit.
+        """
+        del sig, frame
         self._signals += 1
         loop = asyncio.get_running_loop()
         if self._signals == 1:
             loop.call_soon_threadsafe(self._drain)
-            super().handle_exit(sig, frame)
+            self.should_exit = True
         elif self._signals == 2:
             loop.call_soon_threadsafe(self._end, "the gateway was told to stop at once")
         else:
@@ -175,7 +179,6 @@ async def _serve(make: Callable[[], Gateway], sock: socket.socket, on_ready: Cal
         **uvicorn_tls(gateway.settings.security.tls),
     )
     server = _Server(config, gateway)
-    # uvicorn raises a captured signal again when it is done; by then the engine has been let go
     await server.serve(sockets=[sock])
     return failures
 

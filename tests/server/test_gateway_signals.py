@@ -38,8 +38,11 @@ def with_gateway(folder: Path, scene: Callable[[GatewayProcess], Awaitable[None]
 
 
 async def ended(running: GatewayProcess, seconds: float) -> None:
+    """Told to stop, it ends, and with status 0."""
     async with asyncio.timeout(seconds):
         await running.finished()
+    assert running._process is not None
+    assert running._process.returncode == 0
 
 
 def test_sigterm_lets_what_has_arrived_be_answered_and_takes_nothing_new(tmp_path: Path) -> None:
