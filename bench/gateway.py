@@ -10,7 +10,7 @@ The servers stand side by side and take turns, in random order, for `--rounds` r
 the rounds, with Student's interval. Everything is on one machine: on two cores the sender and the server have one each in `edge`,
 and in `engine` all share both, as they come. A quiet machine is needed.
 
-    .venv/bin/python bench/gateway.py [--part edge] [--rounds N] [--json FILE]
+    .venv/bin/python bench/gateway.py [--part edge] [--rounds N] [--json FILE] [--page docs/benchmarks.md]
 
 Exit status: 0 every bound is kept, 1 one is broken or a server failed.
 """
@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.gateway import edge, engine
 from bench.gateway.judging import Finding
+from bench.gateway.page import write
 from bench.gateway.wire import WireError
 from loadgen.run import hardware, versions
 
@@ -83,12 +84,20 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=edge.SECONDS, help="of each load of `edge`")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="file for the numbers")
-    return parser.parse_args()
+    parser.add_argument("--page", type=Path, help="page whose section is written anew from the numbers")
+    parser.add_argument("--from", type=Path, dest="measured", help="measure nothing: the numbers of an earlier run, for --page")
+    given = parser.parse_args()
+    if given.measured and not given.page:
+        parser.error("--from needs --page, the page to write")
+    return given
 
 
 def main() -> int:
     """Measure, print, judge."""
     given = arguments()
+    if given.measured:
+        write(json.loads(given.measured.read_text()), given.page)
+        return 0
     report: dict[str, Any] = {"hardware": hardware(), "versions": installed(), "seed": given.seed}
     everything: list[Finding] = []
     with tempfile.TemporaryDirectory() as name:
@@ -107,6 +116,8 @@ def main() -> int:
             report[part] = about | {"findings": [finding.to_dict() for finding in found]}
     if given.json:
         given.json.write_text(json.dumps(report, indent=1))
+    if given.page:
+        write(report, given.page)
     broken = [finding.what for finding in everything if finding.holds is False]
     print("every bound is kept" if not broken else f"BROKEN: {'; '.join(broken)}")
     return 1 if broken else 0

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from bench.gateway.judging import Finding, difference_of, mean_of, ratio_of
+from bench.gateway.page import BEGIN, END, write
 from bench.gateway.servers import used
 from bench.gateway.wire import Pool, WireError, post
 
@@ -128,6 +129,32 @@ def test_a_bound_is_held_against_the_value_or_against_the_upper_end() -> None:
 
 def test_processor_time_is_counted_by_process_and_over_all() -> None:
     assert used({1: 5.0, 2: 1.0}, {1: 7.0, 2: 4.0, 3: 0.5}) == (2.0, 5.5)
+
+
+def test_the_page_has_the_numbers_between_its_marks_and_nowhere_else(tmp_path: Path) -> None:
+    findings = [
+        Finding("ratio", mean_of([0.5, 0.7]), at_least=0.6),
+        Finding("delay", mean_of([1.0, 3.0]), "ms", upper_end_at_most=2.0),
+        Finding("rate", mean_of([7.0]), "/s"),
+    ]
+    report = {
+        "hardware": {"cpu": "One", "cores": 2},
+        "versions": {"python": "3.11"},
+        "edge": {"rounds": 2, "findings": [each.to_dict() for each in findings]},
+    }
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    for _ in range(2):  # the second writing changes nothing
+        write(json.loads(json.dumps(report)), page)
+    text = page.read_text()
+    assert text.startswith(f"before\n{BEGIN}\nOn an engine that takes no time")
+    assert text.endswith(f"\nOne, 2 cores; python 3.11.\n{END}\nafter\n")
+    assert "| ratio | 0.6 | -0.6706 to 1.871 | >= 0.6: holds |" in text
+    assert "| delay | 2 ms | -10.71 to 14.71 | upper end <= 2 ms: **broken** |" in text
+    assert "| rate | 7 /s |  |  |" in text
+    page.write_text("nothing\n")
+    with pytest.raises(ValueError, match="without one"):
+        write(report, page)
 
 
 @pytest.mark.slow

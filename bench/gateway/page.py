@@ -1,0 +1,57 @@
+"""The section of a page that says what was measured: written from the numbers, between two marks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+BEGIN, END = "<!-- run:gateway -->", "<!-- end:gateway -->"
+TITLES = {
+    "engine": "On the real engine, continuous, beside `vllm serve` of the same version, model and engine arguments",
+    "edge": "On an engine that takes no time, beside a bare FastAPI handler",
+}
+
+
+def write(report: Mapping[str, Any], page: Path) -> None:
+    """Put the section in place of the one that is there. Raises ValueError where the page has no place for it."""
+    text = page.read_text()
+    if text.count(BEGIN) != 1 or text.count(END) != 1:
+        raise ValueError(f"got {page} without one {BEGIN} and one {END}; expected both, around the place of the section")
+    before, _, rest = text.partition(BEGIN)
+    page.write_text(f"{before}{BEGIN}\n{section(report)}\n{END}{rest.partition(END)[2]}")
+
+
+def section(report: Mapping[str, Any]) -> str:
+    """Tables of the parts that were measured, and what they were measured on."""
+    parts = [_part(title, report[name]) for name, title in TITLES.items() if name in report]
+    return "\n\n".join([*parts, _machine(report)])
+
+
+def _part(title: str, part: Mapping[str, Any]) -> str:
+    lines = [f"{title}; {part['rounds']} rounds:", "", "| | measured | 95 % interval | bound |", "|---|--:|--:|---|"]
+    return "\n".join(lines + [_line(finding) for finding in part["findings"]])
+
+
+def _line(finding: Mapping[str, Any]) -> str:
+    found, unit = finding["found"], f" {finding['unit']}" if finding["unit"] else ""
+    return f"| {finding['what']} | {found['value']:.4g}{unit} | {_interval(found['low'], found['high'])} | {_bound(finding)} |"
+
+
+def _interval(low: float, high: float) -> str:
+    return f"{low:.4g} to {high:.4g}" if math.isfinite(high) else ""
+
+
+def _bound(finding: Mapping[str, Any]) -> str:
+    if finding["holds"] is None:
+        return ""
+    least, most = finding["at_least"], finding["upper_end_at_most"]
+    asked = f">= {least:.3g}" if least is not None else f"upper end <= {most:.3g} {finding['unit']}"
+    return f"{asked}: {'holds' if finding['holds'] else '**broken**'}"
+
+
+def _machine(report: Mapping[str, Any]) -> str:
+    hardware, versions = report["hardware"], report["versions"]
+    named = [f"{name} {version}" for name, version in versions.items()]
+    return f"{hardware['cpu']}, {hardware['cores']} cores; {', '.join(named)}."
