@@ -20,7 +20,8 @@ from server.call import answer, direct, read_body, validate
 from server.errors import ApiError
 from server.gateway import Gateway
 from server.law.calibration import Calibrator
-from server.schema import CalibrationRequest, ChatRequest, CompletionRequest, PolicyChange
+from server.page import Feed, add_page
+from server.schema import AutopilotChange, CalibrationRequest, ChatRequest, CompletionRequest, PolicyChange
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -48,13 +49,16 @@ def create_app(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         starting = asyncio.create_task(gateway.start())
         starting.add_done_callback(lambda task: _report(task, gateway, on_start_failure, on_ready))
+        showing = asyncio.create_task(feed.run())
         try:
             yield
         finally:
             starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
+            showing.cancel()
+            await asyncio.gather(starting, showing, return_exceptions=True)
             await gateway.stop()
 
+    feed = Feed(gateway)
     app = _App(title="Kendall", version=metadata.version("kendall"), lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.gateway = gateway
     app.direct = {"/v1/completions": direct(gateway, CompletionRequest), "/v1/chat/completions": direct(gateway, ChatRequest)}
@@ -65,6 +69,7 @@ def create_app(
     _add_admin(app, gateway)
     _add_live(app, gateway)
     _add_calibration(app, gateway)
+    add_page(app, feed)
     return app
 
 
@@ -192,6 +197,10 @@ def _add_live(app: FastAPI, gateway: Gateway) -> None:
         except SpecError as error:
             raise ApiError(400, "invalid_objective", str(error)) from None
         return {"advice": found, "reason": None if found else live.why_nothing()}
+
+    @app.put("/admin/autopilot")
+    async def change_autopilot(request: Request) -> dict[str, Any]:
+        return await gateway.live_model().steer((await parse(request, AutopilotChange)).mode)
 
 
 def _add_calibration(app: FastAPI, gateway: Gateway) -> None:
