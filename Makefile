@@ -1,6 +1,6 @@
 # Every target makes the environment first (tools/setup_env.py, silent when up to date).
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-system demo test test-all check bench clean
+.PHONY: help setup setup-system demo test test-all check bench screenshots clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -34,6 +34,9 @@ check: setup ## lint, format, types, direction of imports, spelling
 
 bench: setup ## the benchmarks, one after the other
 	@for file in $(filter-out bench/live_validation.py,$(wildcard bench/*.py)); do echo "== $$file"; $(BIN)/python "$$file" $(ARGS) || exit 1; done
+
+screenshots: setup ## pictures of the live page in docs/page (needs Chromium; three minutes); ARGS=FOLDER
+	@$(BIN)/python -m tests.page.screenshots $(ARGS)
 
 clean: ## remove caches and builds, keep .venv and runs
 	@rm -rf $(CACHES) build dist *.egg-info

@@ -88,6 +88,6 @@ function act(kind, deeds) {
   const button = (words, deed) => h("button", { type: "button", class: "main", onclick: deed }, words);
   if (kind === "calibrate") place.replaceChildren(button("Measure the law", deeds.calibrate));
   else if (kind === "key") place.replaceChildren(button("Give the key", deeds.key));
-  else if (kind === "load") place.replaceChildren(h("code", { tabIndex: 0 }, `kendall load ${location.origin} --request-rate 5 --num-prompts 500`));
+  else if (kind === "load") place.replaceChildren(h("code", { tabIndex: 0 }, `kendall load --base-url ${location.origin} --request-rate 5 --num-prompts 500`));
   else place.replaceChildren();
 }

@@ -22,7 +22,9 @@ export const QUANTITY = { queueing_delay: "queueing delay", sojourn_time: "sojou
 export function cause(reasons, assumptions) {
   const first = reasons.find((name) => name in ASSUMPTIONS);
   if (!first) return "no assumption explains it";
-  if (first === "poisson_arrivals" && /burst|more variable|over-?dispers/i.test(assumptions[first]?.says ?? "")) return "arrivals come in bursts";
+  const says = assumptions[first]?.says ?? "";
+  if (/come in bursts/.test(says)) return "arrivals come in bursts";
+  if (/too regular|nearly constant/.test(says)) return "arrivals are too regular";
   return ASSUMPTIONS[first][1];
 }
 
