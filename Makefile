@@ -28,7 +28,7 @@ check: setup ## lint, format, types, direction of imports, spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy kendall.py tools/setup_env.py
+	$(BIN)/mypy kendall.py tools/setup_env.py tools/vendor.py
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 
