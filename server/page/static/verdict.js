@@ -25,6 +25,8 @@ function sentence({ gateway, look, link, refused, live }) {
   if (link === "lost") return { says: ["The gateway does not answer"], why: `What stands here is of ${live ?? "before"}. The page connects again by itself.`, title: "Reconnecting" };
   if (gateway.state === "lost") return { says: ["The engine is lost"], why: `${gateway.reason ?? ""}. No request can be answered; restart the gateway, its log says why.`, title: "Engine lost" };
   if (gateway.state === "starting") return { says: ["The engine is starting"], why: "Requests are taken as soon as it serves; this page fills by itself." };
+  if (gateway.state === "restarting") return { says: ["The engine is restarting"], why: "It was lost and is brought up again. What waits keeps its place; answers that were under way go on where they can.", title: "Restarting" };
+  if (gateway.state === "stuck") return { says: ["Nothing moves"], why: `${gateway.reason ?? "Requests are in service and nothing comes back"}. See the log, and KendallQueueStuck in the operating guide.`, title: "Stuck" };
   if (gateway.state === "calibrating") return { says: ["Measuring the engine’s law"], why: "It takes under a minute. Requests wait meanwhile and keep their place." };
   const found = look?.prediction ? compared(look.prediction, gateway) : unknown(gateway, look);
   return gateway.state === "draining" ? { ...found, why: "The gateway drains: what has arrived is answered, nothing new is taken." } : found;
