@@ -25,7 +25,7 @@ export class TimeChart {
     this.values = series.map(() => h("b", {}, "–"));
     this.when = h("time");
     const keys = series.map((each, index) => key(each, this.values[index]));
-    this.place = h("div", { class: "plot", role: "img" });
+    this.place = h("div", { class: "plot", role: "img", "aria-label": "Chart over time, still empty" });
     this.nothing = h("p", { class: "nothing" });
     this.rows = h("div");
     this.table = h("details", { class: "alternative" }, h("summary", {}, "As a table"), this.rows);
