@@ -146,7 +146,9 @@ def main() -> int:
     found = asyncio.run(measure(given.viewers, given.seconds, given.pairs))
     share, other = found["share_of_a_core"], found["predicting_process"]
     print(f"first visit              {found['first_visit_bytes']:>9,} bytes        (allowed {MOST_BYTES:,})")
-    print(f"{given.viewers} viewers               {share['mean']:>9.2%} of a core, +- {share['half_width']:.2%}  (allowed {MOST_SHARE:.0%})")
+    print(
+        f"{given.viewers} viewers               {share['mean']:>9.2%} of a core, +- {share['half_width']:.2%}  (allowed {MOST_SHARE:.0%})"
+    )
     print(f"  in the predicting process {other['mean']:>6.2%} of a core, +- {other['half_width']:.2%}")
     print(f"gateway without viewers  {found['without_viewers']:>9.1%} of a core at {RATE:g} requests/s")
     print(f"a viewer receives        {found['bytes_per_second_and_viewer']:>9,.0f} bytes/s")

@@ -111,7 +111,9 @@ class Page:
 
     def outside(self, url: str) -> list[str]:
         """Requests to anywhere but the gateway."""
-        return [each for each in self.urls if urlsplit(each).scheme not in ("data", "blob") and urlsplit(each).netloc != urlsplit(url).netloc]
+        return [
+            each for each in self.urls if urlsplit(each).scheme not in ("data", "blob") and urlsplit(each).netloc != urlsplit(url).netloc
+        ]
 
     async def resize(self, width: int, height: int, *, scale: float = 1.0) -> None:
         """The window, in CSS pixels."""
@@ -160,8 +162,12 @@ class Page:
     async def picture(self, path: Path, *, whole: bool = True) -> None:
         """A PNG of the whole page, or of the window."""
         found = await self.send("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(base64.b64decode(found["data"]))
+        _write(path, base64.b64decode(found["data"]))
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
 
 
 @contextlib.asynccontextmanager
@@ -192,7 +198,11 @@ async def _address(file: Path) -> str:
     """Chromium writes its port, then its path."""
     async with asyncio.timeout(START):
         while True:
-            lines = file.read_text().split() if file.exists() else []
+            lines = _lines(file)
             if len(lines) == 2:
                 return f"ws://127.0.0.1:{lines[0]}{lines[1]}"
             await asyncio.sleep(0.05)
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text().split() if file.exists() else []
