@@ -106,17 +106,17 @@ async def stretch(pid: int, seconds: float) -> tuple[float, float]:
 async def measure(viewers: int, seconds: float, pairs: int) -> dict[str, Any]:
     """Everything."""
     with tempfile.TemporaryDirectory() as folder:
-        async with serving(Path(folder), "--prediction-interval", "5", "--what-if-interval", "60") as gateway:
-            async with loaded(gateway, RATE, 120 + 2.5 * seconds * pairs):
-                await asyncio.sleep(45)  # the first predictions load the mathematics, the history fills
-                size = await first_visit(gateway.url)
-                rows = []
-                for _ in range(pairs):
-                    without = await stretch(gateway.pid, seconds)
-                    async with watched(gateway.url, viewers) as received:
-                        await asyncio.sleep(2)
-                        before = sum(received)
-                        rows.append((without, await stretch(gateway.pid, seconds), (sum(received) - before) / viewers / seconds))
+        started = serving(Path(folder), "--prediction-interval", "5", "--what-if-interval", "60")
+        async with started as gateway, loaded(gateway, RATE, 120 + 2.5 * seconds * pairs):
+            await asyncio.sleep(45)  # the first predictions load the mathematics, the history fills
+            size = await first_visit(gateway.url)
+            rows = []
+            for _ in range(pairs):
+                without = await stretch(gateway.pid, seconds)
+                async with watched(gateway.url, viewers) as received:
+                    await asyncio.sleep(2)
+                    before = sum(received)
+                    rows.append((without, await stretch(gateway.pid, seconds), (sum(received) - before) / viewers / seconds))
     own = np.array([seen[0] - without[0] for without, seen, _ in rows])
     others = np.array([seen[1] - without[1] for without, seen, _ in rows])
     return {

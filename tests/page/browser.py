@@ -45,7 +45,8 @@ class Browser:
         command = {"id": number, "method": method, "params": parameters}
         await self._socket.send_json(command if session is None else command | {"sessionId": session})
         async with asyncio.timeout(ANSWER):
-            answer = await self._waiting.pop(number)
+            answer = await self._waiting[number]
+        del self._waiting[number]
         if "error" in answer:
             raise PageError(f"{method}: {answer['error']['message']}")
         return dict(answer["result"])
@@ -85,7 +86,9 @@ class Page:
         self._browser, self._session = browser, session
         self.complaints: list[str] = []
         self.urls: list[str] = []
-        self.received = 0  # bytes on the wire, heads included
+        self._heads: dict[str, int] = {}  # bytes on the wire by request
+        self._bodies: dict[str, int] = {}
+        self._whole: dict[str, int] = {}
         self._events: dict[str, Event] = {}
 
     async def send(self, method: str, **parameters: Any) -> Event:
@@ -98,9 +101,11 @@ class Page:
         if method == "Network.requestWillBeSent":
             self.urls.append(event["request"]["url"])
         elif method == "Network.responseReceived":
-            self.received += int(event["response"].get("encodedDataLength", 0))
+            self._heads[event["requestId"]] = int(event["response"].get("encodedDataLength", 0))
         elif method == "Network.dataReceived":
-            self.received += int(event["encodedDataLength"] or event["dataLength"])
+            self._bodies[event["requestId"]] = self._bodies.get(event["requestId"], 0) + int(event["encodedDataLength"])
+        elif method == "Network.loadingFinished":
+            self._whole[event["requestId"]] = int(event["encodedDataLength"])
         elif method == "Runtime.exceptionThrown":
             details = event["exceptionDetails"]
             self.complaints.append(details.get("exception", {}).get("description", details["text"]))
@@ -108,6 +113,11 @@ class Page:
             self.complaints.append(" ".join(str(each.get("value", each.get("description"))) for each in event["args"]))
         elif method == "Log.entryAdded" and event["entry"]["level"] in ("error", "warning"):
             self.complaints.append(f"{event['entry']['text']} {event['entry'].get('url', '')}")
+
+    @property
+    def received(self) -> int:
+        """Bytes on the wire, heads included; of a stream, as far as it went."""
+        return sum(self._whole.get(name, head + self._bodies.get(name, 0)) for name, head in self._heads.items())
 
     def outside(self, url: str) -> list[str]:
         """Requests to anywhere but the gateway."""
