@@ -140,14 +140,14 @@ class Page:
             raise PageError(answer["exceptionDetails"].get("exception", {}).get("description", "thrown"))
         return answer["result"].get("value")
 
-    async def until(self, script: str, seconds: float = 10.0) -> Any:
-        """The expression's value once it is true. Raises PageError where that takes longer."""
+    async def until(self, script: str, seconds: float = 10.0) -> None:
+        """Return once the expression is true. Raises PageError where that takes longer."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         while loop.time() < deadline:
             with contextlib.suppress(PageError):  # while it loads
-                if found := await self.ask(script):
-                    return found
+                if await self.ask(f"Boolean({script})"):
+                    return
             await asyncio.sleep(0.05)
         raise PageError(f"not true after {seconds} s: {script}; complaints: {self.complaints}")
 
