@@ -106,17 +106,17 @@ async def stretch(pid: int, seconds: float) -> tuple[float, float]:
 async def measure(viewers: int, seconds: float, pairs: int) -> dict[str, Any]:
     """Everything."""
     with tempfile.TemporaryDirectory() as folder:
-        async with serving(Path(folder), "--prediction-interval", "5", "--what-if-interval", "60") as gateway:
-            async with loaded(gateway, RATE, 120 + 2.5 * seconds * pairs):
-                await asyncio.sleep(45)  # the first predictions load the mathematics, the history fills
-                size = await first_visit(gateway.url)
-                rows = []
-                for _ in range(pairs):
-                    without = await stretch(gateway.pid, seconds)
-                    async with watched(gateway.url, viewers) as received:
-                        await asyncio.sleep(2)
-                        before = sum(received)
-                        rows.append((without, await stretch(gateway.pid, seconds), (sum(received) - before) / viewers / seconds))
+        started = serving(Path(folder), "--prediction-interval", "5", "--what-if-interval", "60")
+        async with started as gateway, loaded(gateway, RATE, 120 + 2.5 * seconds * pairs):
+            await asyncio.sleep(45)  # the first predictions load the mathematics, the history fills
+            size = await first_visit(gateway.url)
+            rows = []
+            for _ in range(pairs):
+                without = await stretch(gateway.pid, seconds)
+                async with watched(gateway.url, viewers) as received:
+                    await asyncio.sleep(2)
+                    before = sum(received)
+                    rows.append((without, await stretch(gateway.pid, seconds), (sum(received) - before) / viewers / seconds))
     own = np.array([seen[0] - without[0] for without, seen, _ in rows])
     others = np.array([seen[1] - without[1] for without, seen, _ in rows])
     return {
@@ -146,7 +146,9 @@ def main() -> int:
     found = asyncio.run(measure(given.viewers, given.seconds, given.pairs))
     share, other = found["share_of_a_core"], found["predicting_process"]
     print(f"first visit              {found['first_visit_bytes']:>9,} bytes        (allowed {MOST_BYTES:,})")
-    print(f"{given.viewers} viewers               {share['mean']:>9.2%} of a core, +- {share['half_width']:.2%}  (allowed {MOST_SHARE:.0%})")
+    print(
+        f"{given.viewers} viewers               {share['mean']:>9.2%} of a core, +- {share['half_width']:.2%}  (allowed {MOST_SHARE:.0%})"
+    )
     print(f"  in the predicting process {other['mean']:>6.2%} of a core, +- {other['half_width']:.2%}")
     print(f"gateway without viewers  {found['without_viewers']:>9.1%} of a core at {RATE:g} requests/s")
     print(f"a viewer receives        {found['bytes_per_second_and_viewer']:>9,.0f} bytes/s")

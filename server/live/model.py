@@ -238,7 +238,9 @@ class LiveModel:
     async def steer(self, mode: AutopilotMode) -> dict[str, Any]:
         """What the autopilot may do from now on. Raises ApiError where there are no looks that it could decide by."""
         if self._gateway.settings.prediction_interval <= 0:
-            raise ApiError(409, "no_prediction", "got --prediction-interval 0; the autopilot decides by the live prediction: start with one")
+            raise ApiError(
+                409, "no_prediction", "got --prediction-interval 0; the autopilot decides by the live prediction: start with one"
+            )
         await self._pilot.steer(self._predictor, mode)
         return self.autopilot
 

@@ -45,7 +45,8 @@ class Browser:
         command = {"id": number, "method": method, "params": parameters}
         await self._socket.send_json(command if session is None else command | {"sessionId": session})
         async with asyncio.timeout(ANSWER):
-            answer = await self._waiting.pop(number)
+            answer = await self._waiting[number]
+        del self._waiting[number]
         if "error" in answer:
             raise PageError(f"{method}: {answer['error']['message']}")
         return dict(answer["result"])
@@ -85,7 +86,9 @@ class Page:
         self._browser, self._session = browser, session
         self.complaints: list[str] = []
         self.urls: list[str] = []
-        self.received = 0  # bytes on the wire, heads included
+        self._heads: dict[str, int] = {}  # bytes on the wire by request
+        self._bodies: dict[str, int] = {}
+        self._whole: dict[str, int] = {}
         self._events: dict[str, Event] = {}
 
     async def send(self, method: str, **parameters: Any) -> Event:
@@ -98,9 +101,11 @@ class Page:
         if method == "Network.requestWillBeSent":
             self.urls.append(event["request"]["url"])
         elif method == "Network.responseReceived":
-            self.received += int(event["response"].get("encodedDataLength", 0))
+            self._heads[event["requestId"]] = int(event["response"].get("encodedDataLength", 0))
         elif method == "Network.dataReceived":
-            self.received += int(event["encodedDataLength"] or event["dataLength"])
+            self._bodies[event["requestId"]] = self._bodies.get(event["requestId"], 0) + int(event["encodedDataLength"])
+        elif method == "Network.loadingFinished":
+            self._whole[event["requestId"]] = int(event["encodedDataLength"])
         elif method == "Runtime.exceptionThrown":
             details = event["exceptionDetails"]
             self.complaints.append(details.get("exception", {}).get("description", details["text"]))
@@ -109,9 +114,16 @@ class Page:
         elif method == "Log.entryAdded" and event["entry"]["level"] in ("error", "warning"):
             self.complaints.append(f"{event['entry']['text']} {event['entry'].get('url', '')}")
 
+    @property
+    def received(self) -> int:
+        """Bytes on the wire, heads included; of a stream, as far as it went."""
+        return sum(self._whole.get(name, head + self._bodies.get(name, 0)) for name, head in self._heads.items())
+
     def outside(self, url: str) -> list[str]:
         """Requests to anywhere but the gateway."""
-        return [each for each in self.urls if urlsplit(each).scheme not in ("data", "blob") and urlsplit(each).netloc != urlsplit(url).netloc]
+        return [
+            each for each in self.urls if urlsplit(each).scheme not in ("data", "blob") and urlsplit(each).netloc != urlsplit(url).netloc
+        ]
 
     async def resize(self, width: int, height: int, *, scale: float = 1.0) -> None:
         """The window, in CSS pixels."""
@@ -128,14 +140,14 @@ class Page:
             raise PageError(answer["exceptionDetails"].get("exception", {}).get("description", "thrown"))
         return answer["result"].get("value")
 
-    async def until(self, script: str, seconds: float = 10.0) -> Any:
-        """The expression's value once it is true. Raises PageError where that takes longer."""
+    async def until(self, script: str, seconds: float = 10.0) -> None:
+        """Return once the expression is true. Raises PageError where that takes longer."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         while loop.time() < deadline:
             with contextlib.suppress(PageError):  # while it loads
-                if found := await self.ask(script):
-                    return found
+                if await self.ask(f"Boolean({script})"):
+                    return
             await asyncio.sleep(0.05)
         raise PageError(f"not true after {seconds} s: {script}; complaints: {self.complaints}")
 
@@ -160,8 +172,12 @@ class Page:
     async def picture(self, path: Path, *, whole: bool = True) -> None:
         """A PNG of the whole page, or of the window."""
         found = await self.send("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(base64.b64decode(found["data"]))
+        _write(path, base64.b64decode(found["data"]))
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
 
 
 @contextlib.asynccontextmanager
@@ -192,7 +208,11 @@ async def _address(file: Path) -> str:
     """Chromium writes its port, then its path."""
     async with asyncio.timeout(START):
         while True:
-            lines = file.read_text().split() if file.exists() else []
+            lines = _lines(file)
             if len(lines) == 2:
                 return f"ws://127.0.0.1:{lines[0]}{lines[1]}"
             await asyncio.sleep(0.05)
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text().split() if file.exists() else []

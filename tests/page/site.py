@@ -19,7 +19,7 @@ LENGTHS, PROMPTS = parse_distribution("uniform:low=10,high=60"), parse_distribut
 CAPPED = "capped:max_batch_size=8"
 FLAGS = (
     *("tiny", "--engine", "emulated", "--allow-forced-lengths", "--policy", CAPPED, "--max-num-seqs", "16"),
-    *("--prediction-interval", "1", "--prediction-window", "120", "--what-if-interval", "15"),
+    *("--prediction-interval", "3", "--prediction-window", "120", "--what-if-interval", "15"),
 )
 
 

@@ -13,19 +13,21 @@ addEventListener("themechange", () => charts.forEach((chart) => chart.repaint())
 
 /** `series`: {column, label, side: "observed"|"predicted", dash?, low?, high?, step?}; `format(value)` gives text with its unit. */
 export class TimeChart {
-  constructor(host, { series, format, labelled = false, most = null }) {
+  constructor(host, { series, format, tick = format, labelled = false, most = null }) {
     this.series = series;
     this.format = format;
+    this.tick = tick; // (value, the largest on the axis)
     this.labelled = labelled;
     this.most = most;
     this.marks = [];
     this.seconds = 300;
     this.end = Date.now() / 1e3;
+    this.start = this.end - 60;
     this.columns = series.flatMap((each) => [each.column, ...(each.low ? [each.low, each.high] : [])]);
     this.values = series.map(() => h("b", {}, "–"));
     this.when = h("time");
     const keys = series.map((each, index) => key(each, this.values[index]));
-    this.place = h("div", { class: "plot", role: "img" });
+    this.place = h("div", { class: "plot", role: "img", "aria-label": "Chart over time, still empty" });
     this.nothing = h("p", { class: "nothing" });
     this.rows = h("div");
     this.table = h("details", { class: "alternative" }, h("summary", {}, "As a table"), this.rows);
@@ -46,8 +48,8 @@ export class TimeChart {
       padding: [this.labelled ? 20 : 10, 6, 0, 0],
       legend: { show: false },
       cursor: { sync: { key: together.key, setSeries: false }, y: false, drag: { x: false, y: false }, points: { size: 7 } },
-      scales: { x: { range: () => [this.end - this.seconds, this.end] }, y: { range: (plot) => [0, this.top(plot)] } },
-      axes: [this.axis({ space: 84, values: (_, at) => at.map((each) => clock(each, this.seconds <= 300)), size: 26 }), this.yAxis()],
+      scales: { x: { range: () => [this.start, this.end] }, y: { range: (plot) => [0, this.top(plot)] } },
+      axes: [this.axis({ space: 84, values: (_, at) => at.map((each) => clock(each, this.end - this.start <= 300)), size: 26 }), this.yAxis()],
       series: [{}, ...this.series.flatMap((each) => lines(each))],
       bands: this.bands(),
       hooks: { draw: [(plot) => this.drawMarks(plot)], setCursor: [() => this.readOut()] },
@@ -61,7 +63,7 @@ export class TimeChart {
 
   yAxis() {
     const grid = { show: true, stroke: () => colour("--rule"), width: 1 };
-    const values = (_, at) => at.map((each) => this.format(each));
+    const values = (_, at) => at.map((each) => this.tick(each, at.at(-1)));
     return this.axis({ values, size: 62, space: 44, grid, ticks: { show: false }, border: { show: false } });
   }
 
@@ -93,7 +95,8 @@ export class TimeChart {
   /** Draws anew; `empty` is said where there is nothing to draw. */
   update(history, seconds, marks, empty = "") {
     const { end, data } = history.series(this.columns, seconds);
-    Object.assign(this, { seconds, end, marks });
+    const start = Math.min(end - 60, Math.max(end - seconds, data[0][0] ?? end)); // a young history fills the width
+    Object.assign(this, { seconds, end, start, marks });
     this.plot.setData(data);
     const known = this.series.some((each) => data[1 + this.columns.indexOf(each.column)].some((value) => value !== null));
     say(this.nothing, known ? "" : empty);
@@ -142,7 +145,7 @@ export class TimeChart {
       if (this.labelled) free = label(ctx, mark.label, x, top - 7 * scale, free, left + width);
     }
     ctx.restore();
-    this.place.dataset.marks = String(this.marks.filter((mark) => mark.at >= this.end - this.seconds).length);
+    this.place.dataset.marks = String(this.marks.filter((mark) => mark.at >= this.start).length);
   }
 
   /** At most 40 rows, evenly spaced, the newest first. */

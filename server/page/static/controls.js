@@ -22,7 +22,9 @@ export class Controls {
     for (const choice of document.getElementsByName("autopilot")) choice.addEventListener("change", () => this.steer(choice.value));
   }
 
-  update({ gateway, autopilot }) {
+  update(state) {
+    this.state = state;
+    const { gateway, autopilot } = state;
     const policy = gateway?.in_force ?? null;
     for (const control of document.querySelectorAll("#setting input, #setting select, #apply, #autopilot input")) control.disabled = !policy || this.busy;
     if (policy && JSON.stringify(policy) !== JSON.stringify(this.inForce)) {
@@ -83,7 +85,7 @@ export class Controls {
     await this.attempt(async () => {
       const found = await call("PUT", "admin/policy", this.wanted());
       this.edited = false;
-      this.inForce = found;
+      this.state.gateway.in_force = this.inForce = found; // the next event, up to a second later, says the same
       this.show(found);
       this.report(`In force: ${found.policy}, ${tokenLimit(found.max_output_tokens)}. Epoch ${found.epoch} has begun.`);
     });
@@ -91,7 +93,7 @@ export class Controls {
 
   async steer(mode) {
     await this.attempt(async () => {
-      this.showAutopilot(await call("PUT", "admin/autopilot", { mode }));
+      this.state.autopilot = await call("PUT", "admin/autopilot", { mode });
       this.report(`Autopilot: ${mode}.`);
     });
   }
@@ -113,6 +115,7 @@ export class Controls {
       this.mode = null; // the radio falls back to what is in force
     }
     this.busy = false;
+    if (this.state) this.update(this.state);
   }
 
   report(text, bad = false) {

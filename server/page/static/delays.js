@@ -2,7 +2,7 @@
 
 import { TimeChart } from "./charts.js";
 import { byId, say } from "./dom.js";
-import { duration, span } from "./format.js";
+import { duration, span, tickDuration } from "./format.js";
 
 const TITLES = { queueing_delay: "Queueing delay", sojourn_time: "Sojourn time" };
 const SHORT = { queueing_delay: "delay", sojourn_time: "sojourn" };
@@ -31,7 +31,7 @@ export class Delays {
     const place = document.createElement("div");
     place.dataset.compared = compared;
     host.append(place);
-    this.charts[compared] = new TimeChart(place, { series: [side("observed", name), side("predicted", name)], format: (value) => duration(value), labelled: true });
+    this.charts[compared] = new TimeChart(place, { series: [side("observed", name), side("predicted", name)], format: (value) => duration(value), tick: tickDuration, labelled: true });
   }
 }
 

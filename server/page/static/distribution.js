@@ -2,7 +2,7 @@
 
 import { FONT, colour } from "./charts.js";
 import { byId, fill, h, say } from "./dom.js";
-import { NONE, duration, interval, percent, unitOf, whole } from "./format.js";
+import { NONE, duration, interval, percent, tickDuration, unitOf, whole } from "./format.js";
 import { QUANTITY } from "./words.js";
 
 /* global uPlot */
@@ -37,7 +37,7 @@ export class Distribution {
       cursor: { show: false },
       scales: { x: { time: false, range: () => [0, right()] }, y: { range: () => [0, this.top()] } },
       axes: [
-        { ...axis, size: 26, space: 70, grid: { show: false }, ticks: { ...line("--rule"), size: 4 }, border: { show: true, ...line("--rule") }, values: (_, at) => at.map((each) => duration(each, unitOf(right()))) },
+        { ...axis, size: 26, space: 70, grid: { show: false }, ticks: { ...line("--rule"), size: 4 }, border: { show: true, ...line("--rule") }, values: (_, at) => at.map((each) => tickDuration(each, right())) },
         { ...axis, size: 46, space: 40, grid: line("--rule"), ticks: { show: false }, values: (_, at) => at.map((each) => percent(each, this.top() < 0.04 ? 1 : 0)) },
       ],
       series: [

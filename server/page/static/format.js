@@ -11,7 +11,7 @@ export function digits(value) {
   if (size >= 999.5) return grouped.format(value);
   if (size === 0) return "0";
   if (size < 0.0005) return "0.00";
-  return size < 1 ? value.toFixed(size < 0.0995 ? 3 : 2) : value.toPrecision(3);
+  return size < 0.9995 ? value.toFixed(3) : value.toPrecision(3);
 }
 
 export const whole = (value) => (value === null || value === undefined ? NONE : grouped.format(value));
@@ -24,6 +24,10 @@ export const inUnit = (seconds, unit) => (seconds === null || seconds === undefi
 export function duration(seconds, unit = unitOf(seconds ?? 0)) {
   return seconds === null || seconds === undefined ? NONE : `${inUnit(seconds, unit)}${THIN}${unit}`;
 }
+
+/** For the ticks of an axis: no more digits than needed. */
+export const plain = (value) => String(Number(value.toPrecision(3)));
+export const tickDuration = (seconds, most) => `${plain(unitOf(most) === "ms" ? seconds * 1e3 : seconds)}${THIN}${unitOf(most)}`;
 
 /** `11.5 to 13.1 ms`; the low end of an interval of delays is not below 0. */
 export function interval(low, high, unit) {

@@ -16,7 +16,7 @@ export function updateNow({ now, gateway, look, columns }) {
     tile("Load", percent(load), "", loadWords(load, prediction), load !== null && load >= 0.9),
     tile("Utilisation", percent(value("utilisation")), "", predicted === null ? "of the time, busy" : h("span", { class: "predicted" }, `${percent(predicted)} predicted`)),
     tile("Queue length", whole(value("queue_length")), "", "requests waiting"),
-    tile("Arrival rate", digits(value("arrival_rate")), "/s", "requests, over a minute"),
+    tile("Arrival rate", digits(value("arrival_rate")), "/s", "over one minute"),
     tile("In service", whole(value("in_service")), "", policy ? `of ${whole(policy.effective_max_batch_size * (gateway.servers ?? 1))} at most` : ""),
   ];
   fill(byId("now"), ...tiles);

@@ -2,7 +2,7 @@
 
 import { TimeChart } from "./charts.js";
 import { byId } from "./dom.js";
-import { digits, percent, whole } from "./format.js";
+import { digits, percent, plain, whole } from "./format.js";
 
 export class Small {
   constructor() {
@@ -15,7 +15,7 @@ export class Small {
     ];
     this.charts = [
       new TimeChart(byId("queue"), { series: [waiting], format: (value) => whole(Math.round(10 * value) / 10), most: 4 }),
-      new TimeChart(byId("rate"), { series: [rate], format: (value) => `${digits(value)}/s` }),
+      new TimeChart(byId("rate"), { series: [rate], format: (value) => `${digits(value)}/s`, tick: (value) => `${plain(value)}/s` }),
       new TimeChart(byId("busy"), { series: busy, format: (value) => percent(value), most: 1 }),
     ];
   }

@@ -19,7 +19,7 @@ export function updateVerdict(state, deeds) {
 
 const text = (parts) => parts.map((part) => part.textContent ?? part).join("");
 
-function sentence({ gateway, look, link, refused, live }) {
+function sentence({ gateway, look, link, refused, live, now, columns }) {
   if (refused) return { says: ["This page needs a key"], why: `${refused}.`, action: "key" };
   if (!gateway) return { says: ["Connecting to the gateway"], why: link === "lost" ? "It does not answer; the page tries again every few seconds." : "" };
   if (link === "lost") return { says: ["The gateway does not answer"], why: `What stands here is of ${live ?? "before"}. The page connects again by itself.`, title: "Reconnecting" };
@@ -28,16 +28,18 @@ function sentence({ gateway, look, link, refused, live }) {
   if (gateway.state === "restarting") return { says: ["The engine is restarting"], why: "It was lost and is brought up again. What waits keeps its place; answers that were under way go on where they can.", title: "Restarting" };
   if (gateway.state === "stuck") return { says: ["Nothing moves"], why: `${gateway.reason ?? "Requests are in service and nothing comes back"}. See the log, and KendallQueueStuck in the operating guide.`, title: "Stuck" };
   if (gateway.state === "calibrating") return { says: ["Measuring the engine’s law"], why: "It takes under a minute. Requests wait meanwhile and keep their place." };
-  const found = look?.prediction ? compared(look.prediction, gateway) : unknown(gateway, look);
+  const coming = (now?.row[columns.indexOf("arrival_rate")] ?? 0) > 0;
+  const found = look?.prediction ? compared(look.prediction, gateway) : unknown(gateway, look, coming);
   return gateway.state === "draining" ? { ...found, why: "The gateway drains: what has arrived is answered, nothing new is taken." } : found;
 }
 
-function unknown(gateway, look) {
+function unknown(gateway, look, coming) {
   if (!gateway.looks) return { says: ["The live prediction is switched off"], why: "Start with a --prediction-interval above 0 to see theory beside observation." };
   if (!gateway.law) return { says: ["No prediction yet: the engine’s law is not known"], why: "Kendall predicts from how long a batch takes. Measure it now, in under a minute, or start with --calibrate or --latency.", action: "calibrate" };
   const counted = /^(\d+) requests of this epoch have ended; (\d+)/.exec(look?.reason ?? "");
-  if (counted && counted[1] !== "0") return { says: [`Collecting requests: ${counted[1]} of ${counted[2]}`], aloud: "Collecting requests", why: "Theory is set beside observation once enough requests of this setting have been answered." };
+  if (counted && (coming || counted[1] !== "0")) return { says: [`Collecting requests: ${counted[1]} of ${counted[2]}`], aloud: "Collecting requests", why: "Theory is set beside observation once enough requests of this setting have been answered." };
   if (!counted && look?.reason && !/too few/.test(look.reason)) return { says: ["No prediction for this setting"], why: `${look.reason}.` };
+  if (coming) return { says: ["Collecting requests"], why: "Theory is set beside observation once enough requests of this setting have been answered." };
   return { says: ["No requests yet"], why: "Send some and watch theory and observation meet:", action: "load" };
 }
 
