@@ -10,6 +10,7 @@ Row = Sequence[float | None]  # one number a column, the instant first
 FINE = 900  # rows of a second
 STEP = 10  # of them to a coarse row
 COARSE = 720
+CHART = 4  # digits: more than a chart shows
 
 
 class History:
@@ -23,8 +24,9 @@ class History:
 
     def add(self, row: Row) -> None:
         """The newest one."""
-        self._fine.append(row)
-        self._open.append(row)
+        kept = tuple(value if value is None else short(value, CHART) for value in row)
+        self._fine.append(kept)
+        self._open.append(kept)
         if len(self._open) == STEP:
             self._coarse.append(tuple(map(_mean, zip(*self._open, strict=True))))
             self._open = []
@@ -40,9 +42,9 @@ def _by_column(rows: Sequence[Row] | deque[Row]) -> list[Row]:
 
 def _mean(values: Row) -> float | None:
     known = [value for value in values if value is not None]
-    return short(sum(known) / len(known)) if known else None
+    return short(sum(known) / len(known), CHART) if known else None
 
 
-def short(value: float) -> float:
-    """Six digits are more than a chart shows; an instant keeps its tenths of a second."""
-    return round(value, 1) if value > 1e8 else float(f"{value:.6g}")
+def short(value: float, digits: int = 6) -> float:
+    """Without the digits that nobody reads; an instant keeps its tenths of a second."""
+    return round(value, 1) if value > 1e8 else float(f"{value:.{digits}g}")

@@ -194,7 +194,7 @@ def test_history_is_bounded_and_grows_coarser() -> None:
     found = history.shown()
     assert [len(column) for column in found["fine"]] == [FINE, FINE]
     assert [len(column) for column in found["coarse"]] == [COARSE, COARSE]
-    assert found["coarse"][0][-1] == COARSE * 10 + 94.5
+    assert found["coarse"][0][-1] == pytest.approx(COARSE * 10 + 94.5, abs=1)
     assert set(found["coarse"][1]) == {None, 4.0}
 
 
