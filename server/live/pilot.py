@@ -49,7 +49,7 @@ class Pilot:
             await predictor.ask("start_pilot", self._mode, self._bounds, self.state, self._shift)
 
     async def steer(self, predictor: Predictor, mode: AutopilotMode) -> None:
-        """Another mode, at once where it is to do less; what it remembers stays. A decision that is under way already is not carried out."""
+        """Another mode, at once where it is to do less; what it remembers stays. A decision under way is not carried out."""
         log.info("autopilot: %s, was %s", mode, self._mode)
         self._mode = mode
         await predictor.ask("steer_pilot", mode, self._bounds)
