@@ -45,7 +45,7 @@ export class TimeChart {
   options() {
     return {
       ...this.size(),
-      padding: [this.labelled ? 20 : 10, 6, 0, 0],
+      padding: [this.labelled ? 20 : 10, 26, 0, 0],
       legend: { show: false },
       cursor: { sync: { key: together.key, setSeries: false }, y: false, drag: { x: false, y: false }, points: { size: 7 } },
       scales: { x: { range: () => [this.start, this.end] }, y: { range: (plot) => [0, this.top(plot)] } },

@@ -31,7 +31,7 @@ export function updateWhatIf(state, use) {
 }
 
 function head() {
-  const names = [["Setting"], ["Load", "n"], ["Mean", "n"], ["95\u202f% interval", "plot-cell optional"], ["p50", "n optional"], ["p90", "n optional"], ["p99", "n"], ["Clipped", "n optional"], ["", ""]];
+  const names = [["Setting"], ["Load", "n"], ["Mean", "n"], ["95\u202f% interval", "plot-cell optional"], ["p50", "n optional"], ["p90", "n optional"], ["p99", "n optional"], ["Clipped", "n optional"], ["", ""]];
   return h("tr", {}, ...names.map(([text, kind]) => h("th", { scope: "col", class: kind }, text || h("span", { class: "hidden" }, "Use"))));
 }
 
@@ -50,7 +50,7 @@ function row(each, scale, current, use) {
   const unit = unitOf(delay.mean ?? 0);
   const number = (value, kind = "n") => h("td", { class: kind }, duration(value, value === null || value === undefined ? unit : unitOf(value)));
   const interval_ = h("td", { class: "plot-cell optional" }, dots(each, scale), h("span", { class: "hidden" }, interval(each.interval.low, each.interval.high, unit)), note ? h("small", {}, note) : null);
-  return h("tr", { class: current ? "in-force" : null }, setting, load, number(delay.mean, "n mean-cell"), interval_, number(delay.p50, "n optional"), number(delay.p90, "n optional"), number(delay.p99), h("td", { class: "n optional" }, each.clipped_fraction === null ? NONE : percent(each.clipped_fraction, 1)), last);
+  return h("tr", { class: current ? "in-force" : null }, setting, load, number(delay.mean, "n mean-cell"), interval_, number(delay.p50, "n optional"), number(delay.p90, "n optional"), number(delay.p99, "n optional"), h("td", { class: "n optional" }, each.clipped_fraction === null ? NONE : percent(each.clipped_fraction, 1)), last);
 }
 
 /** The mean with its interval on one logarithmic scale for all rows. */
