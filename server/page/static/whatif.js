@@ -16,7 +16,7 @@ export function updateWhatIf(state, use) {
     fill(host, h("p", { class: "note" }, gateway?.law === false ? "Needs the engine’s law." : "No what-ifs yet: they come a minute after the first prediction, and every minute from then on."));
     return;
   }
-  const now = inForce(gateway.in_force, look?.prediction);
+  const now = nowInForce(gateway.in_force, look?.prediction);
   const scale = scaleOf([...(now ? [now] : []), ...rows]);
   const cells = (each, current) => row(each, scale, current, use);
   const bodies = [];
@@ -74,7 +74,7 @@ function kindOf(each, now) {
 
 const byMean = (a, b) => (a.queueing_delay?.mean ?? Infinity) - (b.queueing_delay?.mean ?? Infinity) || (a.load ?? 0) - (b.load ?? 0);
 
-function inForce(policy, prediction) {
+function nowInForce(policy, prediction) {
   if (!prediction?.queueing_delay?.mean) return null;
   const interval_ = prediction.compared === "queueing_delay" ? prediction.interval : { low: null, high: null };
   return { ...prediction, policy: policy.policy, max_output_tokens: policy.max_output_tokens, interval: interval_, notes: [], clipped_fraction: null };
