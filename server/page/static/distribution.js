@@ -32,7 +32,7 @@ export class Distribution {
     const right = () => (this.found ? this.found.width * this.found.observed.length : 1);
     return {
       ...this.size(),
-      padding: [18, 10, 0, 0],
+      padding: [18, 26, 0, 0],
       legend: { show: false },
       cursor: { show: false },
       scales: { x: { time: false, range: () => [0, right()] }, y: { range: () => [0, this.top()] } },
