@@ -2,10 +2,10 @@
 
 Bytes: the document, every file that it names, the history and the first events, as they travel (compressed, heads included).
 CPU: user and system time of the gateway's own process, from /proc, in stretches without and with VIEWERS streams that read every
-event, in turn (ABAB...), at one Poisson load on the emulated engine; the difference of the means, with a 95 % interval from the
+event, in turn (ABAB...), at a Poisson load on the emulated engine; the difference of the means, with a 95 % interval from the
 pairs. The predicting process, which draws the distribution while somebody looks, is counted too and shown apart.
 
-    .venv/bin/python bench/page_cost.py [--viewers 20] [--seconds 20] [--pairs 4] [--json FILE]
+    .venv/bin/python bench/page_cost.py [--viewers 20] [--seconds 20] [--pairs 4] [--rate 20] [--json FILE]
 """
 
 from __future__ import annotations
@@ -103,11 +103,11 @@ async def stretch(pid: int, seconds: float) -> tuple[float, float]:
     return (cpu_seconds(pid) - own) / taken, (sum(map(cpu_seconds, children(pid))) - others) / taken
 
 
-async def measure(viewers: int, seconds: float, pairs: int) -> dict[str, Any]:
+async def measure(viewers: int, seconds: float, pairs: int, rate: float) -> dict[str, Any]:
     """Everything."""
     with tempfile.TemporaryDirectory() as folder:
         started = serving(Path(folder), "--prediction-interval", "5", "--what-if-interval", "60")
-        async with started as gateway, loaded(gateway, RATE, 120 + 2.5 * seconds * pairs):
+        async with started as gateway, loaded(gateway, rate, 120 + 2.5 * seconds * pairs):
             await asyncio.sleep(45)  # the first predictions load the mathematics, the history fills
             size = await first_visit(gateway.url)
             rows = []
@@ -125,7 +125,7 @@ async def measure(viewers: int, seconds: float, pairs: int) -> dict[str, Any]:
         "share_of_a_core": summary(own),
         "predicting_process": summary(others),
         "without_viewers": float(np.mean([without[0] for without, _, _ in rows])),
-        "bytes_per_second_and_viewer": float(np.mean([rate for _, _, rate in rows])),
+        "bytes_per_second_and_viewer": float(np.mean([each for _, _, each in rows])),
     }
 
 
@@ -141,16 +141,17 @@ def main() -> int:
     parser.add_argument("--viewers", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--pairs", type=int, default=4)
+    parser.add_argument("--rate", type=float, default=RATE, help="requests/s; the fewer, the less noise: 0.01 is an idle gateway")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    found = asyncio.run(measure(given.viewers, given.seconds, given.pairs))
+    found = asyncio.run(measure(given.viewers, given.seconds, given.pairs, given.rate))
     share, other = found["share_of_a_core"], found["predicting_process"]
     print(f"first visit              {found['first_visit_bytes']:>9,} bytes        (allowed {MOST_BYTES:,})")
     print(
         f"{given.viewers} viewers               {share['mean']:>9.2%} of a core, +- {share['half_width']:.2%}  (allowed {MOST_SHARE:.0%})"
     )
     print(f"  in the predicting process {other['mean']:>6.2%} of a core, +- {other['half_width']:.2%}")
-    print(f"gateway without viewers  {found['without_viewers']:>9.1%} of a core at {RATE:g} requests/s")
+    print(f"gateway without viewers  {found['without_viewers']:>9.1%} of a core at {given.rate:g} requests/s")
     print(f"a viewer receives        {found['bytes_per_second_and_viewer']:>9,.0f} bytes/s")
     if given.json is not None:
         given.json.write_text(json.dumps(found, indent=1) + "\n")

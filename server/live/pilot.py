@@ -49,10 +49,10 @@ class Pilot:
             await predictor.ask("start_pilot", self._mode, self._bounds, self.state, self._shift)
 
     async def steer(self, predictor: Predictor, mode: AutopilotMode) -> None:
-        """Another mode; what it remembers stays."""
-        await predictor.ask("steer_pilot", mode, self._bounds)
+        """Another mode, at once where it is to do less; what it remembers stays. A decision under way is not carried out."""
         log.info("autopilot: %s, was %s", mode, self._mode)
         self._mode = mode
+        await predictor.ask("steer_pilot", mode, self._bounds)
 
     def carry_out(self, decision: dict[str, Any]) -> None:
         """Log it, keep it, and turn the knob if it says so."""

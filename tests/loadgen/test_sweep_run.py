@@ -60,6 +60,7 @@ def test_a_killed_sweep_is_gone_on_with_and_its_finished_cells_are_not_touched(t
     assert [event["cell"] for event in events(folder, "started")][3:] == ["single_rate60"], "only what was changed is measured again"
 
 
+@pytest.mark.slow
 def test_a_gateway_killed_in_mid_cell_is_started_again_and_the_cell_repeated(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     process = start(folder, "single", "--loads", "0.5", "--duration", "4")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from loadgen.arrivals import Poisson
@@ -24,10 +24,9 @@ FLAGS = (
 
 
 @contextlib.asynccontextmanager
-async def serving(folder: Path, *more: str, law: str | None = LAW, port: int = 0) -> AsyncIterator[GatewayProcess]:
+async def serving(folder: Path, *more: str, port: int = 0) -> AsyncIterator[GatewayProcess]:
     """A gateway in a process of its own, ready."""
-    latency: Sequence[str] = () if law is None else ("--latency", law)
-    async with GatewayProcess([*FLAGS, *latency, *more], port or free_port(0), folder / "gateway.log") as gateway:
+    async with GatewayProcess([*FLAGS, "--latency", LAW, *more], port or free_port(0), folder / "gateway.log") as gateway:
         await gateway.ready()
         yield gateway
 

@@ -101,6 +101,7 @@ def test_each_disease_is_named_in_the_verdict(disease, rate, n, words):
     assert len(named) >= 19, [verdict for verdict in verdicts if verdict not in named]
 
 
+@pytest.mark.slow
 def test_a_true_poisson_stream_fails_in_at_most_the_stated_share():
     failed = sum(not audit_arrivals(poisson(np.random.default_rng(seed), 30, 500), asked_rate=30).good for seed in range(1000))
     assert failed <= 19, failed  # significance 0.01: 20 or more of 1000 would have probability 0.003

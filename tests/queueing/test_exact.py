@@ -185,6 +185,7 @@ def test_an_unstable_queue_says_its_load() -> None:
     assert caught.value.load == pytest.approx(2)
 
 
+@pytest.mark.slow
 def test_a_mean_that_does_not_exist_is_not_given() -> None:
     """THEORY c: with cv = 1 and no bound the mean is infinite above load 1/sqrt 2, though the queue is stable."""
     time = BatchTime(LatencyModel(k1=1.0, k4=1e-9, cv=1.0), ONE, None, True)

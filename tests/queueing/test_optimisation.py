@@ -240,6 +240,7 @@ def test_a_bisection_finds_the_servers_that_a_scan_finds() -> None:
     assert kept == list(range(kept[0], 20))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("metric", "above"), [("mean", 1.0005), ("p99", 1.002)])
 def test_a_narrow_valley_of_fixed_batches_is_found(metric: str, above: float) -> None:
     """The delay of fixed batches falls and rises; an SLO just above its floor holds between two loads of the scan."""

@@ -135,6 +135,7 @@ def test_from_a_bad_start_on_an_engine_of_64_it_reaches_the_best_setting(seed: i
     check_rise(REAL, run, rate, 600.0)
 
 
+@pytest.mark.slow
 def test_where_one_knob_is_enough_the_queue_is_stable_from_the_first_change_on() -> None:
     """With continuous batching allowed, at 0.8 of its capacity without a limit, that is the first move; then only better."""
     scene = dataclasses.replace(SMALL, bounds=Bounds(policies=("capped", "elastic", "continuous"), smallest_token_limit=8))

@@ -246,6 +246,7 @@ def test_bad_arguments_are_one_line_and_status_2(arguments: list[str], says: str
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
 
 
+@pytest.mark.slow
 def test_a_port_in_use_and_a_model_without_a_tokenizer_are_one_clear_line(served: Served, tmp_path: Path) -> None:
     port = served.gateway.url.rsplit(":", 1)[1]
     done = subprocess.run(

@@ -23,7 +23,10 @@ export function setUpAdvice() {
   });
 }
 
+/** A capital first, but not in a policy's name. */
+const sentence = (text) => (/^[a-z]+[ ,]/.test(text) && !/^(single|dynamic) /.test(text) ? text[0].toUpperCase() + text.slice(1) : text);
+
 function item({ target, gain, says }) {
   const sure = gain.value !== null && gain.low !== null && gain.low > 0;
-  return h("li", {}, h("p", { class: "what" }, h("span", {}, TARGETS[target] ?? target), sure ? h("span", { class: "predicted" }, `${percent(gain.value)} less delay`) : null), h("p", {}, `${says[0].toUpperCase()}${says.slice(1)}.`));
+  return h("li", {}, h("p", { class: "what" }, h("span", {}, TARGETS[target] ?? target), sure ? h("span", { class: "predicted" }, `${percent(gain.value)} less delay`) : null), h("p", {}, `${sentence(says)}.`));
 }

@@ -21,6 +21,7 @@ export class TimeChart {
     this.most = most;
     this.marks = [];
     this.seconds = 300;
+    this.known = false;
     this.end = Date.now() / 1e3;
     this.start = this.end - 60;
     this.columns = series.flatMap((each) => [each.column, ...(each.low ? [each.low, each.high] : [])]);
@@ -45,7 +46,7 @@ export class TimeChart {
   options() {
     return {
       ...this.size(),
-      padding: [this.labelled ? 20 : 10, 6, 0, 0],
+      padding: [this.labelled ? 20 : 10, 26, 0, 0],
       legend: { show: false },
       cursor: { sync: { key: together.key, setSeries: false }, y: false, drag: { x: false, y: false }, points: { size: 7 } },
       scales: { x: { range: () => [this.start, this.end] }, y: { range: (plot) => [0, this.top(plot)] } },
@@ -63,7 +64,7 @@ export class TimeChart {
 
   yAxis() {
     const grid = { show: true, stroke: () => colour("--rule"), width: 1 };
-    const values = (_, at) => at.map((each) => this.tick(each, at.at(-1)));
+    const values = (_, at) => at.map((each) => (this.known ? this.tick(each, at.at(-1)) : ""));
     return this.axis({ values, size: 62, space: 44, grid, ticks: { show: false }, border: { show: false } });
   }
 
@@ -97,8 +98,8 @@ export class TimeChart {
     const { end, data } = history.series(this.columns, seconds);
     const start = Math.min(end - 60, Math.max(end - seconds, data[0][0] ?? end)); // a young history fills the width
     Object.assign(this, { seconds, end, start, marks });
+    const known = (this.known = this.series.some((each) => data[1 + this.columns.indexOf(each.column)].some((value) => value !== null && value !== undefined)));
     this.plot.setData(data);
-    const known = this.series.some((each) => data[1 + this.columns.indexOf(each.column)].some((value) => value !== null));
     say(this.nothing, known ? "" : empty);
     this.place.dataset.drawn = String(known);
     this.readOut();
@@ -131,6 +132,8 @@ export class TimeChart {
     const scale = devicePixelRatio;
     ctx.save();
     ctx.font = `${12 * scale}px Inter, system-ui, sans-serif`;
+    ctx.textAlign = "left"; // uPlot leaves its axes' own
+    ctx.textBaseline = "alphabetic";
     ctx.strokeStyle = ctx.fillStyle = colour("--soft");
     ctx.lineWidth = scale;
     ctx.setLineDash([3 * scale, 3 * scale]);

@@ -11,14 +11,14 @@ const NAMES = ["single", "dynamic", "fixed", "capped", "elastic", "continuous"];
 export class Controls {
   constructor() {
     this.edited = false;
-    this.inForce = null;
+    this.current = null;
     byId("policy-name").append(...NAMES.map((name) => h("option", { value: name }, name)));
     byId("setting").addEventListener("input", () => this.edit());
     byId("setting").addEventListener("submit", (event) => {
       event.preventDefault();
       this.apply();
     });
-    byId("reset").addEventListener("click", () => this.show(this.inForce));
+    byId("reset").addEventListener("click", () => this.show(this.current));
     for (const choice of document.getElementsByName("autopilot")) choice.addEventListener("change", () => this.steer(choice.value));
   }
 
@@ -27,8 +27,8 @@ export class Controls {
     const { gateway, autopilot } = state;
     const policy = gateway?.in_force ?? null;
     for (const control of document.querySelectorAll("#setting input, #setting select, #apply, #autopilot input")) control.disabled = !policy || this.busy;
-    if (policy && JSON.stringify(policy) !== JSON.stringify(this.inForce)) {
-      this.inForce = policy;
+    if (policy && JSON.stringify(policy) !== JSON.stringify(this.current)) {
+      this.current = policy;
       if (!this.edited) this.show(policy);
     }
     if (autopilot) this.showAutopilot(autopilot);
@@ -43,7 +43,7 @@ export class Controls {
     byId("max-wait").value = keys.max_wait ?? "";
     byId("limit").value = policy.max_output_tokens ?? "";
     if ("patience" in policy) byId("patience").value = policy.patience ?? "";
-    this.edited = policy !== this.inForce;
+    this.edited = policy !== this.current;
     this.fields();
   }
 
@@ -72,7 +72,7 @@ export class Controls {
   /** What the form says, as the gateway takes it; keys that have no field, such as an order, stay. */
   wanted() {
     const name = byId("policy-name").value;
-    const before = parsePolicy(this.inForce.policy);
+    const before = parsePolicy(this.current.policy);
     const keys = before.name === name ? { ...before.keys } : before.keys.order ? { order: before.keys.order } : {};
     const put = (key, value) => (value === "" ? delete keys[key] : (keys[key] = value));
     if (name in SIZES) put(SIZES[name], byId("size").value);
@@ -85,7 +85,7 @@ export class Controls {
     await this.attempt(async () => {
       const found = await call("PUT", "admin/policy", this.wanted());
       this.edited = false;
-      this.state.gateway.in_force = this.inForce = found; // the next event, up to a second later, says the same
+      this.state.gateway.in_force = this.current = found; // the next event, up to a second later, says the same
       this.show(found);
       this.report(`In force: ${found.policy}, ${tokenLimit(found.max_output_tokens)}. Epoch ${found.epoch} has begun.`);
     });

@@ -32,13 +32,13 @@ export class Distribution {
     const right = () => (this.found ? this.found.width * this.found.observed.length : 1);
     return {
       ...this.size(),
-      padding: [18, 10, 0, 0],
+      padding: [18, 26, 0, 0],
       legend: { show: false },
       cursor: { show: false },
       scales: { x: { time: false, range: () => [0, right()] }, y: { range: () => [0, this.top()] } },
       axes: [
-        { ...axis, size: 26, space: 70, grid: { show: false }, ticks: { ...line("--rule"), size: 4 }, border: { show: true, ...line("--rule") }, values: (_, at) => at.map((each) => tickDuration(each, right())) },
-        { ...axis, size: 46, space: 40, grid: line("--rule"), ticks: { show: false }, values: (_, at) => at.map((each) => percent(each, this.top() < 0.04 ? 1 : 0)) },
+        { ...axis, size: 26, space: 70, grid: { show: false }, ticks: { ...line("--rule"), size: 4 }, border: { show: true, ...line("--rule") }, values: (_, at) => at.map((each) => (this.found ? tickDuration(each, right()) : "")) },
+        { ...axis, size: 46, space: 40, grid: line("--rule"), ticks: { show: false }, values: (_, at) => at.map((each) => !this.found ? "" : percent(each, this.top() < 0.04 ? 1 : 0)) },
       ],
       series: [
         {},
@@ -65,6 +65,8 @@ export class Distribution {
     const scale = devicePixelRatio;
     ctx.save();
     ctx.font = `${12 * scale}px Inter, system-ui, sans-serif`;
+    ctx.textAlign = "left";
+    ctx.textBaseline = "alphabetic";
     ctx.fillStyle = colour("--ink");
     const observed = percent(this.found.observed[0]);
     ctx.fillText(observed, bbox.left, bbox.top - 6 * scale);

@@ -16,7 +16,7 @@ export function updateWhatIf(state, use) {
     fill(host, h("p", { class: "note" }, gateway?.law === false ? "Needs the engine’s law." : "No what-ifs yet: they come a minute after the first prediction, and every minute from then on."));
     return;
   }
-  const now = inForce(gateway.in_force, look?.prediction);
+  const now = nowInForce(gateway.in_force, look?.prediction);
   const scale = scaleOf([...(now ? [now] : []), ...rows]);
   const cells = (each, current) => row(each, scale, current, use);
   const bodies = [];
@@ -31,7 +31,7 @@ export function updateWhatIf(state, use) {
 }
 
 function head() {
-  const names = [["Setting"], ["Load", "n"], ["Mean", "n"], ["95\u202f% interval", "plot-cell optional"], ["p50", "n optional"], ["p90", "n optional"], ["p99", "n"], ["Clipped", "n optional"], ["", ""]];
+  const names = [["Setting"], ["Load", "n"], ["Mean", "n"], ["95\u202f% interval", "plot-cell optional"], ["p50", "n optional"], ["p90", "n optional"], ["p99", "n optional"], ["Clipped", "n optional"], ["", ""]];
   return h("tr", {}, ...names.map(([text, kind]) => h("th", { scope: "col", class: kind }, text || h("span", { class: "hidden" }, "Use"))));
 }
 
@@ -50,7 +50,7 @@ function row(each, scale, current, use) {
   const unit = unitOf(delay.mean ?? 0);
   const number = (value, kind = "n") => h("td", { class: kind }, duration(value, value === null || value === undefined ? unit : unitOf(value)));
   const interval_ = h("td", { class: "plot-cell optional" }, dots(each, scale), h("span", { class: "hidden" }, interval(each.interval.low, each.interval.high, unit)), note ? h("small", {}, note) : null);
-  return h("tr", { class: current ? "in-force" : null }, setting, load, number(delay.mean, "n mean-cell"), interval_, number(delay.p50, "n optional"), number(delay.p90, "n optional"), number(delay.p99), h("td", { class: "n optional" }, each.clipped_fraction === null ? NONE : percent(each.clipped_fraction, 1)), last);
+  return h("tr", { class: current ? "in-force" : null }, setting, load, number(delay.mean, "n mean-cell"), interval_, number(delay.p50, "n optional"), number(delay.p90, "n optional"), number(delay.p99, "n optional"), h("td", { class: "n optional" }, each.clipped_fraction === null ? NONE : percent(each.clipped_fraction, 1)), last);
 }
 
 /** The mean with its interval on one logarithmic scale for all rows. */
@@ -74,7 +74,7 @@ function kindOf(each, now) {
 
 const byMean = (a, b) => (a.queueing_delay?.mean ?? Infinity) - (b.queueing_delay?.mean ?? Infinity) || (a.load ?? 0) - (b.load ?? 0);
 
-function inForce(policy, prediction) {
+function nowInForce(policy, prediction) {
   if (!prediction?.queueing_delay?.mean) return null;
   const interval_ = prediction.compared === "queueing_delay" ? prediction.interval : { low: null, high: null };
   return { ...prediction, policy: policy.policy, max_output_tokens: policy.max_output_tokens, interval: interval_, notes: [], clipped_fraction: null };
