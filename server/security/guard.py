@@ -42,7 +42,8 @@ class Guard:
     def refusal(self, scope: Scope) -> Response | None:
         """The answer to a call that may not be; None where it may. Does not read the body."""
         path = scope["path"]
-        if path in self._open or path.startswith(PAGE_FILES) or scope["method"] == "OPTIONS":  # a browser asks so, without a key, what it may do
+        asks = scope["method"] == "OPTIONS"  # a browser, without a key, what it may do
+        if asks or path in self._open or path.startswith(PAGE_FILES):
             return None
         token = length = None
         for name, value in scope["headers"]:
