@@ -1,6 +1,6 @@
 # Every target makes the environment first (tools/setup_env.py, silent when up to date).
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-system demo test test-all check audit bench conformance clean
+.PHONY: help setup setup-system demo test test-all check audit bench conformance screenshots clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -28,7 +28,7 @@ check: setup ## lint, format, types, direction of imports, spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy kendall.py tools/setup_env.py tools/audit.py
+	$(BIN)/mypy kendall.py tools/setup_env.py tools/audit.py tools/vendor.py
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 
@@ -40,6 +40,9 @@ bench: setup ## the benchmarks, one after the other
 
 conformance: setup ## openai-python's tests, schemathesis and the statuses on the real engine; writes docs/conformance.md
 	@$(BIN)/python -m tests.conformance.generate
+
+screenshots: setup ## pictures of the live page in docs/page (needs Chromium; three minutes); ARGS=FOLDER
+	@$(BIN)/python -m tests.page.screenshots $(ARGS)
 
 clean: ## remove caches and builds, keep .venv and runs
 	@rm -rf $(CACHES) build dist *.egg-info

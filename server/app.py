@@ -25,7 +25,8 @@ from server.call import answer, direct, parse
 from server.errors import ApiError
 from server.gateway import Gateway
 from server.law.calibration import Calibrator
-from server.schema import CalibrationRequest, ChatRequest, CompletionRequest, PolicyChange
+from server.page import Feed, add_page
+from server.schema import AutopilotChange, CalibrationRequest, ChatRequest, CompletionRequest, PolicyChange
 from server.security.cors import cors
 from server.security.guard import Guard
 
@@ -63,13 +64,16 @@ def create_app(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         starting = asyncio.create_task(gateway.start())
         starting.add_done_callback(lambda task: _report(task, gateway, on_start_failure, on_ready))
+        showing = asyncio.create_task(feed.run())
         try:
             yield
         finally:
             starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
+            showing.cancel()
+            await asyncio.gather(starting, showing, return_exceptions=True)
             await gateway.stop()
 
+    feed = Feed(gateway)
     app = _App(title="Kendall", version=metadata.version("kendall"), lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.gateway = gateway
     app.guard = Guard(gateway.settings.security)
@@ -84,6 +88,7 @@ def create_app(
     _add_live(app, gateway)
     _add_calibration(app, gateway)
     document(app)
+    add_page(app, feed)
     return app
 
 
@@ -198,6 +203,11 @@ def _add_live(app: FastAPI, gateway: Gateway) -> None:
         except SpecError as error:
             raise ApiError(400, "invalid_objective", str(error)) from None
         return {"advice": found, "reason": None if found else live.why_nothing()}
+
+    @app.put("/admin/autopilot", responses=errors(400, 401, 403, 409, 413, 500, 503), openapi_extra=body(AutopilotChange))
+    async def change_autopilot(request: Request) -> dict[str, Any]:
+        change = await parse(request.receive, AutopilotChange, gateway.settings.security.max_body_bytes)
+        return await gateway.live_model().steer(change.mode)
 
 
 def _add_calibration(app: FastAPI, gateway: Gateway) -> None:

@@ -119,6 +119,10 @@ class Batcher:
         """What each server has in service."""
         return [list(slot.running.values()) for slot in self._slots]
 
+    def in_service_tickets(self) -> list[list[Ticket]]:
+        """The same with how far each is; without those whose client is gone."""
+        return [[self._unsettled[name] for name in slot.running if name in self._unsettled] for slot in self._slots]
+
     # what comes in
 
     def submit(self, works: Sequence[Work], consumers: Sequence[Consumer], client_limit: int | None = None) -> list[Ticket]:

@@ -227,6 +227,13 @@ class PolicyChange(BaseModel):
     patience: Annotated[float, Field(gt=0)] | None = None
 
 
+class AutopilotChange(BaseModel):
+    """`PUT /admin/autopilot`: what it may do from now on; its bounds are those of the start."""
+
+    model_config = ConfigDict(extra="forbid")
+    mode: Literal["off", "advise", "act"]
+
+
 class CalibrationRequest(BaseModel):
     """`POST /admin/calibrate`."""
 

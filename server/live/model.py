@@ -20,6 +20,7 @@ from server.batch import Batch
 from server.energy.batches import MeteredBatches
 from server.energy.meter import EnergyMeter
 from server.engines.base import Capabilities
+from server.errors import ApiError
 from server.live.busy import BusyTime
 from server.live.gauges import LiveGauges
 from server.live.pilot import Pilot
@@ -27,6 +28,7 @@ from server.live.predictor import Predictor
 from server.live.question import Question
 from server.live.self_checks import SelfChecks
 from server.live.state_file import load_state, save_state
+from server.settings import AutopilotMode
 from server.ticket import Ticket
 
 if TYPE_CHECKING:
@@ -227,6 +229,20 @@ class LiveModel:
         if found and self._gateway.batcher.epoch == epoch:
             self.what_if, self.what_if_at = found, self._gateway.now()
             self._gauges.what_if(found, self._gateway.max_output_tokens)
+
+    async def distribution(self) -> dict[str, Any] | None:
+        """The compared delays of the last look as a histogram, beside the predicted one; None where theory has no answer."""
+        found: dict[str, Any] | None = await self._predictor.ask("ask_distribution")
+        return found
+
+    async def steer(self, mode: AutopilotMode) -> dict[str, Any]:
+        """What the autopilot may do from now on. Raises ApiError where there are no looks that it could decide by."""
+        if self._gateway.settings.prediction_interval <= 0:
+            raise ApiError(
+                409, "no_prediction", "got --prediction-interval 0; the autopilot decides by the live prediction: start with one"
+            )
+        await self._pilot.steer(self._predictor, mode)
+        return self.autopilot
 
     async def advice(self, parameters: Mapping[str, str]) -> list[dict[str, Any]]:
         """What would be best; raises SpecError. Empty before there are estimates."""

@@ -14,6 +14,7 @@ from policies import parse_policy
 from queueing.advice.forecast import Knobs
 from queueing.autopilot.bounds import Bounds
 from server.schema import PolicyChange
+from server.settings import AutopilotMode
 
 if TYPE_CHECKING:
     from server.gateway import Gateway
@@ -36,7 +37,7 @@ class Pilot:
     def __init__(self, gateway: Gateway) -> None:
         settings = gateway.settings
         self._gateway = gateway
-        self._mode = settings.autopilot
+        self._mode: AutopilotMode = settings.autopilot
         self._bounds = autopilot_bounds(settings.policy, settings.autopilot_policies, settings.max_clipped_fraction)
         self._shift = 0.0
         self._decisions: deque[dict[str, Any]] = deque(maxlen=KEPT)
@@ -46,6 +47,12 @@ class Pilot:
         """Let it decide from here on."""
         if self._mode != "off":
             await predictor.ask("start_pilot", self._mode, self._bounds, self.state, self._shift)
+
+    async def steer(self, predictor: Predictor, mode: AutopilotMode) -> None:
+        """Another mode, at once where it is to do less; what it remembers stays. A decision under way is not carried out."""
+        log.info("autopilot: %s, was %s", mode, self._mode)
+        self._mode = mode
+        await predictor.ask("steer_pilot", mode, self._bounds)
 
     def carry_out(self, decision: dict[str, Any]) -> None:
         """Log it, keep it, and turn the knob if it says so."""

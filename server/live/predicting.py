@@ -15,6 +15,7 @@ from typing import Any
 
 from policies import SpecError, parse_policy
 from queueing.advice.advise import TARGETS, advise, parse_objective
+from queueing.advice.situation import Situation
 from queueing.advice.what_if import what_ifs
 from queueing.autopilot.bounds import Bounds
 from queueing.autopilot.controller import Autopilot, Mode
@@ -48,6 +49,7 @@ class _Memory:
     pilot: Autopilot = field(default_factory=Autopilot)  # off until it is told otherwise
     last: Assessment | None = None  # what the next may build on
     last_shape: LatencyModel | None = None
+    last_seen: Snapshot | None = None
 
 
 _memory = _Memory()
@@ -64,6 +66,11 @@ def start_pilot(mode: Mode, bounds: Bounds, state: Mapping[str, Any] | None, shi
     _memory.pilot = Autopilot(bounds=bounds, mode=mode)
     if state is not None:
         _memory.pilot.restore(state, shift)
+
+
+def steer_pilot(mode: Mode, bounds: Bounds) -> None:
+    """Another mode from here on, with what it remembers."""
+    _memory.pilot = Autopilot(bounds=bounds, mode=mode, state=_memory.pilot.state)
 
 
 def look(question: Question) -> Answer:
@@ -99,7 +106,7 @@ def _decided(question: Question, seen: Snapshot, found: Assessment | None) -> tu
 def _assessed(question: Question, seen: Snapshot) -> Assessment:
     same = question.shape == _memory.last_shape
     found = assess(seen, question.shape, _limits(question), last=_memory.last if same else None, waiting_before=question.waiting_before)
-    _memory.last, _memory.last_shape = found, question.shape
+    _memory.last, _memory.last_shape, _memory.last_seen = found, question.shape, seen
     return found
 
 
@@ -172,6 +179,22 @@ def ask_what_ifs() -> list[Answer]:
     if question is None or estimates is None:
         return []
     return [each.to_dict() for each in what_ifs(estimates, question.shape, question.knobs, _limits(question))]
+
+
+def ask_distribution() -> Answer | None:
+    """The delays that the last look compared, as a histogram, beside the predicted one. None where theory has no answer."""
+    from queueing.estimation.histogram import beside, drawn  # noqa: PLC0415 - where a page is looked at
+
+    question, seen, found = _memory.question, _memory.last_seen, _memory.last
+    if question is None or seen is None or found is None or found.prediction is None:
+        return None
+    situation = Situation(estimates=found.estimates, shape=question.shape, limits=_limits(question))
+    if situation.refusal(question.knobs.max_output_tokens) is not None:
+        return None
+    model = situation.model(question.knobs, law=found.estimates.law(question.shape))
+    sojourn = model.policy.joins_running
+    plain = beside(judged(seen, sojourn=sojourn), drawn(model, situation.rate, sojourn=sojourn))
+    return plain if plain is None else plain | {"compared": "sojourn_time" if sojourn else "queueing_delay", "epoch": seen.epoch}
 
 
 def ask_advice(parameters: Mapping[str, str]) -> list[Answer]:

@@ -1,7 +1,7 @@
 """The check before every call, before its body is read: a key where one is needed, and a length that is not too large.
 
-/health /ready /version   anyone
-/metrics /load            anyone; with --metrics-need-key whoever has an API key or an admin key
+/health /ready /version / anyone; the page's files too
+/metrics /load /live      anyone; with --metrics-need-key whoever has an API key or an admin key
 /v1, anything unknown     where API keys are set: whoever has one, or an admin key
 /admin                    where admin keys are set: whoever has one; else a client on this machine (with an API key, where
                           those are set). What a proxy handed on, or a page of another origin sent, is not of this
@@ -19,7 +19,7 @@ from starlette.types import Scope
 
 from server.security import refusals
 from server.security.keys import holder
-from server.security.routes import ADMIN, paths
+from server.security.routes import ADMIN, PAGE_FILES, paths
 from server.security.settings import SecuritySettings
 
 CALLER = "kendall.api_key"  # key of a request's scope: the name of the API key it came with
@@ -42,7 +42,8 @@ class Guard:
     def refusal(self, scope: Scope) -> Response | None:
         """The answer to a call that may not be; None where it may. Does not read the body."""
         path = scope["path"]
-        if path in self._open or scope["method"] == "OPTIONS":  # a browser asks so, without a key, what it may do
+        asks = scope["method"] == "OPTIONS"  # a browser, without a key, what it may do
+        if asks or path in self._open or path.startswith(PAGE_FILES):
             return None
         token = length = None
         for name, value in scope["headers"]:

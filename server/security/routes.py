@@ -24,13 +24,19 @@ DECISIONS: dict[str, Access] = {
     "/openai/v1/models/{name:path}": "client",
     "/openai/v1/completions": "client",
     "/openai/v1/chat/completions": "client",
+    "/": "open",  # the page and its files hold no numbers
+    "/live/static/{version}/{name:path}": "open",
+    "/live/events": "probe",
+    "/live/history": "probe",
     "/admin/policy": "admin",
+    "/admin/autopilot": "admin",
     "/admin/state": "admin",
     "/admin/prediction": "admin",
     "/admin/advice": "admin",
     "/admin/calibrate": "admin",
     "/admin/drain": "admin",
 }
+PAGE_FILES = "/live/static/"  # open, whatever follows
 ADMIN = "/admin"  # whatever begins so is the operator's, known or not
 
 

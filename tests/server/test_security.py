@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from policies import SpecError
 from server.errors import ApiError
 from server.metrics import MAX_POLICIES
+from server.page.assets import load_assets
 from server.security.cors import read_origins
 from server.security.exposure import check_exposure, check_tls
 from server.security.guard import CALLER, Guard, is_loopback
@@ -33,6 +34,7 @@ from tests.virtual_time import run_virtual
 API, ADMIN = "sk-client-0123456789", "sk-admin-0123456789"
 API_KEYS, ADMIN_KEYS = read_keys("--api-key", [API, "sk-other-0123456789"], None), read_keys("--admin-key", [ADMIN], None)
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+PAGE = ("/live/static/{version}/{name:path}", "/live/events", "/live/history")  # a version, a stream, a thread: see below
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -71,6 +73,8 @@ def test_without_a_key_only_open_routes_answer(metrics_need_key: bool) -> None:
     async def main() -> None:
         async with secured(api_keys=API_KEYS, admin_keys=ADMIN_KEYS, metrics_need_key=metrics_need_key) as (app, _):
             for method, path in routes(app):
+                if path in PAGE:
+                    continue
                 answer = await call(app, method, path, {})
                 if DECISIONS[path] == "open" or (DECISIONS[path] == "probe" and not metrics_need_key):
                     assert answer.status == 200, path
@@ -80,6 +84,25 @@ def test_without_a_key_only_open_routes_answer(metrics_need_key: bool) -> None:
                 assert set(error) == {"message", "type", "param", "code"}
                 assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
                 assert answer.headers["www-authenticate"] == "Bearer"
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("metrics_need_key", [False, True])
+def test_the_pages_files_are_open_and_its_numbers_are_for_whoever_may_read_the_metrics(metrics_need_key: bool) -> None:
+    async def main() -> None:
+        async with secured(api_keys=API_KEYS, admin_keys=ADMIN_KEYS, metrics_need_key=metrics_need_key) as (app, _):
+            path = f"/live/static/{load_assets().version}/app.js"
+            assert (await call(app, "GET", path)).status == 200
+            assert (await call(app, "GET", "/live/static/old/../../../admin/state")).status == 404
+            if metrics_need_key:
+                assert (await call(app, "GET", "/live/history")).status == 401
+            for key, status in ((None, 401 if metrics_need_key else 200), (API, 200), (ADMIN, 200)):
+                stream = Call(app, "GET", "/live/events", None, {} if key is None else bearer(key))
+                await stream.started.wait()
+                assert stream.status == status
+                stream.leave()
+                await stream.task
 
     run_virtual(main())
 

@@ -1,0 +1,153 @@
+"""The live feed: once a second the state is put together and encoded, once for all; every viewer is written the same bytes.
+
+A viewer who comes, or who was too slow for a second, gets every topic; who keeps up gets the topics that changed. Nothing waits for a
+viewer, and nothing is kept for one: a slow one misses seconds, and its page fills the gap from the history.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import logging
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from server.clock import clock_of
+from server.page.assets import load_assets
+from server.page.history import History
+from server.page.state import COLUMNS, topics
+
+if TYPE_CHECKING:
+    from server.gateway import Gateway
+
+log = logging.getLogger("kendall.page")
+PERIOD = 1.0  # seconds
+SWITCHES = 60  # marks on the charts
+_encode = msgspec.json.encode
+
+
+class Feed:
+    """The state by the second, its history, and who follows it."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._history = History(COLUMNS)
+        self._switches: deque[dict[str, Any]] = deque(maxlen=SWITCHES)
+        self._epoch: int | None = None
+        self._events: dict[str, bytes] = {}  # the newest of each topic, as sent
+        self._news = b""  # those that changed with the last tick
+        self._tick = 0
+        self._ticked = asyncio.Event()
+        self._viewers = 0
+        self._drawing: asyncio.Task[None] | None = None
+        self._drawn_at: float | None = None  # the look whose distribution is known
+        self._distribution: dict[str, Any] | None = None
+        self._zipped: tuple[int, bytes] | None = None  # of the history, and when
+        self._hello = {"born": round(datetime.now(UTC).timestamp(), 3), "page": load_assets().version, "columns": COLUMNS}
+        self._failed = False
+
+    @property
+    def viewers(self) -> int:
+        """Pages that follow now."""
+        return self._viewers
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is to be seen: the gateway leaves, and must not wait for its viewers."""
+        gateway = self._gateway
+        return gateway.draining and not (gateway.started and gateway.batcher.unanswered)
+
+    async def run(self) -> None:
+        """A tick every second, on absolute instants."""
+        now = clock_of(asyncio.get_running_loop())
+        due = now()
+        try:
+            while True:
+                self._tick_safely()
+                due = max(due + PERIOD, now())
+                await asyncio.sleep(due - now())
+        finally:
+            if self._drawing is not None:
+                self._drawing.cancel()
+
+    def tick(self) -> None:
+        """Put the state together, keep it, and wake who follows."""
+        at = datetime.now(UTC).timestamp()
+        found = topics(self._gateway, at)
+        self._note_switch(found["gateway"].get("in_force"), at)
+        if self._gateway.started:
+            self._history.add(found["now"]["row"])
+            self._draw(found["look"]["prediction"])
+        found |= {"hello": self._hello, "switches": list(self._switches), "distribution": self._distribution}
+        events = {name: _event(name, value) for name, value in found.items()}
+        self._news = b"".join(event for name, event in events.items() if name == "now" or self._events.get(name) != event)
+        self._events = events
+        self._tick += 1
+        ticked, self._ticked = self._ticked, asyncio.Event()
+        ticked.set()
+
+    def everything(self) -> bytes:
+        """Every topic, the greeting first."""
+        first = self._events.get("hello", b"")
+        return first + b"".join(event for name, event in self._events.items() if name != "hello")
+
+    async def follow(self) -> AsyncIterator[bytes]:
+        """Server-sent events, until the gateway leaves."""
+        self._viewers += 1
+        try:
+            seen = self._tick
+            yield b"retry: 2000\n\n" + self.everything()
+            while not self.over:
+                if seen == self._tick:
+                    await self._ticked.wait()
+                late, seen = self._tick - seen > 1, self._tick
+                yield self.everything() if late else self._news
+        finally:
+            self._viewers -= 1
+
+    async def history(self) -> bytes:
+        """JSON, gzipped; made in a thread, once for all who ask within a second."""
+        if self._zipped is None or self._zipped[0] != self._tick:
+            shown = self._history.shown()
+            self._zipped = self._tick, await asyncio.to_thread(lambda: gzip.compress(_encode(shown), 5, mtime=0))
+        return self._zipped[1]
+
+    def _tick_safely(self) -> None:
+        try:
+            self.tick()
+            self._failed = False
+        except Exception:
+            if not self._failed:  # once, not every second
+                log.exception("the page's state could not be put together; it is tried again every second")
+            self._failed = True
+
+    def _note_switch(self, in_force: dict[str, Any] | None, at: float) -> None:
+        if in_force is None or in_force["epoch"] == self._epoch:
+            return
+        first, self._epoch = self._epoch is None, in_force["epoch"]
+        self._distribution = self._drawn_at = None
+        self._switches.append({"at": round(at, 1), "first": first, **in_force})
+
+    def _draw(self, look: dict[str, Any] | None) -> None:
+        """Have the distribution beside the histogram computed, where somebody looks and there is a new look."""
+        if look is None or not self._viewers or (self._drawing is not None and not self._drawing.done()):
+            return
+        if look["window"]["end"] != self._drawn_at:
+            self._drawn_at = look["window"]["end"]
+            self._drawing = asyncio.create_task(self._drawn())
+
+    async def _drawn(self) -> None:
+        epoch = self._epoch
+        with suppress(Exception):  # the predicting process died or is late: the next look has another one
+            found = await self._gateway.live_model().distribution()
+            if epoch == self._epoch:
+                self._distribution = found
+
+
+def _event(name: str, value: Any) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + _encode(value) + b"\n\n"

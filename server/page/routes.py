@@ -1,0 +1,49 @@
+"""The page's routes: the document and its files for anyone, the numbers for whoever may read `/metrics`.
+
+Nothing here changes the gateway: the page's controls speak to `/admin`, with the operator's key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import StreamingResponse
+
+from server.errors import ApiError
+from server.page.assets import ASK_AGAIN, KEEP, SECURITY, Asset, load_assets
+from server.page.feed import Feed
+
+LIVE = {"cache-control": "no-store", "x-accel-buffering": "no", **SECURITY}  # a proxy must not collect the events
+
+
+def add_page(app: FastAPI, feed: Feed) -> None:
+    """`/`, its files, the stream and the history."""
+
+    @app.get("/", include_in_schema=False)
+    async def page(request: Request) -> Response:
+        return _answer(request.headers, load_assets().document, ASK_AGAIN)
+
+    @app.get("/live/static/{version}/{name:path}", include_in_schema=False)
+    async def file(request: Request, version: str, name: str) -> Response:
+        assets = load_assets()
+        found = assets.files.get(name) if version == assets.version else None
+        if found is None:
+            raise ApiError(404, "not_found", f"got {request.url.path}; expected a file of this version of the page: load it again")
+        return _answer(request.headers, found, KEEP)
+
+    @app.get("/live/events", include_in_schema=False)
+    async def events() -> StreamingResponse:
+        return StreamingResponse(feed.follow(), media_type="text/event-stream", headers=LIVE)
+
+    @app.get("/live/history", include_in_schema=False)
+    async def history() -> Response:
+        return Response(await feed.history(), media_type="application/json", headers=LIVE | {"content-encoding": "gzip"})
+
+
+def _answer(asked: Mapping[str, str], asset: Asset, cache_control: str) -> Response:
+    accepted = "gzip" in asked.get("accept-encoding", "")
+    headers = asset.headers(cache_control, gzip_accepted=accepted)
+    if asset.etag in asked.get("if-none-match", ""):
+        return Response(status_code=304, headers={name: headers[name] for name in ("etag", "cache-control")})
+    return Response(asset.body(gzip_accepted=accepted), headers=headers)

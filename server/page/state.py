@@ -1,0 +1,107 @@
+"""The gateway as the page shows it: plain values by topic, read from its objects, changing nothing, at a bounded cost.
+
+A topic is sent when it differs from what was sent before, so what moves every second is apart from what does not. Durations are
+seconds, instants Unix time. The numbers are those of `/metrics`, read from the same places.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from server.page.history import short
+
+if TYPE_CHECKING:
+    from server.gateway import Gateway
+    from server.ticket import Ticket
+
+MEMBERS = 48  # of a server's batch that are drawn
+SERVERS = 8
+DECISIONS = 12  # of the autopilot that are shown
+_ENDS = ("", "_low", "_high")
+COLUMNS = (
+    *("at", "queue_length", "in_service", "arrival_rate", "utilisation", "predicted_utilisation", "load"),
+    *(f"{side}_{what}{end}" for what in ("delay", "sojourn") for side in ("observed", "predicted") for end in _ENDS),
+)
+_LOOK = (
+    *("policy", "epoch", "method", "stable", "load", "load_interval", "utilisation", "queueing_delay", "sojourn_time", "interval"),
+    *("compared", "observed_queueing_delay", "comparison", "window", "n", "arrival_rate", "speed", "cv", "doubts"),
+)
+Topics = dict[str, Any]
+
+
+def life(gateway: Gateway) -> tuple[str, str | None]:
+    """What the gateway is doing, and why where that needs words."""
+    if gateway.dead is not None:
+        return "lost", gateway.dead
+    if gateway.stuck is not None:
+        return "stuck", gateway.stuck
+    if not gateway.started:
+        return "starting", None
+    if not gateway.supervisor.serving:
+        return "restarting", None
+    if gateway.draining:
+        return "draining", None
+    return ("calibrating" if gateway.calibrating else "serving"), None
+
+
+def topics(gateway: Gateway, at: float) -> Topics:
+    """Everything, at this instant of Unix time; little of it before the engine serves."""
+    state, reason = life(gateway)
+    settings = gateway.settings
+    about: Topics = {"state": state, "reason": reason, "model": settings.served_model_name, "looks": settings.prediction_interval > 0}
+    if not gateway.started:
+        return {"gateway": about, "now": {"row": [short(at), *[None] * (len(COLUMNS) - 1)], "servers": []}}
+    live = gateway.live_model()
+    about |= gateway.describe_engine(gateway.batcher.capabilities) | {"in_force": gateway.policy_in_force()}
+    about |= {"law": gateway.law is not None, "prediction_window": settings.prediction_window}
+    return {
+        "gateway": about,
+        "now": {"row": row(gateway, at), "servers": servers(gateway)},
+        "look": {"prediction": _look(live.prediction), "reason": None if live.prediction else live.why_nothing()},
+        "what_if": live.what_if or [],
+        "checks": live.checks,
+        "autopilot": live.autopilot | {"decisions": live.autopilot["decisions"][-DECISIONS:]},
+    }
+
+
+def row(gateway: Gateway, at: float) -> list[float | None]:
+    """The numbers of this instant, in the order of COLUMNS."""
+    live, batcher = gateway.live_model(), gateway.batcher
+    look = live.prediction or {}
+    compared = look.get("compared")
+    delays = [*_observed(look.get("observed_queueing_delay")), *_predicted(look, "queueing_delay")]
+    sojourn = look["comparison"]["observed"] if compared == "sojourn_time" else None
+    numbers = [
+        *(at, batcher.queue_length, batcher.in_service, live.arrival_rate(), live.utilisation()),
+        *(look.get("utilisation"), look.get("load"), *delays, *_observed(sojourn), *_predicted(look, "sojourn_time")),
+    ]
+    return [None if number is None or not math.isfinite(number) else short(number) for number in numbers]
+
+
+def _observed(found: Mapping[str, float | None] | None) -> tuple[float | None, ...]:
+    return (None, None, None) if found is None else (found["value"], found["low"], found["high"])
+
+
+def _predicted(look: Mapping[str, Any], what: str) -> tuple[float | None, ...]:
+    """The interval is that of the quantity that is compared."""
+    mean = look.get(what, {}).get("mean")
+    if look.get("compared") != what or mean is None:
+        return mean, None, None
+    return mean, look["interval"]["low"], look["interval"]["high"]
+
+
+def servers(gateway: Gateway) -> list[dict[str, Any]]:
+    """What each server has in service: tokens so far, the limit, and whether the own end has come (a padded batch goes on)."""
+    found = gateway.batcher.in_service_tickets()
+    return [{"size": len(tickets), "members": [_member(ticket) for ticket in tickets[:MEMBERS]]} for tickets in found[:SERVERS]]
+
+
+def _member(ticket: Ticket) -> list[int]:
+    ending = ticket.ending
+    return [ending.output_tokens, ending.limit, int(ending.finish_reason is not None)]
+
+
+def _look(prediction: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return None if prediction is None else {name: prediction.get(name) for name in _LOOK}

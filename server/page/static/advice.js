@@ -1,0 +1,32 @@
+// Advice costs the gateway a few seconds of prediction, so it is asked for, not sent.
+
+import { call } from "./admin.js";
+import { byId, fill, h } from "./dom.js";
+import { percent } from "./format.js";
+import { TARGETS } from "./words.js";
+
+export function setUpAdvice() {
+  const button = h("button", { type: "button", class: "quiet", id: "ask-advice" }, "Ask for advice");
+  const said = h("div", { role: "status" });
+  byId("advice").append(said, button);
+  button.addEventListener("click", async () => {
+    button.disabled = true;
+    fill(said, h("p", { class: "note" }, "The gateway predicts; a few seconds."));
+    try {
+      const found = await call("GET", "admin/advice");
+      fill(said, found.advice.length ? h("ul", { class: "advice" }, ...found.advice.map(item)) : h("p", { class: "note" }, `No advice: ${found.reason ?? "nothing to go by"}.`));
+    } catch (error) {
+      fill(said, h("p", { class: "note alarm" }, `No advice: ${error.message}.`));
+    }
+    button.disabled = false;
+    button.textContent = "Ask again";
+  });
+}
+
+/** A capital first, but not in a policy's name. */
+const sentence = (text) => (/^[a-z]+[ ,]/.test(text) && !/^(single|dynamic) /.test(text) ? text[0].toUpperCase() + text.slice(1) : text);
+
+function item({ target, gain, says }) {
+  const sure = gain.value !== null && gain.low !== null && gain.low > 0;
+  return h("li", {}, h("p", { class: "what" }, h("span", {}, TARGETS[target] ?? target), sure ? h("span", { class: "predicted" }, `${percent(gain.value)} less delay`) : null), h("p", {}, `${sentence(says)}.`));
+}

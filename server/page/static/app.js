@@ -1,0 +1,114 @@
+// The page: events from the gateway into one state, the state onto the page, once for each second's events.
+
+import { askForKey, headers, watchKey } from "./admin.js";
+import { setUpAdvice } from "./advice.js";
+import { Batch } from "./batch.js";
+import { Controls } from "./controls.js";
+import { Delays } from "./delays.js";
+import { Distribution } from "./distribution.js";
+import { byId, say } from "./dom.js";
+import { clock } from "./format.js";
+import { History } from "./history.js";
+import { updateLights } from "./lights.js";
+import { updateNow } from "./now.js";
+import { Small } from "./small.js";
+import { follow } from "./stream.js";
+import { updateVerdict } from "./verdict.js";
+import { updateWhatIf } from "./whatif.js";
+import { parsePolicy, policyDetail, tokenLimit } from "./words.js";
+
+const LINKS = { connecting: "Connecting", live: "Live", lost: "Reconnecting" };
+const state = { link: "connecting", refused: null, history: new History(), columns: [], marks: [], seconds: 300, restarts: [], past: [] };
+
+await document.fonts.load("12px Inter").catch(() => null);
+const charts = [new Delays(), new Distribution(), new Small(), new Batch()];
+const controls = new Controls();
+setUpAdvice();
+watchKey();
+byId("range").addEventListener("change", (event) => {
+  state.seconds = Number(event.target.value);
+  draw();
+});
+addEventListener("visibilitychange", draw);
+
+let due = null;
+function draw() {
+  if (due !== null || document.hidden) return;
+  due = setTimeout(() => {
+    due = null;
+    document.body.dataset.link = state.link;
+    say(byId("link"), LINKS[state.link]);
+    say(byId("about"), about(state.gateway));
+    say(byId("as-of"), state.live ? `As of ${state.live}` : "");
+    updateVerdict(state, { calibrate: () => controls.calibrate(), key: () => state.unlock?.() });
+    updateNow(state);
+    state.marks = marks();
+    for (const chart of charts) chart.update(state);
+    updateWhatIf(state, (setting) => controls.use(setting));
+    updateLights(state);
+    controls.update(state);
+    document.body.dataset.ready = "true";
+  }, 0);
+}
+
+function about(gateway) {
+  if (!gateway) return "";
+  const engine = gateway.engine ? `${gateway.engine} engine` : "";
+  const several = gateway.servers > 1 ? `${gateway.servers} servers` : "";
+  return [gateway.model, engine, several].filter(Boolean).join(" · ");
+}
+
+/** Switches of the gateway's life and of those before it that this page saw, and its restarts. */
+function marks() {
+  const switches = [...state.past, ...(state.switches ?? [])].filter((each) => !each.first);
+  const said = switches.map((each) => ({ at: each.at, label: [parsePolicy(each.policy).name, policyDetail(each.policy), each.max_output_tokens ? tokenLimit(each.max_output_tokens) : ""].filter(Boolean).join(" ") }));
+  return [...said, ...state.restarts.map((at) => ({ at, label: "gateway restarted" }))].sort((a, b) => a.at - b.at);
+}
+
+function greeted(hello) {
+  if (state.hello && hello.page !== state.hello.page) location.reload(); // another version of Kendall
+  if (state.hello && hello.born !== state.hello.born) {
+    state.restarts.push(hello.born);
+    state.past.push(...(state.switches ?? []).filter((each) => !each.first));
+    Object.assign(state, { switches: [], look: null, what_if: [], checks: [], autopilot: null, distribution: null });
+  }
+  state.hello = hello;
+  state.columns = hello.columns;
+  state.history.columns = hello.columns;
+}
+
+async function refill() {
+  try {
+    const answer = await fetch("live/history", { headers: headers(), cache: "no-store" });
+    if (answer.ok) state.history.merge(await answer.json());
+  } catch {
+    // the stream says that the gateway is away
+  }
+  draw();
+}
+
+follow("live/events", headers, {
+  open() {
+    Object.assign(state, { link: "live", refused: null });
+    refill();
+  },
+  lost() {
+    state.link = "lost";
+    draw();
+  },
+  async refused(_, why) {
+    Object.assign(state, { link: "lost", refused: why });
+    draw();
+    if (!(await askForKey(why))) await new Promise((resolve) => (state.unlock = resolve)); // the verdict has a button
+  },
+  event(name, value) {
+    if (name === "hello") greeted(value);
+    else state[name] = value;
+    if (name === "now") {
+      state.live = clock(value.row[0]);
+      if (state.gateway?.in_force) state.history.add(value.row);
+    }
+    draw();
+  },
+});
+draw();

@@ -1,0 +1,191 @@
+// Charts over time: one look for all of them. Ink is observed, the accent is predicted; a dashed line marks a switch.
+
+import { h, say } from "./dom.js";
+import { clock } from "./format.js";
+
+/* global uPlot */
+const together = uPlot.sync("kendall");
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const charts = new Set();
+const FONT = "12px Inter, system-ui, sans-serif";
+
+addEventListener("themechange", () => charts.forEach((chart) => chart.repaint()));
+
+/** `series`: {column, label, side: "observed"|"predicted", dash?, low?, high?, step?}; `format(value)` gives text with its unit. */
+export class TimeChart {
+  constructor(host, { series, format, tick = format, labelled = false, most = null }) {
+    this.series = series;
+    this.format = format;
+    this.tick = tick; // (value, the largest on the axis)
+    this.labelled = labelled;
+    this.most = most;
+    this.marks = [];
+    this.seconds = 300;
+    this.known = false;
+    this.end = Date.now() / 1e3;
+    this.start = this.end - 60;
+    this.columns = series.flatMap((each) => [each.column, ...(each.low ? [each.low, each.high] : [])]);
+    this.values = series.map(() => h("b", {}, "–"));
+    this.when = h("time");
+    const keys = series.map((each, index) => key(each, this.values[index]));
+    this.place = h("div", { class: "plot", role: "img", "aria-label": "Chart over time, still empty" });
+    this.nothing = h("p", { class: "nothing" });
+    this.rows = h("div");
+    this.table = h("details", { class: "alternative" }, h("summary", {}, "As a table"), this.rows);
+    this.table.addEventListener("toggle", () => this.tabulate());
+    host.append(h("div", { class: "legend" }, ...keys, this.when), this.place, this.nothing, this.table);
+    this.plot = new uPlot(this.options(), this.columns.length ? [[], ...this.columns.map(() => [])] : [[]], this.place);
+    new ResizeObserver(() => this.plot.setSize(this.size())).observe(this.place);
+    charts.add(this);
+  }
+
+  size() {
+    return { width: Math.max(200, this.place.clientWidth), height: this.place.clientHeight };
+  }
+
+  options() {
+    return {
+      ...this.size(),
+      padding: [this.labelled ? 20 : 10, 26, 0, 0],
+      legend: { show: false },
+      cursor: { sync: { key: together.key, setSeries: false }, y: false, drag: { x: false, y: false }, points: { size: 7 } },
+      scales: { x: { range: () => [this.start, this.end] }, y: { range: (plot) => [0, this.top(plot)] } },
+      axes: [this.axis({ space: 84, values: (_, at) => at.map((each) => clock(each, this.end - this.start <= 300)), size: 26 }), this.yAxis()],
+      series: [{}, ...this.series.flatMap((each) => lines(each))],
+      bands: this.bands(),
+      hooks: { draw: [(plot) => this.drawMarks(plot)], setCursor: [() => this.readOut()] },
+    };
+  }
+
+  axis(more) {
+    const grid = { stroke: () => colour("--rule"), width: 1 };
+    return { stroke: () => colour("--faint"), font: FONT, grid: { show: false }, ticks: { ...grid, size: 4 }, border: { show: true, ...grid }, gap: 5, ...more };
+  }
+
+  yAxis() {
+    const grid = { show: true, stroke: () => colour("--rule"), width: 1 };
+    const values = (_, at) => at.map((each) => (this.known ? this.tick(each, at.at(-1)) : ""));
+    return this.axis({ values, size: 62, space: 44, grid, ticks: { show: false }, border: { show: false } });
+  }
+
+  bands() {
+    const found = [];
+    let index = 1;
+    for (const each of this.series) {
+      if (each.low) found.push({ series: [index + 2, index + 1], fill: () => colour(each.side === "predicted" ? "--accent-wash" : "--ink-wash") });
+      index += each.low ? 3 : 1;
+    }
+    return found;
+  }
+
+  /** Means decide; an interval may leave the picture. */
+  top(plot) {
+    let mean = 0;
+    let end = 0;
+    let index = 1;
+    for (const each of this.series) {
+      mean = Math.max(mean, ...plot.data[index].map((value) => value ?? 0));
+      if (each.low) end = Math.max(end, ...plot.data[index + 2].map((value) => value ?? 0));
+      index += each.low ? 3 : 1;
+    }
+    const top = Math.max(mean, Math.min(end, 1.9 * mean));
+    const least = this.most ?? 0;
+    return top > 0 || least ? Math.max(1.1 * top, least) : 1;
+  }
+
+  /** Draws anew; `empty` is said where there is nothing to draw. */
+  update(history, seconds, marks, empty = "") {
+    const { end, data } = history.series(this.columns, seconds);
+    const start = Math.min(end - 60, Math.max(end - seconds, data[0][0] ?? end)); // a young history fills the width
+    Object.assign(this, { seconds, end, start, marks });
+    const known = (this.known = this.series.some((each) => data[1 + this.columns.indexOf(each.column)].some((value) => value !== null && value !== undefined)));
+    this.plot.setData(data);
+    say(this.nothing, known ? "" : empty);
+    this.place.dataset.drawn = String(known);
+    this.readOut();
+    if (this.table.open) this.tabulate();
+  }
+
+  repaint() {
+    this.plot.redraw(false, true);
+  }
+
+  /** The legend shows what is under the cursor, else the newest. */
+  readOut() {
+    const data = this.plot?.data;
+    if (!data || !data[0].length) return;
+    const at = this.plot.cursor.idx ?? data[0].length - 1;
+    let index = 1;
+    this.series.forEach((each, number) => {
+      const value = data[index][at];
+      say(this.values[number], value === null || value === undefined ? "–" : this.format(value));
+      index += each.low ? 3 : 1;
+    });
+    say(this.when, this.plot.cursor.idx === null || this.plot.cursor.idx === undefined ? "" : clock(data[0][at]));
+    const said = this.series.map((each, number) => `${each.label} ${this.values[number].textContent}`);
+    this.place.setAttribute("aria-label", `Chart over time. Now: ${said.join(", ")}. The same as a table below.`);
+  }
+
+  drawMarks(plot) {
+    const { ctx } = plot;
+    const { left, top, width, height } = plot.bbox;
+    const scale = devicePixelRatio;
+    ctx.save();
+    ctx.font = `${12 * scale}px Inter, system-ui, sans-serif`;
+    ctx.textAlign = "left"; // uPlot leaves its axes' own
+    ctx.textBaseline = "alphabetic";
+    ctx.strokeStyle = ctx.fillStyle = colour("--soft");
+    ctx.lineWidth = scale;
+    ctx.setLineDash([3 * scale, 3 * scale]);
+    let free = left;
+    for (const mark of this.marks) {
+      const x = Math.round(plot.valToPos(mark.at, "x", true));
+      if (x < left || x > left + width) continue;
+      ctx.beginPath();
+      ctx.moveTo(x, top);
+      ctx.lineTo(x, top + height);
+      ctx.stroke();
+      if (this.labelled) free = label(ctx, mark.label, x, top - 7 * scale, free, left + width);
+    }
+    ctx.restore();
+    this.place.dataset.marks = String(this.marks.filter((mark) => mark.at >= this.start).length);
+  }
+
+  /** At most 40 rows, evenly spaced, the newest first. */
+  tabulate() {
+    if (!this.table.open) return;
+    const [at] = this.plot.data;
+    const every = Math.max(1, Math.ceil(at.length / 40));
+    const rows = [];
+    for (let row = at.length - 1; row >= 0; row -= every) {
+      const cells = this.columns.map((_, column) => this.plot.data[column + 1][row]);
+      rows.push(h("tr", {}, h("th", { scope: "row" }, clock(at[row])), ...cells.map((value) => h("td", { class: "n" }, value === null || value === undefined ? "–" : this.format(value)))));
+    }
+    const names = this.series.flatMap((each) => [each.label, ...(each.low ? [`${each.label}, low`, `${each.label}, high`] : [])]);
+    const head = h("tr", {}, h("th", { scope: "col" }, "Time"), ...names.map((name) => h("th", { scope: "col", class: "n" }, name)));
+    this.rows.replaceChildren(h("table", {}, h("thead", {}, head), h("tbody", {}, ...rows)));
+  }
+}
+
+function key(series, value) {
+  const predicted = series.side === "predicted";
+  return h("span", { class: predicted ? "predicted" : "observed" }, h("i", { class: `swatch${predicted ? " accent" : ""}${series.dash ? " dashed" : ""}`, "aria-hidden": "true" }), series.label, value);
+}
+
+function lines(each) {
+  const name = each.side === "predicted" ? "--accent" : "--ink";
+  const bound = { stroke: null, width: 0, points: { show: false } };
+  const paths = each.step ? uPlot.paths.stepped({ align: 1 }) : undefined;
+  const line = { stroke: () => colour(name), width: 2, dash: each.dash, points: { show: false }, paths, spanGaps: false };
+  return each.low ? [line, bound, bound] : [line];
+}
+
+function label(ctx, text, x, y, free, right) {
+  const width = ctx.measureText(text).width;
+  const start = Math.min(Math.max(x - width / 2, free), right - width);
+  if (start < free) return free;
+  ctx.fillText(text, start, y);
+  return start + width + 14 * devicePixelRatio;
+}
+
+export { colour, FONT };

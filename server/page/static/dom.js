@@ -1,0 +1,34 @@
+// Elements without markup in strings: what comes from the gateway is always text.
+
+export const byId = (id) => document.getElementById(id);
+
+/** An element; `properties` are set as properties, `class` and `aria-*` as attributes; strings become text. */
+export function h(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name === "class" || name.includes("-") || name === "role" || name === "scope") element.setAttribute(name, value);
+    else element[name] = value;
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== ""));
+  return element;
+}
+
+/** An element of a picture. */
+export function svg(tag, attributes = {}, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
+/** Touches the element only where its text differs: a reader's selection stays, and nothing is announced twice. */
+export function say(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+/** Makes `element` hold `children`, unless they would look the same: focus and selection stay. */
+export function fill(element, ...children) {
+  const next = h("div", {}, ...children);
+  if (element.innerHTML !== next.innerHTML) element.replaceChildren(...next.childNodes);
+}

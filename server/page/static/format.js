@@ -1,0 +1,56 @@
+// Numbers for people: three digits that matter, a unit always, an en dash for what is not known.
+
+export const NONE = "–";
+const THIN = "\u202f";
+const grouped = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
+
+/** Three significant digits, without an exponent. */
+export function digits(value) {
+  if (value === null || value === undefined || !Number.isFinite(value)) return NONE;
+  const size = Math.abs(value);
+  if (size >= 999.5) return grouped.format(value);
+  if (size === 0) return "0";
+  if (size < 0.0005) return "0.00";
+  return size < 0.9995 ? value.toFixed(3) : value.toPrecision(3);
+}
+
+export const whole = (value) => (value === null || value === undefined ? NONE : grouped.format(value));
+
+/** Milliseconds below a second. */
+export const unitOf = (seconds) => (seconds !== null && Math.abs(seconds) >= 0.9995 ? "s" : "ms");
+export const inUnit = (seconds, unit) => (seconds === null || seconds === undefined ? NONE : digits(unit === "ms" ? seconds * 1e3 : seconds));
+
+/** `12.3 ms`. */
+export function duration(seconds, unit = unitOf(seconds ?? 0)) {
+  return seconds === null || seconds === undefined ? NONE : `${inUnit(seconds, unit)}${THIN}${unit}`;
+}
+
+/** For the ticks of an axis: no more digits than needed. */
+export const plain = (value) => String(Number(value.toPrecision(3)));
+export const tickDuration = (seconds, most) => `${plain(unitOf(most) === "ms" ? seconds * 1e3 : seconds)}${THIN}${unitOf(most)}`;
+
+/** `11.5 to 13.1 ms`; the low end of an interval of delays is not below 0. */
+export function interval(low, high, unit) {
+  if (low === null || high === null || low === undefined || high === undefined) return "interval not known";
+  return `${inUnit(Math.max(0, low), unit)} to ${duration(high, unit)}`;
+}
+
+export const percent = (share, places = 0) => (share === null || share === undefined ? NONE : `${(100 * share).toFixed(places)}${THIN}%`);
+
+/** `+1.6 %`, with a real minus. */
+export function signed(share) {
+  if (share === null || share === undefined) return NONE;
+  const size = Math.abs(100 * share);
+  return `${share < 0 ? "−" : "+"}${size >= 99.5 ? grouped.format(size) : size.toFixed(1)}${THIN}%`;
+}
+
+const two = (number) => String(number).padStart(2, "0");
+
+/** Of the reader's own clock. */
+export function clock(at, seconds = true) {
+  const when = new Date(at * 1e3);
+  return `${two(when.getHours())}:${two(when.getMinutes())}${seconds ? `:${two(when.getSeconds())}` : ""}`;
+}
+
+/** `5 min`. */
+export const span = (seconds) => (seconds < 90 ? `${Math.round(seconds)}${THIN}s` : `${Math.round(seconds / 60)}${THIN}min`);

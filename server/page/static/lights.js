@@ -1,0 +1,29 @@
+// Assumptions and self-checks: a shape, a word and a sentence each. Colour only repeats what they say.
+
+import { byId, fill, h, svg } from "./dom.js";
+import { digits } from "./format.js";
+import { ASSUMPTIONS, CHECKS } from "./words.js";
+
+const WORDS = { holds: "holds", fails: "fails", unknown: "cannot tell" };
+
+export function updateLights({ look, checks, gateway }) {
+  const found = look?.prediction?.comparison.assumptions ?? {};
+  const rows = Object.entries(ASSUMPTIONS).map(([name, [title]]) => light(title, found[name]?.holds, found[name]?.says ?? "no prediction yet"));
+  fill(byId("assumptions"), ...rows);
+  const laws = (checks ?? []).map((check) => light(CHECKS[check.name] ?? check.name, check.holds, `${digits(check.by_counters)} by the counters, ${digits(check.by_records)} by the records`));
+  const empty = gateway?.looks === false ? "Switched off with the live prediction." : "Evaluated every few seconds, as soon as the engine serves.";
+  fill(byId("checks"), ...(laws.length ? laws : [h("li", {}, h("span"), h("span", { class: "detail" }, empty))]));
+}
+
+function light(title, holds, says) {
+  const state = holds === true ? "holds" : holds === false ? "fails" : "unknown";
+  return h("li", { class: state }, shape(state), h("span", { class: "what" }, title), h("span", { class: "state" }, WORDS[state]), h("span", { class: "detail" }, says));
+}
+
+function shape(state) {
+  const picture = svg("svg", { viewBox: "0 0 16 16", "aria-hidden": "true", focusable: "false" });
+  if (state === "holds") picture.append(svg("circle", { class: "disc", cx: 8, cy: 8, r: 7.5 }), svg("path", { class: "tick", d: "M4.8 8.3l2.2 2.2 4.3-4.6" }));
+  else if (state === "fails") picture.append(svg("path", { class: "triangle", d: "M8 .8l7.6 14H.4z" }), svg("path", { class: "stroke", d: "M8 6v4.2M8 12.4v.1" }));
+  else picture.append(svg("circle", { class: "ring", cx: 8, cy: 8, r: 6.8 }));
+  return picture;
+}

@@ -1,0 +1,35 @@
+// The line of numbers under the verdict.
+
+import { byId, fill, h } from "./dom.js";
+import { NONE, digits, percent, whole } from "./format.js";
+import { parsePolicy, policyDetail, tokenLimit } from "./words.js";
+
+export function updateNow({ now, gateway, look, columns }) {
+  const row = now?.row ?? [];
+  const value = (name) => row[columns.indexOf(name)] ?? null;
+  const policy = gateway?.in_force;
+  const prediction = look?.prediction;
+  const load = value("load");
+  const predicted = value("predicted_utilisation");
+  const tiles = [
+    tile("Policy", policy ? parsePolicy(policy.policy).name : NONE, "", policy ? [policyDetail(policy.policy), tokenLimit(policy.max_output_tokens)].filter(Boolean).join(" · ") : ""),
+    tile("Load", percent(load), "", loadWords(load, prediction), load !== null && load >= 0.9),
+    tile("Utilisation", percent(value("utilisation")), "", predicted === null ? "of the time, busy" : h("span", { class: "predicted" }, `${percent(predicted)} predicted`)),
+    tile("Queue length", whole(value("queue_length")), "", "requests waiting"),
+    tile("Arrival rate", digits(value("arrival_rate")), "/s", "over one minute"),
+    tile("In service", whole(value("in_service")), "", policy ? `of ${whole(policy.effective_max_batch_size * (gateway.servers ?? 1))} at most` : ""),
+  ];
+  fill(byId("now"), ...tiles);
+}
+
+function tile(label, value, unit, under, alarm = false) {
+  return h("div", {}, h("dt", {}, label), h("dd", {}, h("span", { class: alarm ? "alarm" : null }, value), unit ? h("i", {}, unit) : null, h("p", {}, under)));
+}
+
+function loadWords(load, prediction) {
+  if (load === null) return "of the largest stable rate";
+  if (load >= 1) return "unstable: too much arrives";
+  if (load >= 0.9) return "near the edge: delays explode";
+  const { low, high } = prediction?.load_interval ?? {};
+  return typeof low === "number" && typeof high === "number" ? `${percent(Math.max(0, low))} to ${percent(high)}` : "of the largest stable rate";
+}

@@ -1,0 +1,52 @@
+// The field's words for what the gateway names.
+
+export const ASSUMPTIONS = {
+  no_retries: ["No retries", "clients ask again after they gave up"],
+  open_loop: ["Open loop", "clients wait for their answers before they send more"],
+  settled: ["Settled queue", "the queue has not yet forgotten how this epoch began"],
+  stable_queue: ["Stable queue", "more arrives than can be served"],
+  constant_rate: ["Constant rate", "the arrival rate changed"],
+  poisson_arrivals: ["Poisson arrivals", "arrivals do not come at random"],
+  no_stalls: ["No stalls", "a few very long batches hold the engine"],
+  constant_speed: ["Constant speed", "the engine’s speed changes"],
+  law_shape: ["Shape of the law", "the engine does not follow its calibrated law"],
+};
+
+export const CHECKS = { conservation: "Conservation", little: "Little’s law", utilisation: "Utilisation law" };
+
+export const TARGETS = { "max-output-tokens": "Token limit", "batch-size": "Batch size", policy: "Policy", servers: "Servers" };
+
+export const QUANTITY = { queueing_delay: "queueing delay", sojourn_time: "sojourn time" };
+
+/** Why they disagree, in one clause. */
+export function cause(reasons, assumptions) {
+  const first = reasons.find((name) => name in ASSUMPTIONS);
+  if (!first) return "no assumption explains it";
+  const says = assumptions[first]?.says ?? "";
+  if (/come in bursts/.test(says)) return "arrivals come in bursts";
+  if (/too regular|nearly constant/.test(says)) return "arrivals are too regular";
+  return ASSUMPTIONS[first][1];
+}
+
+/** `capped:max_batch_size=8,order=x` in its parts. */
+export function parsePolicy(text) {
+  const [name, rest = ""] = text.split(/:(.*)/s);
+  return { name, keys: Object.fromEntries(rest.split(",").filter(Boolean).map((pair) => pair.split(/=(.*)/s).slice(0, 2))) };
+}
+
+export function policyText({ name, keys }) {
+  const pairs = Object.entries(keys).map(([key, value]) => `${key}=${value}`);
+  return pairs.length ? `${name}:${pairs.join(",")}` : name;
+}
+
+const KEYS = { batch_size: "exactly", max_batch_size: "up to", max_wait: "waits" };
+
+/** Its parameters for people: `up to 8`. */
+export function policyDetail(text) {
+  const said = Object.entries(parsePolicy(text).keys).map(([key, value]) =>
+    key === "max_wait" ? `waits ${value}\u202fs at most` : key in KEYS ? `${KEYS[key]} ${value}` : `${key} ${value}`,
+  );
+  return said.join(", ");
+}
+
+export const tokenLimit = (limit) => (limit === null || limit === undefined ? "no token limit" : `token limit ${limit}`);

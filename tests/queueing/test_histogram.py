@@ -1,0 +1,55 @@
+"""The histogram beside the predicted one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from policies import parse_policy
+from queueing.distributions import parse_distribution
+from queueing.estimation.histogram import CLASSES, beside, drawn, round_up
+from queueing.latency import parse_law
+from queueing.model import Model
+from queueing.prediction import predict_model
+
+LAW = parse_law("k1=1e-3,k2=8e-3,k3=1e-4,k4=2e-3")
+
+
+def model(policy: str) -> Model:
+    return Model.clipped(parse_policy(policy), parse_distribution("uniform:low=5,high=30"), LAW)
+
+
+@pytest.mark.parametrize("policy", ["single", "capped:max_batch_size=4", "fixed:batch_size=3,max_wait=0.1", "continuous:max_batch_size=4"])
+def test_what_is_drawn_has_the_mean_of_theory(policy: str) -> None:
+    queue = model(policy)
+    rate = 0.6 * queue.largest_stable_rate
+    sojourn = policy.startswith("continuous")
+    theory = predict_model(queue, rate)
+    mean = theory.sojourn_time.mean if sojourn else theory.queueing_delay.mean
+    assert drawn(queue, rate, sojourn=sojourn).mean() == pytest.approx(mean, rel=0.05)
+
+
+def test_shares_add_up_and_classes_are_few_and_round() -> None:
+    rng = np.random.default_rng(1)
+    for scale in (1e-4, 0.013, 2.7, 900.0):
+        found = beside(rng.exponential(scale, 3000), rng.exponential(1.1 * scale, 50_000))
+        assert found is not None
+        assert 5 < len(found["observed"]) <= CLASSES + 1
+        assert len(found["observed"]) == len(found["predicted"])
+        for side, beyond in zip(("observed", "predicted"), found["beyond"], strict=True):
+            assert sum(found[side]) + beyond == pytest.approx(1, abs=1e-3)
+            assert beyond < 0.02
+        assert found["width"] == round_up(found["width"])
+        expected = -np.expm1(-found["width"] / scale)
+        assert found["observed"][0] == pytest.approx(expected, abs=0.03)
+
+
+def test_too_few_delays_are_no_histogram() -> None:
+    assert beside(np.ones(5), np.ones(100)) is None
+    assert beside(np.ones(50), np.ones(0)) is None
+
+
+def test_those_who_never_wait_are_one_class() -> None:
+    found = beside(np.zeros(50), np.zeros(500))
+    assert found is not None
+    assert (found["observed"][0], found["predicted"][0]) == (1.0, 1.0)
