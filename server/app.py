@@ -18,6 +18,7 @@ from policies import SpecError
 from queueing.profile import Profile
 from server.call import answer, direct, read_body, validate
 from server.errors import ApiError
+from server.exposition import exposition
 from server.gateway import Gateway
 from server.law.calibration import Calibrator
 from server.schema import CalibrationRequest, ChatRequest, CompletionRequest, PolicyChange
@@ -149,7 +150,7 @@ def _add_state(app: FastAPI, gateway: Gateway) -> None:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return Response(gateway.metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(exposition(gateway.metrics), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/load")
     async def load() -> dict[str, int]:

@@ -11,9 +11,11 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from loadgen.client import Target
 from loadgen.gateway_process import GatewayProcess, free_port
@@ -119,6 +121,31 @@ def test_greedy_answers_do_not_depend_on_the_policy_or_on_streaming(served: Serv
             texts.add(client.completions.create(**arguments).choices[0].text)
             texts.add("".join(part.choices[0].text for part in client.completions.create(**arguments, stream=True)))
     assert len(texts) == 1
+
+
+def test_vllms_own_metrics_stand_beside_the_gateways_without_a_clash(served: Served) -> None:
+    """Each family once, and both count the same tokens and requests."""
+
+    def scrape() -> dict[str, float]:
+        text = httpx.get(f"{served.gateway.url}/metrics").text
+        families = list(text_string_to_metric_families(text))
+        assert len({family.name for family in families}) == len(families)
+        samples: dict[str, float] = {}
+        for family in families:
+            for sample in family.samples:
+                samples[sample.name] = samples.get(sample.name, 0.0) + sample.value
+        return samples
+
+    served.run(lambda gateway: gateway.ask("PUT", "/admin/policy", {"policy": "single"}))
+    before = scrape()
+    with served.openai() as client:
+        for _ in range(3):
+            client.completions.create(model="tiny", prompt="the queue", max_tokens=5, extra_body={"ignore_eos": True})
+    after = scrape()
+    grown = {name: after[name] - before[name] for name in after.keys() & before.keys()}
+    assert grown["vllm:generation_tokens_total"] == grown["kendall_output_tokens_sum"] == 15
+    assert grown["vllm:request_success_total"] == grown["kendall_queueing_delay_seconds_count"] == 3
+    assert after["vllm:num_requests_running"] == after["kendall_in_service"] == 0
 
 
 def test_errors_are_openais(served: Served) -> None:

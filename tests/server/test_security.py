@@ -488,6 +488,9 @@ LABELS = {  # each with the most values it may have
     "stage": 8,
     "max_output_tokens": 1,
     "epoch": 1,
+    "engine": 1,
+    "model": 1,
+    "version": 1,
 }
 
 
