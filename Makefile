@@ -1,10 +1,11 @@
 # Every target makes the environment first (tools/setup_env.py, silent when up to date).
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-system demo test test-all check audit bench clean
+.PHONY: help setup setup-system demo test test-all check audit bench dashboards manifests clean
 
 PYTHON ?= python3
 BIN := .venv/bin
 CACHES := .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+OPERATOR_RULES := docker/k8s/base/prometheusrule.yaml
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +30,7 @@ check: setup ## lint, format, types, direction of imports, spelling
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy kendall.py tools/setup_env.py tools/audit.py
+	$(BIN)/mypy -p grafana
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 
@@ -37,6 +39,14 @@ audit: ## known vulnerabilities in the pinned packages; fails visibly where the 
 
 bench: setup ## the benchmarks, one after the other
 	@for file in $(filter-out bench/live_validation.py,$(wildcard bench/*.py)); do echo "== $$file"; $(BIN)/python "$$file" $(ARGS) || exit 1; done
+
+dashboards: setup ## grafana/dashboards/*.json from the code beside them
+	@$(BIN)/python -m grafana.generate
+
+manifests: ## docker/k8s/base/prometheusrule.yaml from docker/rules.yml
+	@sed -n '1,/^spec:/p' $(OPERATOR_RULES) >$(OPERATOR_RULES).new
+	@sed -n '/^groups:/,$$p' docker/rules.yml | sed 's/^\(.\)/  \1/' >>$(OPERATOR_RULES).new
+	@mv $(OPERATOR_RULES).new $(OPERATOR_RULES)
 
 clean: ## remove caches and builds, keep .venv and runs
 	@rm -rf $(CACHES) build dist *.egg-info

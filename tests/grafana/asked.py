@@ -1,0 +1,92 @@
+"""What the dashboards ask Prometheus, as Grafana would send it, and whether an answer can be drawn in the unit it is labelled with."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parents[2] / "grafana/dashboards"
+FILES = sorted(FOLDER.glob("*.json"))
+VARIABLES = ("$instance", "$policy", "$model")
+
+# What a run of the tiny model at 25 requests a second can show. Milliseconds under "s", or percent under "percentunit", lie outside.
+BOUNDS = {
+    "s": (0.0, 10.0),
+    "reqps": (0.0, 100.0),
+    "percentunit": (-1.0, 5.0),
+    "short": (0.0, 5000.0),
+    "suffix: tok/s": (0.0, 20_000.0),
+    "bytes": (2.0**24, 2.0**36),
+    "none": (0.0, 2.0),
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One query of one panel."""
+
+    dashboard: str
+    panel: str
+    expr: str
+    unit: str
+    instant: bool = False
+    reference: str = "A"
+
+    def __str__(self) -> str:
+        return f"{self.dashboard}: {self.panel} ({self.reference})"
+
+    @property
+    def engine(self) -> bool:
+        """Whether only the real engine can answer."""
+        return "vllm:" in self.expr
+
+
+def queries_of(path: Path) -> Iterator[Asked]:
+    """Every query of a dashboard's panels and its annotations."""
+    dashboard = json.loads(path.read_text())
+    for panel in (panel for panel in dashboard["panels"] if panel["type"] != "row"):
+        units = _column_units(panel)
+        for target in panel["targets"]:
+            unit = units.get(target["refId"], panel["fieldConfig"]["defaults"]["unit"])
+            yield Asked(path.name, panel["title"], target["expr"], unit, bool(target.get("instant")), target["refId"])
+    for mark in dashboard["annotations"]["list"]:
+        yield Asked(path.name, f"annotation {mark['name']}", mark["expr"], "none")
+
+
+def _column_units(panel: Mapping[str, Any]) -> dict[str, str]:
+    """A table has a unit a column, under the name that its transformation gives the column."""
+    renamed = {
+        old.removeprefix("Value #"): new
+        for step in panel.get("transformations") or []
+        for old, new in step["options"].get("renameByName", {}).items()
+    }
+    units = {
+        override["matcher"]["options"]: entry["value"]
+        for override in panel["fieldConfig"]["overrides"]
+        for entry in override["properties"]
+        if entry["id"] == "unit"
+    }
+    return {reference: units[name] for reference, name in renamed.items()}
+
+
+def filled(expr: str, *, window: str, shown: str) -> str:
+    """Grafana's variables filled in, "all" chosen everywhere."""
+    for name in VARIABLES:
+        expr = expr.replace(name, ".*")
+    return expr.replace("$__rate_interval", window).replace("$__range", shown)
+
+
+def faults(asked: Asked, series: list[dict[str, Any]]) -> Iterator[str]:
+    """Why an answer cannot be drawn."""
+    values = [float(value) for each in series for _, value in each["values"]]
+    if not values:
+        yield f"{asked}: no data"
+    if strange := [value for value in values if not math.isfinite(value)]:
+        yield f"{asked}: {len(strange)} of {len(values)} values are not finite"
+    low, high = BOUNDS[asked.unit]
+    if outside := [value for value in values if math.isfinite(value) and not low <= value <= high]:
+        yield f"{asked}: {outside[0]} and {len(outside) - 1} others do not lie within {low} to {high}, which is what unit {asked.unit!r} can be here"

@@ -1,0 +1,160 @@
+"""A real Prometheus scrapes a real gateway under load: what the dashboards and the rules ask is answered, finite, in the right unit."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import datetime
+import importlib.util
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from loadgen.client import Target
+from loadgen.gateway_process import GatewayProcess, free_port
+from loadgen.run import run_load
+from loadgen.timetable import draw
+from queueing.distributions import parse_distribution
+from queueing.record import Record, read_run
+from tests.grafana.asked import FILES, Asked, faults, filled, queries_of
+from tests.prometheus_server import ROOT, Prometheus
+from tests.support import require_vllm
+
+LAW = "k1=1.8e-05,k2=0.0044,k3=0.00013,k4=0.0035,kp=5.4e-05,cv=0.08,turnaround=0.0095"  # docs/live-validation.md
+POLICIES = ("dynamic", "continuous:max_batch_size=4")
+RATE = 25.0  # requests a second, load 0.3 to 0.6
+SECONDS = 11.0  # of load under each policy
+REAL = importlib.util.find_spec("vllm") is not None
+
+
+@dataclass
+class Watched:
+    """A run that is over, and the Prometheus that saw it."""
+
+    prometheus: Prometheus
+    start: float  # Unix time of the first arrival, roughly
+    end: float
+    records: list[Record]
+
+    def answer(self, asked: Asked) -> list[dict[str, Any]]:
+        """As Grafana would ask: over the run, or at its end."""
+        expr = filled(asked.expr, window="5s", shown=f"{round(self.end - self.start)}s")
+        return self.prometheus.at(expr, self.end) if asked.instant else self.prometheus.over(expr, self.start, self.end)
+
+    def faults(self, asked: Asked) -> list[str]:
+        """Empty: the panel can be drawn."""
+        return list(faults(asked, self.answer(asked)))
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """The real engine where there is one, else the emulated one; one policy after the other, under Poisson load."""
+    folder = tmp_path_factory.mktemp("watched")
+    port = free_port(0)
+    records = folder / "records.jsonl"
+    arguments = ["tiny", "--engine", "auto", "--policy", POLICIES[0], "--latency", LAW, "--allow-forced-lengths"]
+    arguments += ["--prediction-interval", "1", "--what-if-interval", "5", "--max-output-tokens", "24", "--record-file", str(records)]
+    with asyncio.Runner() as runner:
+        gateway = GatewayProcess(arguments, port, folder / "gateway.log")
+        prometheus = Prometheus(folder, f"127.0.0.1:{port}")
+        runner.run(_begin(gateway, prometheus))
+        try:
+            start, end = runner.run(_drive(gateway))
+            yield Watched(prometheus, start, end, read_run(records)[1])
+        finally:
+            runner.run(prometheus.__aexit__(None, None, None))
+            runner.run(gateway.__aexit__(None, None, None))
+
+
+async def _begin(gateway: GatewayProcess, prometheus: Prometheus) -> None:
+    await gateway.__aenter__()
+    await asyncio.gather(gateway.ready(), prometheus.__aenter__())
+
+
+async def _drive(gateway: GatewayProcess) -> tuple[float, float]:
+    """Load under each policy, until the gateway has a prediction, and what-ifs of the others."""
+    target = Target(base_url=gateway.url, model="tiny", max_tokens=32)
+    lengths, prompts = parse_distribution("uniform:low=1,high=31"), parse_distribution("deterministic:value=32")
+    start = _unix_time()
+    for number, policy in enumerate(POLICIES):
+        await gateway.ask("PUT", "/admin/policy", {"policy": policy})
+        timetable = draw(RATE, round(RATE * SECONDS), number, prompts, lengths)
+        load = asyncio.create_task(run_load(target, timetable, seed=number))
+        await asyncio.sleep(SECONDS - 2)
+        await gateway.ask("GET", "/admin/prediction?what_if=true")
+        await load
+    return start, _unix_time()
+
+
+def _unix_time() -> float:
+    """Prometheus' own clock; the banned `time.time` is for code that measures."""
+    return datetime.datetime.now(tz=datetime.UTC).timestamp()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_query_of_a_dashboard_returns_finite_data_in_its_unit(watched: Watched, path: Path) -> None:
+    found = [fault for asked in queries_of(path) if REAL or not asked.engine for fault in watched.faults(asked)]
+    assert found == []
+
+
+def test_vllms_part_of_the_dashboards_was_there_to_be_tested(watched: Watched) -> None:
+    """Visible where it was not: without the real engine the test above leaves it out."""
+    require_vllm()
+    assert watched.prometheus.at('{__name__=~"vllm:.+"}', watched.end)
+
+
+def test_every_recording_rule_records_finite_data(watched: Watched) -> None:
+    rules = yaml.safe_load((ROOT / "docker/rules.yml").read_text())["groups"][0]["rules"]
+    for rule in rules:
+        unit = "percentunit" if "error" in rule["record"] else "s"
+        assert watched.faults(Asked("rules.yml", rule["record"], rule["record"], unit)) == []
+    assert {rule["health"] for rule in watched.prometheus.rules()} == {"ok"}
+
+
+def test_what_prometheus_computes_is_what_happened(watched: Watched) -> None:
+    """The delay's mean over the run, the arrival rate and the mean batch against the gateway's own records."""
+    of_policy = [record for record in watched.records if record.policy == POLICIES[0]]
+    delays = [record.queueing_delay for record in of_policy if record.queueing_delay is not None]
+
+    def value(expr: str) -> float:
+        (series,) = watched.prometheus.at(expr, watched.end)
+        return float(series["values"][0][1])
+
+    mine = f'{{policy="{POLICIES[0]}"}}'
+    total, count = (value(f"kendall_queueing_delay_seconds_{part}{mine}") for part in ("sum", "count"))
+    assert count == len(delays)
+    assert math.isclose(total, sum(delays), rel_tol=1e-6)
+    completed = value(f'kendall_requests_total{{policy="{POLICIES[0]}", outcome="completed"}}')
+    assert completed == sum(record.outcome == "completed" for record in of_policy) == round(RATE * SECONDS)
+    clipped = value(f"kendall_clipped_requests_total{mine}")
+    assert clipped == sum(bool(record.clipped) for record in of_policy) > 0
+    assert np.mean([record.output_tokens for record in of_policy]) == pytest.approx(value(f"kendall_output_tokens_sum{mine}") / count)
+
+
+def test_each_switch_of_the_policy_is_marked(watched: Watched) -> None:
+    (mark,) = (asked for asked in queries_of(FILES[0]) if asked.panel.startswith("annotation"))
+    marked = {series["metric"]["policy"] for series in watched.answer(mark)}
+    assert marked == set(POLICIES)
+
+
+def broken(asked: Asked, **changes: str) -> Asked:
+    return dataclasses.replace(asked, **changes)
+
+
+def test_a_broken_panel_is_found(watched: Watched) -> None:
+    """A metric, a label or a function that is not there, milliseconds under "s", a mean of nothing, an expression that is none."""
+    (path,) = (path for path in FILES if path.stem == "kendall")
+    good = next(asked for asked in queries_of(path) if asked.panel == "Queueing delay")
+    assert watched.faults(good) == []
+    assert "no data" in watched.faults(broken(good, expr=good.expr.replace("queueing_delay", "queuing_delay")))[0]
+    assert "no data" in watched.faults(broken(good, expr=good.expr.replace("policy=~", "polcy=~").replace(".*", "x").replace("$policy", "x")))[0]
+    assert "unit 's'" in watched.faults(broken(good, expr=f"1000 * ({good.expr})"))[0]
+    assert "not finite" in watched.faults(broken(good, expr="0 * kendall_queue_length / 0"))[0]
+    with pytest.raises(ValueError, match="parse error"):
+        watched.faults(broken(good, expr=good.expr.removesuffix("0") + ")"))
