@@ -65,7 +65,13 @@ def _over_time() -> Section:
         lines("Queueing delay, mean", "From arrival to dispatch.", SECONDS, [Series(mean(DELAY), "{{policy}}")], limits=ATTENTION),
         lines("Queueing delay, p95", "From arrival to dispatch.", SECONDS, [Series(quantile(DELAY, 0.95), "{{policy}}")], limits=ATTENTION),
         lines("Service time, mean", "From dispatch until the server was free again.", SECONDS, [Series(mean(SERVICE), "{{policy}}")]),
-        lines("Sojourn time, p95", "From arrival to the last byte.", SECONDS, [Series(quantile(SOJOURN, 0.95), "{{policy}}")], limits=ATTENTION),
+        lines(
+            "Sojourn time, p95",
+            "From arrival to the last byte.",
+            SECONDS,
+            [Series(quantile(SOJOURN, 0.95), "{{policy}}")],
+            limits=ATTENTION,
+        ),
         lines(
             "Error of the prediction",
             "Observed over predicted, less 1.",
@@ -73,7 +79,10 @@ def _over_time() -> Section:
             [Series(by_policy("kendall_prediction_error_ratio"), "{{policy}}")],
             limits=[(-1.0, "red"), (-0.25, "orange"), (-0.1, "green"), (0.1, "orange"), (0.25, "red")],
         ),
-        lines("Waiting for company", "Under fixed: until the batch's last member came or max_wait had passed.", SECONDS, [
-            Series(mean("kendall_batch_forming_delay_seconds"), "{{policy}}")
-        ]),
+        lines(
+            "Waiting for company",
+            "Under fixed: until the batch's last member came or max_wait had passed.",
+            SECONDS,
+            [Series(mean("kendall_batch_forming_delay_seconds"), "{{policy}}")],
+        ),
     ]

@@ -19,8 +19,15 @@ def build() -> Dashboard:
 
 def _life() -> Section:
     return "Life", [
-        number("Engine", "What serves.", STATE, Series(gauge("kendall_engine_info"), "{{engine}} {{model}} (Kendall {{version}})"), width=8),
-        number("Serves", "1: the engine serves; 0: it is being started again or is lost.", COUNT, Series(gauge("kendall_engine_up"), "{{instance}}")),
+        number(
+            "Engine", "What serves.", STATE, Series(gauge("kendall_engine_info"), "{{engine}} {{model}} (Kendall {{version}})"), width=8
+        ),
+        number(
+            "Serves",
+            "1: the engine serves; 0: it is being started again or is lost.",
+            COUNT,
+            Series(gauge("kendall_engine_up"), "{{instance}}"),
+        ),
         number(
             "Restarts",
             "Times that a lost engine came up again since the gateway started.",
@@ -57,7 +64,10 @@ def _queues() -> Section:
             "Waiting",
             "Requests in the gateway's queue and in the engine's. The engine's stays at 0: all waiting is done in the gateway.",
             COUNT,
-            [Series(gauge("kendall_queue_length"), "Kendall {{instance}}"), Series(gauge("vllm:num_requests_waiting"), "vLLM {{instance}}")],
+            [
+                Series(gauge("kendall_queue_length"), "Kendall {{instance}}"),
+                Series(gauge("vllm:num_requests_waiting"), "vLLM {{instance}}"),
+            ],
         ),
         lines(
             "Queueing delay, mean",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from grafana_foundation_sdk.builders.dashboard import AnnotationQuery, Dashboard, DashboardLink, QueryVariable, Row
+from grafana_foundation_sdk.models.dashboard import Dashboard as Model
 from grafana_foundation_sdk.models.dashboard import (
     DashboardCursorSync,
     DashboardLinkType,
@@ -13,7 +14,6 @@ from grafana_foundation_sdk.models.dashboard import (
     VariableRefresh,
     VariableSort,
 )
-from grafana_foundation_sdk.models.dashboard import Dashboard as Model
 
 from grafana.panels import SOURCE
 from grafana.queries import CHOSEN
@@ -49,7 +49,7 @@ def _instance() -> QueryVariable:
 
 
 def _policy() -> QueryVariable:
-    """"All" is `.*`: a policy that comes into force while the dashboard is open is shown at once."""
+    """ "All" is `.*`: a policy that comes into force while the dashboard is open is shown at once."""
     return _variable("policy", "Policy", f"label_values(kendall_requests_total{{{CHOSEN}}}, policy)").all_value(".*")
 
 

@@ -22,7 +22,9 @@ def _offered() -> Section:
     arrived = rate("kendall_requests_total", by=ALL)
     completed = rate("kendall_requests_total", 'outcome="completed"', by=ALL)
     return "Offered and served", [
-        number("Arriving", "Requests that arrive, over the window of the prediction.", PER_SECOND, Series(gauge("kendall_arrival_rate"), "{{instance}}")),
+        number(
+            "Arriving", "Requests that arrive, over the last minute.", PER_SECOND, Series(gauge("kendall_arrival_rate"), "{{instance}}")
+        ),
         number("Completed", "Requests completed.", PER_SECOND, Series(completed, "{{instance}}")),
         number(
             "Success",
@@ -30,11 +32,22 @@ def _offered() -> Section:
             FRACTION,
             Series(f"{completed} / ({arrived} > 0)", "{{instance}}"),
         ),
-        number("Output tokens", "Of completed answers.", TOKENS_PER_SECOND, Series(rate("kendall_output_tokens_sum", by=ALL), "{{instance}}")),
         number(
-            "Load", "Arrival rate over the largest that is stable.", FRACTION, Series(gauge("kendall_load", known=">= 0"), "{{instance}}"), limits=LOAD
+            "Output tokens", "Of completed answers.", TOKENS_PER_SECOND, Series(rate("kendall_output_tokens_sum", by=ALL), "{{instance}}")
         ),
-        number("Unfinished", "Waiting and in service.", COUNT, Series(f"{gauge('kendall_queue_length')} + {gauge('kendall_in_service')}", "{{instance}}")),
+        number(
+            "Load",
+            "Arrival rate over the largest that is stable.",
+            FRACTION,
+            Series(gauge("kendall_load", known=">= 0"), "{{instance}}"),
+            limits=LOAD,
+        ),
+        number(
+            "Unfinished",
+            "Waiting and in service.",
+            COUNT,
+            Series(f"{gauge('kendall_queue_length')} + {gauge('kendall_in_service')}", "{{instance}}"),
+        ),
     ]
 
 
@@ -51,7 +64,12 @@ def _latency() -> Section:
         lines("End to end", "From arrival to the last byte.", SECONDS, _quantiles(whole), limits=ATTENTION),
         lines("In time", "Fraction of the answers whose first token came in time: goodput, where that is the objective.", FRACTION, good),
         density("Distribution of the end-to-end time", "Answers a second by their sojourn.", rate(f"{whole}_bucket", by=("le",))),
-        lines("Answer length", "Mean output tokens of completed answers.", COUNT, [Series(mean("kendall_output_tokens", by=ALL), "{{instance}}")]),
+        lines(
+            "Answer length",
+            "Mean output tokens of completed answers.",
+            COUNT,
+            [Series(mean("kendall_output_tokens", by=ALL), "{{instance}}")],
+        ),
     ]
 
 
@@ -64,10 +82,20 @@ def _waiting() -> Section:
             "Waiting",
             "Requests in the queue, and their prompt tokens.",
             COUNT,
-            [Series(gauge("kendall_queue_length"), "requests {{instance}}"), Series(gauge("kendall_queued_tokens"), "prompt tokens {{instance}}")],
+            [
+                Series(gauge("kendall_queue_length"), "requests {{instance}}"),
+                Series(gauge("kendall_queued_tokens"), "prompt tokens {{instance}}"),
+            ],
             width=8,
         ),
-        lines("Refused", "Requests refused, by what refused them.", PER_SECOND, [Series(refused, "{{reason}} {{instance}}")], limits=[(0.01, "orange")], width=8),
+        lines(
+            "Refused",
+            "Requests refused, by what refused them.",
+            PER_SECOND,
+            [Series(refused, "{{reason}} {{instance}}")],
+            limits=[(0.01, "orange")],
+            width=8,
+        ),
         lines(
             "Waits told at arrival",
             "Sum of the waits over the sum of what was told when they arrived, less 1: how right the queue's promises are.",

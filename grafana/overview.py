@@ -30,7 +30,7 @@ def _now() -> Section:
         ),
         number(
             "Utilisation",
-            "Fraction of the last minutes in which a server was busy. For batches it may be near 1 at a moderate load.",
+            "Fraction of the last minute in which a server was busy. For batches it may be near 1 at a moderate load.",
             FRACTION,
             Series(gauge("kendall_utilisation"), per_gateway),
             limits=[(0.9, "orange")],
@@ -45,7 +45,7 @@ def _queue() -> Section:
     return "Arrivals and queue", [
         lines(
             "Arrival rate and throughput",
-            "Requests that arrive, over the window of the prediction, and requests that are completed. Apart for long: the queue grows.",
+            "Requests that arrive, over the last minute, and requests that are completed. Apart for long: the queue grows.",
             PER_SECOND,
             [
                 Series(gauge("kendall_arrival_rate"), "arriving {{instance}}"),

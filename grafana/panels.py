@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from grafana_foundation_sdk.builders import bargauge, common as build, heatmap, prometheus, stat, statetimeline, table, timeseries
+from grafana_foundation_sdk.builders import bargauge, heatmap, prometheus, stat, statetimeline, table, timeseries
+from grafana_foundation_sdk.builders import common as build
 from grafana_foundation_sdk.builders.dashboard import ThresholdsConfig
 from grafana_foundation_sdk.models import common, units
 from grafana_foundation_sdk.models.dashboard import (
@@ -29,6 +30,7 @@ SOURCE = common.DataSourceRef(type_val="prometheus", uid="prometheus")  # the ui
 SECONDS, PER_SECOND, FRACTION, COUNT, STATE = units.Seconds, units.RequestsPerSecond, units.PercentUnit, units.Short, units.NoUnit
 TOKENS_PER_SECOND, BYTES = "suffix: tok/s", units.BytesIEC
 Limits = Sequence[tuple[float, str]]
+P = TypeVar("P", timeseries.Panel, stat.Panel, statetimeline.Panel, heatmap.Panel, bargauge.Panel, table.Panel)
 ATTENTION: Limits = ((1.0, "orange"), (10.0, "red"))
 LOAD: Limits = ((0.8, "orange"), (0.9, "red"))
 HOLDS = {"0": ("fails", "red"), "1": ("holds", "green")}
@@ -47,7 +49,7 @@ def lines(
 ) -> timeseries.Panel:
     """Values over time."""
     shown = common.GraphThresholdsStyleMode.DASHED if limits and limits is not ATTENTION else common.GraphThresholdsStyleMode.OFF
-    panel = _filled(timeseries.Panel(), title, says, unit, series, limits, width, 8)
+    panel = _filled(timeseries.Panel(), title, says, unit, series, limits=limits, width=width, height=8)
     panel.legend(build.VizLegendOptions().display_mode(common.LegendDisplayMode.TABLE).show_legend(True).calcs(["mean", "lastNotNull"]))
     panel.tooltip(build.VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI).sort(common.SortOrder.DESCENDING))
     panel.thresholds_style(build.GraphThresholdsStyleConfig().mode(shown))
@@ -64,10 +66,17 @@ def dashed(panel: timeseries.Panel, pattern: str) -> timeseries.Panel:
 
 
 def number(
-    title: str, says: str, unit: str, series: Series, *, limits: Limits = (), width: int = 4, names: Mapping[str, tuple[str, str]] | None = None
+    title: str,
+    says: str,
+    unit: str,
+    series: Series,
+    *,
+    limits: Limits = (),
+    width: int = 4,
+    names: Mapping[str, tuple[str, str]] | None = None,
 ) -> stat.Panel:
     """The value now, large, and its course behind it. Without a unit of its own (an info metric) its name is shown instead."""
-    panel = _filled(stat.Panel(), title, says, unit, [series], limits, width, 4)
+    panel = _filled(stat.Panel(), title, says, unit, [series], limits=limits, width=width, height=4)
     panel.reduce_options(build.ReduceDataOptions().calcs(["lastNotNull"]))
     panel.graph_mode(common.BigValueGraphMode.AREA if unit != STATE else common.BigValueGraphMode.NONE)
     panel.text_mode(common.BigValueTextMode.AUTO if unit != STATE or names else common.BigValueTextMode.NAME)
@@ -75,16 +84,18 @@ def number(
     return panel.mappings([_named(names)]) if names else panel
 
 
-def states(title: str, says: str, series: Sequence[Series], names: Mapping[str, tuple[str, str]], *, width: int = 12) -> statetimeline.Panel:
+def states(
+    title: str, says: str, series: Sequence[Series], names: Mapping[str, tuple[str, str]], *, width: int = 12
+) -> statetimeline.Panel:
     """One lane a series: which state when. `names`: value to word and colour."""
-    panel = _filled(statetimeline.Panel(), title, says, STATE, series, [(1.0, "green")], width, 8, base="red")
+    panel = _filled(statetimeline.Panel(), title, says, STATE, series, limits=[(1.0, "green")], width=width, height=8, base="red")
     panel.mappings([_named(names)]).merge_values(True).show_value(common.VisibilityMode.NEVER).row_height(0.8).fill_opacity(80)
     return panel.legend(build.VizLegendOptions().display_mode(common.LegendDisplayMode.LIST).show_legend(True))
 
 
 def density(title: str, says: str, buckets: str, *, width: int = 12) -> heatmap.Panel:
     """A distribution over time: how often (colour) which value (height), from a histogram's buckets."""
-    panel = _filled(heatmap.Panel(), title, says, PER_SECOND, [], (), width, 10)
+    panel = _filled(heatmap.Panel(), title, says, PER_SECOND, [], limits=(), width=width, height=10)
     panel.with_target(_query(Series(buckets, "{{le}}"), "A").format(PromQueryFormat.HEATMAP).range())
     panel.calculate(False).y_axis(heatmap.YAxisConfig().unit(SECONDS)).show_legend()
     return panel.color(heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Viridis").steps(64).exponent(0.5))
@@ -92,7 +103,7 @@ def density(title: str, says: str, buckets: str, *, width: int = 12) -> heatmap.
 
 def bars(title: str, says: str, unit: str, series: Sequence[Series], *, limits: Limits = (), width: int = 12) -> bargauge.Panel:
     """Values at the end of what is shown, one bar each, to compare."""
-    panel = _filled(bargauge.Panel(), title, says, unit, [], limits, width, 8)
+    panel = _filled(bargauge.Panel(), title, says, unit, [], limits=limits, width=width, height=8)
     for index, each in enumerate(series):
         panel.with_target(_query(each, _reference(index)).instant())
     panel.reduce_options(build.ReduceDataOptions().calcs(["lastNotNull"])).orientation(common.VizOrientation.HORIZONTAL)
@@ -111,7 +122,7 @@ class Column:
 
 def grid(title: str, says: str, columns: Sequence[Column], *, key: str, width: int = 24, height: int = 9) -> table.Panel:
     """One row for each value of the label `key`."""
-    panel = _filled(table.Panel(), title, says, columns[0].unit, [], (), width, height)
+    panel = _filled(table.Panel(), title, says, columns[0].unit, [], limits=(), width=width, height=height)
     for index, column in enumerate(columns):
         panel.with_target(_query(Series(column.expr, ""), _reference(index)).format(PromQueryFormat.TABLE).instant())
         properties = [DynamicConfigValue(id_val="unit", value=column.unit)]
@@ -127,7 +138,18 @@ def grid(title: str, says: str, columns: Sequence[Column], *, key: str, width: i
     return panel.sort_by([build.TableSortByFieldState().display_name(columns[0].name).desc(True)])
 
 
-def _filled(panel: Any, title: str, says: str, unit: str, series: Sequence[Series], limits: Limits, width: int, height: int, base: str = "green") -> Any:
+def _filled(
+    panel: P,
+    title: str,
+    says: str,
+    unit: str,
+    series: Sequence[Series],
+    *,
+    limits: Limits,
+    width: int,
+    height: int,
+    base: str = "green",
+) -> P:
     panel.title(title).description(says).datasource(SOURCE).unit(unit).grid_pos(GridPos(h=height, w=width))
     panel.thresholds(_thresholds(limits, base))
     for index, each in enumerate(series):

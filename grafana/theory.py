@@ -48,7 +48,7 @@ def _delay() -> Section:
         _beside(
             "queueing_delay",
             "Mean queueing delay, observed and predicted",
-            "Over the same window. Dashed: theory, with the interval that the uncertainty of rate, lengths and speed leaves. No delay enters it.",
+            "Over the same window. Dashed: theory, with the interval that the estimates leave. No delay enters it.",
         ),
         lines(
             "Error of the prediction",
@@ -113,15 +113,23 @@ def _verdict() -> Section:
 def _verdict_code() -> str:
     """0, 1 or 2, as VERDICTS names them."""
     codes = {word: code for code, (word, _) in VERDICTS.items()}
-    parts = (f'max by (instance) ({code} * ({gauge("kendall_prediction_verdict", _label("verdict", word))} == 1))' for word, code in codes.items())
+    parts = (
+        f"max by (instance) ({code} * ({gauge('kendall_prediction_verdict', _label('verdict', word))} == 1))"
+        for word, code in codes.items()
+    )
     return " or ".join(parts)
 
 
 def _distribution() -> Section:
     delay = "kendall_queueing_delay_seconds"
-    observed = [Series(quantile(delay, level, window=RANGE), f"observed p{level * 100:.0f} {{{{policy}}}}") for level in (0.5, 0.9, 0.95, 0.99)]
+    observed = [
+        Series(quantile(delay, level, window=RANGE), f"observed p{level * 100:.0f} {{{{policy}}}}") for level in (0.5, 0.9, 0.95, 0.99)
+    ]
     predicted = [
-        Series(f"avg by (policy) (avg_over_time({by_policy(PREDICTED, _label('stat', stat))}[{RANGE}]) >= 0)", f"predicted {stat} {{{{policy}}}}")
+        Series(
+            f"avg by (policy) (avg_over_time({by_policy(PREDICTED, _label('stat', stat))}[{RANGE}]) >= 0)",
+            f"predicted {stat} {{{{policy}}}}",
+        )
         for stat in STATS[1:]
     ]
     return "Distribution", [
@@ -176,9 +184,7 @@ def _laws() -> Section:
 
 def _what_if() -> Section:
     name = "kendall_what_if_queueing_delay_seconds"
-    columns = [
-        Column(stat, f"max by (policy) ({gauge(name, _label('stat', stat), known='>= 0')})", SECONDS, ATTENTION) for stat in STATS
-    ]
+    columns = [Column(stat, f"max by (policy) ({gauge(name, _label('stat', stat), known='>= 0')})", SECONDS, ATTENTION) for stat in STATS]
     return "What if another policy were in force", [
         grid(
             "What if",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import subprocess
 from pathlib import Path
@@ -29,7 +28,7 @@ class Prometheus:
         self._client = httpx.Client(base_url=f"http://127.0.0.1:{self._port}", timeout=10)
         (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration(target)))
 
-    async def __aenter__(self) -> Self:
+    def __enter__(self) -> Self:
         command = [
             require_program("prometheus"),
             f"--config.file={self._folder / 'prometheus.yml'}",
@@ -38,13 +37,15 @@ class Prometheus:
         ]
         with (self._folder / "prometheus.log").open("wb") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
-        async with asyncio.timeout(30):
-            while not self._is_ready():
-                assert self._process.poll() is None, (self._folder / "prometheus.log").read_text()
-                await asyncio.sleep(0.1)
-        return self
+        for _ in range(300):
+            if self._is_ready():
+                return self
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.1)
+            assert self._process.returncode is None, (self._folder / "prometheus.log").read_text()
+        raise TimeoutError("Prometheus did not become ready")
 
-    async def __aexit__(self, *_: object) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._process is not None
         self._process.terminate()
         try:

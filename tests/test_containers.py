@@ -259,7 +259,8 @@ def starts_and_is_healthy(binaries: Path, home: Path) -> None:
             assert gateway.poll() is None, "the gateway ended"
             with contextlib.suppress(subprocess.TimeoutExpired):
                 gateway.wait(0.5)
-            answers.append(subprocess.run([str(binaries / check[0]), *check[1:]], env=environment, capture_output=True, check=False).returncode)
+            asked = subprocess.run([str(binaries / check[0]), *check[1:]], env=environment, capture_output=True, check=False)
+            answers.append(asked.returncode)
         assert answers[-1] == 0
     finally:
         gateway.terminate()

@@ -62,25 +62,20 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     arguments += ["--prediction-interval", "1", "--what-if-interval", "5", "--max-output-tokens", "24", "--record-file", str(records)]
     with asyncio.Runner() as runner:
         gateway = GatewayProcess(arguments, port, folder / "gateway.log")
-        prometheus = Prometheus(folder, f"127.0.0.1:{port}")
-        runner.run(_begin(gateway, prometheus))
-        try:
-            start, end = runner.run(_drive(gateway))
-            yield Watched(prometheus, start, end, read_run(records)[1])
-        finally:
-            runner.run(prometheus.__aexit__(None, None, None))
-            runner.run(gateway.__aexit__(None, None, None))
-
-
-async def _begin(gateway: GatewayProcess, prometheus: Prometheus) -> None:
-    await gateway.__aenter__()
-    await asyncio.gather(gateway.ready(), prometheus.__aenter__())
+        with Prometheus(folder, f"127.0.0.1:{port}") as prometheus:
+            runner.run(gateway.__aenter__())
+            try:
+                start, end = runner.run(_drive(gateway))
+                yield Watched(prometheus, start, end, read_run(records)[1])
+            finally:
+                runner.run(gateway.__aexit__(None, None, None))
 
 
 async def _drive(gateway: GatewayProcess) -> tuple[float, float]:
     """Load under each policy, until the gateway has a prediction, and what-ifs of the others."""
     target = Target(base_url=gateway.url, model="tiny", max_tokens=32)
     lengths, prompts = parse_distribution("uniform:low=1,high=31"), parse_distribution("deterministic:value=32")
+    await gateway.ready()
     start = _unix_time()
     for number, policy in enumerate(POLICIES):
         await gateway.ask("PUT", "/admin/policy", {"policy": policy})
@@ -153,7 +148,10 @@ def test_a_broken_panel_is_found(watched: Watched) -> None:
     good = next(asked for asked in queries_of(path) if asked.panel == "Queueing delay")
     assert watched.faults(good) == []
     assert "no data" in watched.faults(broken(good, expr=good.expr.replace("queueing_delay", "queuing_delay")))[0]
-    assert "no data" in watched.faults(broken(good, expr=good.expr.replace("policy=~", "polcy=~").replace(".*", "x").replace("$policy", "x")))[0]
+    assert (
+        "no data"
+        in watched.faults(broken(good, expr=good.expr.replace("policy=~", "polcy=~").replace(".*", "x").replace("$policy", "x")))[0]
+    )
     assert "unit 's'" in watched.faults(broken(good, expr=f"1000 * ({good.expr})"))[0]
     assert "not finite" in watched.faults(broken(good, expr="0 * kendall_queue_length / 0"))[0]
     with pytest.raises(ValueError, match="parse error"):

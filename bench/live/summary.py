@@ -31,7 +31,9 @@ def table(judged: Sequence[Judged]) -> str:
     held, gateway = (next(count for count in counts(judged) if count.says.startswith(name)) for name in ("cells that hold", "gateway"))
     engine = judged[0].result
     said = (
-        f"Observed / predicted mean queueing delay in ms, \\* sojourn time, **bold** where a cell does not hold. {held.found:.0f} of {held.of} cells hold; "
+        "Observed / predicted mean queueing delay in ms, \\* sojourn time, **bold** where a cell does not hold: "
+        "up to load 0.6 by 10 % or the interval of the observation, above by the band that the engine's wandering speed gives. "
+        f"{held.found:.0f} of {held.of} cells hold; "
         f"in {gateway.found:.0f} of {gateway.of} the gateway's queue does with its measured service times what the queue recursion says. "
         f"vLLM {engine['versions']['vllm']} ({engine['hardware']['cpu']}, {engine['hardware']['cores']} cores), tiny Llama."
     )

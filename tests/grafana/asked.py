@@ -89,4 +89,4 @@ def faults(asked: Asked, series: list[dict[str, Any]]) -> Iterator[str]:
         yield f"{asked}: {len(strange)} of {len(values)} values are not finite"
     low, high = BOUNDS[asked.unit]
     if outside := [value for value in values if math.isfinite(value) and not low <= value <= high]:
-        yield f"{asked}: {outside[0]} and {len(outside) - 1} others do not lie within {low} to {high}, which is what unit {asked.unit!r} can be here"
+        yield f"{asked}: {outside[0]} and {len(outside) - 1} others lie outside {low} to {high}, what unit {asked.unit!r} can be here"

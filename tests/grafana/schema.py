@@ -37,15 +37,16 @@ def _wrong(value: Any, kind: Any, where: str) -> Iterator[str]:
     if hasattr(value, "to_json"):  # a model: by its own annotations, whatever the place is called
         for name, annotation in typing.get_type_hints(type(value)).items():
             yield from _wrong(getattr(value, name, None), annotation, f"{where}.{name}")
+    elif origin in {list, dict} and isinstance(value, origin):
+        places = enumerate(value) if origin is list else value.items()
+        for place, each in places:
+            yield from _wrong(each, arguments[-1], f"{where}[{place!r}]")
     elif origin in {typing.Union, types.UnionType}:
-        if all(any(True for _ in _wrong(value, option, where)) for option in arguments):
-            yield f"{where}: {value!r} is none of {arguments}"
-    elif origin is list and isinstance(value, list):
-        for index, each in enumerate(value):
-            yield from _wrong(each, arguments[0], f"{where}[{index}]")
-    elif origin is dict and isinstance(value, dict):
-        for key, each in value.items():
-            yield from _wrong(each, arguments[1], f"{where}[{key!r}]")
+        options = [option for option in arguments if option is not type(None)]
+        if value is None and len(options) < len(arguments):
+            return
+        found = [list(_wrong(value, option, where)) for option in options]
+        yield from min(found, key=len)
     elif not _is(value, kind, origin, arguments):
         yield f"{where}: {value!r} is no {kind}"
 
