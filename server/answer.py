@@ -12,12 +12,18 @@ from starlette.types import Receive, Scope, Send
 
 from queueing.record import Outcome
 from server.batcher import Batcher
+from server.cost.stages import Timing
 from server.engines.base import Token, Work
 from server.errors import ApiError, loss_error
-from server.formats import DONE, Format
+from server.formats import DONE, Format, with_usage
+from server.presence import watch_client
 from server.ticket import Ticket
 
-STREAM_HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
+STREAM_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would hold tokens back
+)
 
 
 class Choice:
@@ -36,15 +42,17 @@ class Choice:
 
     def on_dispatched(self) -> None:
         """One sequence less to wait for."""
-        self._call.undispatched -= 1
-        self._call.wake()
+        call = self._call
+        call.undispatched -= 1
+        if call.stream and not call.undispatched:  # a whole answer has nothing to write yet
+            call.wake()
 
     def on_text(self, text: str, tokens: Sequence[Token]) -> None:
         """Build the chunk once; the writer sends what has gathered."""
         call = self._call
         if call.stream:
-            if text or call.format.top_logprobs is not None:
-                call.chunks.append(call.format.text(self.index, text, tokens, self._offset))
+            if text or call.format.every_token:
+                call.add_chunk(self, call.format.text(self.index, text, tokens, self._offset))
                 self._offset += len(text)
                 call.wake()
         else:
@@ -76,50 +84,83 @@ class Answer(Response):
         self.finished: list[Choice] = []  # whole, not yet sent
         self.error: ApiError | None = None
         self.loss = options.loss
+        self.timing: Timing | None = None  # of the few calls that are measured
         self._batcher = batcher
         self._works = works
         self._options = options
         self._choices = [Choice(self, index) for index in range(len(works))]
-        self._awake = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._sleeping: asyncio.Future[None] | None = None  # the writer, while there is nothing for it to do
         self._gone = False
 
     def wake(self) -> None:
         """Something changed for the writer."""
-        self._awake.set()
+        sleeping = self._sleeping
+        if sleeping is not None and not sleeping.done():
+            sleeping.set_result(None)
+
+    def add_chunk(self, choice: Choice, chunk: bytes) -> None:
+        """Send it soon, with the choice's usage so far if that was asked for."""
+        ticket = choice.ticket
+        if self._options.continuous_usage and ticket is not None:
+            prompt, output = ticket.work.request.prompt_tokens, ticket.ending.output_tokens
+            usage = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+            chunk = with_usage(chunk, usage)
+        self.chunks.append(chunk)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the call to its end; every ticket has an outcome afterwards."""
-        watch = asyncio.create_task(self._watch(receive))
+        end_watch = watch_client(scope, receive, self._on_gone)
         tickets: list[Ticket] = []
         try:
-            tickets = self._batcher.submit(self._works, self._choices, self._options.client_limit)
-            for choice, ticket in zip(self._choices, tickets, strict=True):
-                choice.ticket = ticket
+            tickets = self._submit()
+            if self.timing is not None:
+                send = self.timing.writing(send)
             await self._write(scope, receive, send)
         except Exception:
             for ticket in tickets:
                 self._batcher.lose(ticket, "failed", "internal_error", "the gateway failed over this answer; its log says why")
             raise
         finally:
-            watch.cancel()
+            end_watch()
             for ticket in tickets:
                 ticket.cancel()  # no effect on those with an outcome
+            for choice in self._choices:
+                choice.ticket = None  # else call, choices and tickets hold one another until they are collected
+            self._choices, self.finished = [], []
 
-    async def _watch(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+    def _submit(self) -> list[Ticket]:
+        if self.timing is not None:
+            self.timing.begin()
+        tickets = self._batcher.submit(self._works, self._choices, self._options.client_limit)
+        for choice, ticket in zip(self._choices, tickets, strict=True):
+            choice.ticket = ticket
+            ticket.timing = self.timing
+        if self.timing is not None:
+            self.timing.end("submit")
+        return tickets
+
+    def _on_gone(self) -> None:
         self._gone = True
         self.wake()
 
-    async def _until(self, condition: Any) -> None:
+    async def _until(self, condition: Callable[[], object]) -> None:
+        """Looks before it sleeps, and nothing can happen between the two: no wake is missed."""
         while not (condition() or self._gone or self.error):
-            self._awake.clear()
-            await self._awake.wait()
+            await self._next_change()
+
+    def _next_change(self) -> asyncio.Future[None]:
+        self._sleeping = self._loop.create_future()
+        return self._sleeping
+
+    def _may_begin(self) -> bool:
+        return not self.undispatched if self.stream else len(self.finished) == len(self._choices)
+
+    def _has_more(self) -> object:
+        return self.chunks or self.finished
 
     async def _write(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._until(lambda: self.undispatched == 0)
-        if not self.stream:
-            await self._until(lambda: len(self.finished) == len(self._choices))
+        await self._until(self._may_begin)
         if self._gone:
             return
         if self.error:
@@ -144,7 +185,8 @@ class Answer(Response):
             assert choice.ticket is not None
             ending = choice.ticket.ending
             assert ending.finish_reason is not None
-            choices.append(self.format.choice(choice.index, "".join(choice.text), choice.tokens, ending.finish_reason, ending.stop_reason))
+            whole = self.format.choice(choice.index, "".join(choice.text), choice.tokens, ending.finish_reason, ending.stop_reason)
+            choices.append(self.format.with_ids(whole, choice.tokens, self._prompt(choice)))
         body = self.format.whole(choices, self._usage())
         headers = [*self._start_headers(whole=True), (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -157,15 +199,15 @@ class Answer(Response):
         await self._write_events(send)
 
     async def _write_events(self, send: Send) -> None:
-        self.chunks[:0] = [self.format.first(choice.index) for choice in self._choices]
+        self.chunks[:0] = [self.format.first(choice.index, self._prompt(choice)) for choice in self._choices]
         left = len(self._choices)
         while left:
-            await self._until(lambda: self.chunks or self.finished)
+            await self._until(self._has_more)
             if self._gone:
                 return
             left -= len(self.finished)
             for choice in self.finished:
-                self.chunks.append(self._finish(choice))
+                self.add_chunk(choice, self._finish(choice))
             if self.error:
                 self.chunks.append(b"data: " + JSONResponse(self.error.body()).body + b"\n\n")
                 left = 0
@@ -177,6 +219,10 @@ class Answer(Response):
             if self._gone:
                 return  # it left while this waited for it to read: none of it went out
             self._release(sent)
+
+    def _prompt(self, choice: Choice) -> Sequence[int] | None:
+        """The prompt's ids, where they are to be returned."""
+        return choice.ticket.work.prompt_token_ids if self.format.token_ids and choice.ticket is not None else None
 
     def _finish(self, choice: Choice) -> bytes:
         assert choice.ticket is not None
@@ -237,7 +283,7 @@ class Answer(Response):
 class AnswerOptions:
     """What the writer needs to know of the call."""
 
-    __slots__ = ("client_limit", "include_usage", "loss", "n", "request_id", "stream")
+    __slots__ = ("client_limit", "continuous_usage", "include_usage", "loss", "n", "request_id", "stream")
 
     def __init__(
         self,
@@ -245,6 +291,7 @@ class AnswerOptions:
         request_id: str,
         stream: bool,
         include_usage: bool,
+        continuous_usage: bool,
         n: int,
         client_limit: int | None,
         loss: Callable[[str, str], ApiError] = loss_error,
@@ -252,6 +299,7 @@ class AnswerOptions:
         self.request_id = request_id
         self.stream = stream
         self.include_usage = include_usage
+        self.continuous_usage = include_usage and continuous_usage  # vLLM gives it with the other only
         self.n = n
         self.client_limit = client_limit
         self.loss = loss  # the error of a sequence that is lost, by its code and message

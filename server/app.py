@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from importlib import metadata
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
-from pydantic import BaseModel
-from starlette.exceptions import HTTPException
+from fastapi.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from policies import SpecError
 from queueing.profile import Profile
-from server.call import answer, direct, read_body, validate
+from server.api.answers import ChatAnswer, CompletionAnswer
+from server.api.failures import add_failures
+from server.api.models import add_models
+from server.api.openapi import ANSWERING, answers, body, document, errors
+from server.api.request_id import stamped
+from server.api.tokenizing import add_tokenizing
+from server.call import answer, direct, parse
 from server.errors import ApiError
 from server.exposition import exposition
 from server.gateway import Gateway
@@ -24,15 +28,12 @@ from server.law.calibration import Calibrator
 from server.schema import CalibrationRequest, ChatRequest, CompletionRequest, PolicyChange
 from server.security.cors import cors
 from server.security.guard import Guard
-from server.security.wording import brief
-
-_Model = TypeVar("_Model", bound=BaseModel)
 
 
 class _App(FastAPI):
     """FastAPI, but the two routes that carry answers are called without its layers: they cost more than the gateway's own work."""
 
-    direct: dict[str, Callable[[Scope, Receive, Send], Awaitable[None]]]
+    direct: Mapping[str, Callable[[Scope, Receive, Send], Awaitable[None]]]
     guard: Guard
     cors: ASGIApp | None = None
 
@@ -44,11 +45,11 @@ class _App(FastAPI):
         if scope["type"] != "http":
             await super().__call__(scope, receive, send)
         elif (refusal := self.guard.refusal(scope)) is not None:
-            await refusal(scope, receive, send)
+            await refusal(scope, receive, stamped(scope, send))
         elif scope["method"] == "POST" and (call := self.direct.get(scope["path"])) is not None:
             await call(scope, receive, send)
         else:
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, stamped(scope, send))
 
 
 def create_app(
@@ -73,14 +74,16 @@ def create_app(
     app.state.gateway = gateway
     app.guard = Guard(gateway.settings.security)
     app.cors = cors(app.guarded, gateway.settings.security.allowed_origins)
-    app.direct = {"/v1/completions": direct(gateway, CompletionRequest), "/v1/chat/completions": direct(gateway, ChatRequest)}
-    _add_errors(app)
+    add_failures(app)
     _add_openai(app, gateway)
+    add_models(app, gateway)
+    add_tokenizing(app, gateway)
     _add_state(app, gateway)
     _add_policy(app, gateway)
     _add_admin(app, gateway)
     _add_live(app, gateway)
     _add_calibration(app, gateway)
+    document(app)
     return app
 
 
@@ -100,47 +103,26 @@ def _report(
         on_ready(gateway)
 
 
-def _add_errors(app: FastAPI) -> None:
-    @app.exception_handler(ApiError)
-    async def api_error(_: Request, error: ApiError) -> JSONResponse:
-        return JSONResponse(error.body(), error.status, error.headers())
+def _add_openai(app: _App, gateway: Gateway) -> None:
+    models: dict[str, type[CompletionRequest] | type[ChatRequest]] = {"completions": CompletionRequest, "chat/completions": ChatRequest}
+    # under /openai, too: KServe has them there
+    app.direct = {f"{base}/v1/{name}": direct(gateway, model) for name, model in models.items() for base in ("", "/openai")}
 
-    @app.exception_handler(HTTPException)
-    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
-        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "error")
-        shaped = ApiError(error.status_code, code, f"{request.method} {brief(request.url.path)}: {error.detail}")
-        return JSONResponse(shaped.body(), error.status_code)
-
-
-async def parse(request: Request, model: type[_Model]) -> _Model:
-    """The body as `model`. Raises ApiError 400 (never 422) or 413, naming the field."""
-    return validate(await read_body(request.receive), model)
-
-
-def _add_openai(app: FastAPI, gateway: Gateway) -> None:
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", responses=answers(CompletionAnswer, *ANSWERING, streams=True), openapi_extra=body(CompletionRequest))
     async def completions(request: Request) -> Response:
         return await answer(gateway, request.scope, request.receive, CompletionRequest)
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", responses=answers(ChatAnswer, *ANSWERING, streams=True), openapi_extra=body(ChatRequest))
     async def chat_completions(request: Request) -> Response:
         return await answer(gateway, request.scope, request.receive, ChatRequest)
 
-    @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        names = {"id": gateway.settings.served_model_name, "root": gateway.settings.model}  # a benchmark without --model reads both
-        entry: dict[str, Any] = {**names, "object": "model", "created": 0, "owned_by": "kendall"}
-        if gateway.started:
-            entry |= gateway.describe_engine(gateway.batcher.capabilities)
-        return {"object": "list", "data": [entry]}
-
 
 def _add_state(app: FastAPI, gateway: Gateway) -> None:
-    @app.get("/health")
+    @app.get("/health", response_class=Response, responses={503: {"description": "The engine is given up, or nothing moves."}})
     async def health() -> Response:
         return Response(status_code=200 if gateway.healthy else 503)
 
-    @app.get("/ready")
+    @app.get("/ready", response_class=Response, responses={503: {"description": "Starting, lost, or shutting down."}})
     async def ready() -> Response:
         return Response(status_code=200 if gateway.ready and gateway.healthy and not gateway.draining else 503)
 
@@ -148,27 +130,27 @@ def _add_state(app: FastAPI, gateway: Gateway) -> None:
     async def version() -> dict[str, str]:
         return {"version": metadata.version("kendall")}
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse, responses=errors(401))
     async def metrics() -> Response:
         return Response(exposition(gateway.metrics), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    @app.get("/load")
+    @app.get("/load", responses=errors(401))
     async def load() -> dict[str, int]:
         return {"server_load": gateway.batcher.unanswered if gateway.started else 0}
 
 
 def _add_policy(app: FastAPI, gateway: Gateway) -> None:
-    @app.get("/admin/policy")
+    @app.get("/admin/policy", responses=errors(401, 403, 500, 503))
     async def policy() -> dict[str, Any]:
         return gateway.policy_in_force()
 
-    @app.put("/admin/policy")
+    @app.put("/admin/policy", responses=errors(400, 401, 403, 413, 500, 503), openapi_extra=body(PolicyChange))
     async def change_policy(request: Request) -> dict[str, Any]:
-        return gateway.change(await parse(request, PolicyChange))
+        return gateway.change(await parse(request.receive, PolicyChange, gateway.settings.security.max_body_bytes))
 
 
 def _add_admin(app: FastAPI, gateway: Gateway) -> None:
-    @app.get("/admin/state")
+    @app.get("/admin/state", responses=errors(401, 403, 500, 503))
     async def state() -> dict[str, Any]:
         gateway.flush()
         batcher = gateway.batcher
@@ -194,7 +176,7 @@ def _add_admin(app: FastAPI, gateway: Gateway) -> None:
 
 
 def _add_live(app: FastAPI, gateway: Gateway) -> None:
-    @app.get("/admin/prediction")
+    @app.get("/admin/prediction", responses=errors(400, 401, 403, 500, 503))
     async def prediction(*, what_if: bool = False) -> dict[str, Any]:
         live = gateway.live_model()
         if what_if:
@@ -202,7 +184,7 @@ def _add_live(app: FastAPI, gateway: Gateway) -> None:
         reason = live.why_nothing() if live.prediction is None else None
         return {"prediction": live.prediction, "what_if": live.what_if, "what_if_at": live.what_if_at, "reason": reason}
 
-    @app.get("/admin/advice")
+    @app.get("/admin/advice", responses=errors(400, 401, 403, 500, 503))
     async def advice(request: Request) -> dict[str, Any]:
         live = gateway.live_model()
         try:
@@ -213,16 +195,16 @@ def _add_live(app: FastAPI, gateway: Gateway) -> None:
 
 
 def _add_calibration(app: FastAPI, gateway: Gateway) -> None:
-    @app.post("/admin/calibrate")
+    @app.post("/admin/calibrate", responses=errors(400, 401, 403, 409, 413, 500, 503), openapi_extra=body(CalibrationRequest))
     async def calibrate(request: Request) -> dict[str, Any]:
-        plan = await parse(request, CalibrationRequest)
+        plan = await parse(request.receive, CalibrationRequest, gateway.settings.security.max_body_bytes)
         if gateway.calibrating or gateway.admit().in_service or gateway.batcher.queue_length:
             raise ApiError(409, "busy", "calibration needs the engine to itself; wait until nothing is in service")
         profile: Profile = await Calibrator(gateway).run(plan)
         gateway.begin_epoch()  # what waited meanwhile waited for the calibration
         return profile.to_dict()
 
-    @app.post("/admin/drain")
+    @app.post("/admin/drain", responses=errors(401, 403, 500))
     async def drain() -> dict[str, Any]:
         await gateway.drain()
         return {"drained": True}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -14,6 +13,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from server.answer import Answer, AnswerOptions
+from server.api.models import check_model
+from server.api.request_id import asked_id, stamped
+from server.api.unserved import refuse_unserved
 from server.arrivals_seen import is_retry
 from server.errors import ApiError
 from server.formats import ChatFormat, CompletionFormat
@@ -25,7 +27,6 @@ from server.security.settings import MAX_BODY_BYTES
 from server.security.wording import brief
 
 log = logging.getLogger("kendall")
-REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
@@ -56,52 +57,62 @@ def validate(body: bytes, model: type[_Model]) -> _Model:
         raise ApiError(400, code, f"{where + ': ' if where else ''}{first['msg']}{got}", param=where or None) from None
 
 
+async def parse(receive: Receive, model: type[_Model], most: int = MAX_BODY_BYTES) -> _Model:
+    """The body as `model`. Raises ApiError 400 (never 422) or 413, naming the field."""
+    return validate(await read_body(receive, most), model)
+
+
 def _check(gateway: Gateway, call: CompletionRequest | ChatRequest) -> None:
-    if call.model != gateway.settings.served_model_name:
-        raise ApiError(
-            404, "model_not_found", f"got model {call.model!r}; this gateway serves {gateway.settings.served_model_name!r}", param="model"
-        )
-    if unsupported := call.unsupported():
-        name = brief(unsupported[0])
-        raise ApiError(501, "unsupported", f"{name} is not served by this gateway; leave it out", param=name)
+    check_model(gateway.settings, call.model)
+    if call.model_extra:
+        refuse_unserved(call.model_extra, type(call).model_fields, {"best_of": call.n, **call.harmless})
+    if call.stream_options is not None and call.stream_options.include_obfuscation:
+        field = "stream_options.include_obfuscation"
+        raise ApiError(501, "unsupported", f"{field} is not served by this gateway; leave it out", param=field)
     if call.kendall_forced_output_tokens is not None and not gateway.settings.allow_forced_lengths:
         raise ApiError(400, "forced_lengths_not_allowed", "forced lengths need `kendall serve --allow-forced-lengths`", param=FORCED_FIELD)
 
 
 async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[CompletionRequest] | type[ChatRequest]) -> Answer:
     """The call's answer, its sequences not yet submitted. Raises ApiError."""
-    call = validate(await read_body(receive, gateway.settings.security.max_body_bytes), model)
+    body = await read_body(receive, gateway.settings.security.max_body_bytes)
+    timing = gateway.begin_timing()
+    call = validate(body, model)
+    if timing is not None:
+        timing.end("parse")
     arrived_at = gateway.now()
     batcher = gateway.admit()
     _check(gateway, call)
     chat = isinstance(call, ChatRequest)
     call_id = gateway.next_call_id("chatcmpl" if chat else "cmpl")
-    asked_id = _asked_id(scope)
+    own_id = asked_id(scope) or call.request_id
     received_at = scope.get(RECEIVED_AT, arrived_at)
     retry = is_retry(scope["headers"])
     if gateway.settings.logs.prompts:
-        log_prompt(asked_id or call_id, call)
+        log_prompt(own_id or call_id, call)
     demand = gateway.overload.demand(scope, call)
-    works = await gateway.works(call, call_id, arrived_at, asked_id, received_at, retry=retry, patience=demand.patience)
+    works = await gateway.works(call, call_id, arrived_at, own_id, received_at, retry=retry, patience=demand.patience)
+    if timing is not None:
+        timing.end("prompt")
     gateway.arrivals.saw(received_at, batcher.epoch, retry=retry)
     gateway.overload.admit(works, scope, demand)
     options = AnswerOptions(
-        request_id=asked_id or call_id,
+        request_id=own_id or call_id,
         stream=call.stream,
         include_usage=call.stream_options is not None and call.stream_options.include_usage,
+        continuous_usage=call.stream_options is not None and call.stream_options.continuous_usage_stats,
         n=call.n,
         client_limit=call.client_limit(),
         loss=gateway.overload.loss,
     )
     form = ChatFormat if chat else CompletionFormat
     created = int(time.time())  # noqa: TID251 - a date, not a clock
+    name = gateway.settings.served_model_name  # the first one, as vLLM has it
+    shape = form(call_id, created, name, works[0].sampling.logprobs, token_ids=call.return_token_ids)
     kind = gateway.overload.kind_of_answer(stream=call.stream)
-    return kind(batcher, works, form(call_id, created, call.model, works[0].sampling.logprobs), options)
-
-
-def _asked_id(scope: Scope) -> str | None:
-    asked = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id"), "")
-    return asked if REQUEST_ID.fullmatch(asked) else None
+    made = kind(batcher, works, shape, options)
+    made.timing = timing
+    return made
 
 
 def direct(gateway: Gateway, model: type[CompletionRequest] | type[ChatRequest]) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
@@ -110,16 +121,18 @@ def direct(gateway: Gateway, model: type[CompletionRequest] | type[ChatRequest])
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
         overload = gateway.overload
         try:
-            refused = overload.door(scope, _asked_id(scope)) if overload.guarded else None
+            refused = overload.door(scope, asked_id(scope)) if overload.guarded else None
             response: Response = await answer(gateway, scope, receive, model) if refused is None else refused
         except ClientDisconnect:
             return  # it never arrived
         except ApiError as error:
             response = JSONResponse(error.body(), error.status, error.headers())
+            send = stamped(scope, send)
         except Exception:
             log.exception("a call failed before it was queued")
             failure = ApiError(500, "internal_error", "the gateway failed; its log says why")
             response = JSONResponse(failure.body(), failure.status)
+            send = stamped(scope, send)
         await response(scope, receive, send)
 
     return call

@@ -49,7 +49,9 @@ def serve_command(
     engine_arg: Annotated[list[str] | None, typer.Option(help="Any vLLM engine argument, KEY=VALUE; repeatable.")] = None,
     latency: Annotated[str | None, typer.Option(help="Law or profile: predictions, and the emulated engine's timing.")] = None,
     calibrate: Annotated[bool, typer.Option("--calibrate", help="Measure the engine's law first; what arrives meanwhile waits.")] = False,
-    served_model_name: Annotated[str | None, typer.Option(help="Name in the API; default: the model's last part.")] = None,
+    served_model_name: Annotated[
+        list[str] | None, typer.Option(help="Name in the API; repeatable, answers carry the first. Default: the model's last part.")
+    ] = None,
     record_file: Annotated[Path | None, typer.Option(help="Write one JSON line per request here.")] = None,
     allow_forced_lengths: Annotated[bool, typer.Option(help="Accept the sealed test field that forces output lengths.")] = False,
     prediction_interval: Annotated[float, typer.Option(min=0, help="Seconds between live predictions; 0: none.")] = 5.0,
@@ -160,9 +162,11 @@ def serve_command(
         priority_aging=priority_aging,
         wait_estimates=wait_estimates,
     )
+    names = served_model_name or [model.rstrip("/").rsplit("/", 1)[-1]]
     settings = Settings(
         model=model,
-        served_model_name=served_model_name or model.rstrip("/").rsplit("/", 1)[-1],
+        served_model_name=names[0],
+        served_model_aliases=tuple(names[1:]),
         host=host,
         port=port,
         engine=check_engine(engine),
@@ -214,9 +218,7 @@ def serve_command(
 def _show(ctx: typer.Context, settings: Settings, engine_args: Mapping[str, Any], *, json_output: bool) -> None:
     from server.configuration.show import as_json, as_toml, effective  # noqa: PLC0415
 
-    settled: dict[str, Any] = {"policy": settings.policy}
-    if not ctx.params["served_model_name"]:
-        settled["served_model_name"] = settings.served_model_name  # from the model
+    settled: dict[str, Any] = {"policy": settings.policy, "served_model_name": [settings.served_model_name, *settings.served_model_aliases]}
     shown = effective(ctx, engine_args, settled)
     typer.echo(as_json(shown) if json_output else as_toml(shown), nl=False)
 

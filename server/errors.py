@@ -8,13 +8,7 @@ from typing import Any
 
 from server.security.wording import brief, public
 
-TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "invalid_request_error",
-}
+TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 MAX_RETRY_AFTER = 120  # seconds; the OpenAI client gives up on more
 
 
@@ -41,16 +35,21 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, Any]:
         """The JSON body."""
-        kind = TYPES.get(self.status, "server_error" if self.status >= 500 else "rate_limit_error")
+        kind = TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         error: dict[str, Any] = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         if self.details is not None:
             error["kendall"] = dict(self.details)
         return {"error": error}
 
     def headers(self) -> dict[str, str]:
-        """`Retry-After` on every 429 and 503, whole seconds, at most 120, and `retry-after-ms` where it is known; on 401 how to come."""
+        """`Retry-After` on every 429 and 503, whole seconds, at most 120, and `retry-after-ms` where it is known; on 401 how to come.
+
+        After a 501 OpenAI's clients would ask again.
+        """
         if self.status == 401:
             return {"www-authenticate": "Bearer"}
+        if self.status == 501:
+            return {"x-should-retry": "false"}
         if self.status not in (429, 503):
             return {}
         seconds = min(float(MAX_RETRY_AFTER), 1.0 if self.retry_after is None else self.retry_after)

@@ -50,22 +50,29 @@ def _ranked(token: Token) -> list[TokenLogprob]:
     return sorted((token.logprobs or {}).values(), key=lambda item: -item.logprob)
 
 
+def with_usage(chunk: bytes, usage: Mapping[str, Any]) -> bytes:
+    """A chunk with usage at its end."""
+    return chunk.removesuffix(b"}\n\n") + b',"usage":' + encode(usage) + b"}\n\n"
+
+
 class Format(ABC):
     """How one call's answer looks; subclasses name the endpoint's own fields."""
 
     kind: str
     chunk_kind: str
 
-    def __init__(self, call_id: str, created: int, model: str, top_logprobs: int | None) -> None:
+    def __init__(self, call_id: str, created: int, model: str, top_logprobs: int | None, *, token_ids: bool = False) -> None:
         self.top_logprobs = top_logprobs
+        self.token_ids = token_ids
+        self.every_token = token_ids or top_logprobs is not None  # a chunk for a token without text, too
         self._identity = {"id": call_id, "created": created, "model": model}
         self._head = (
             b"data: " + encode({"id": call_id, "object": self.chunk_kind, "created": created, "model": model})[:-1] + b',"choices":['
         )
 
     @abstractmethod
-    def first(self, index: int) -> bytes:
-        """What opens a choice's stream."""
+    def first(self, index: int, prompt: Sequence[int] | None) -> bytes:
+        """What opens a choice's stream; with the prompt's ids where they are asked for."""
 
     @abstractmethod
     def text(self, index: int, text: str, tokens: Sequence[Token], offset: int) -> bytes:
@@ -83,6 +90,14 @@ class Format(ABC):
     def choice(self, index: int, text: str, tokens: Sequence[Token], finish_reason: str, stop_reason: str | int | None) -> dict[str, Any]:
         """A whole choice."""
 
+    def _ids(self, tokens: Sequence[Token]) -> bytes:
+        """The end of a text chunk's choice."""
+        return b',"token_ids":%b' % encode([token.id for token in tokens]) if self.token_ids else b""
+
+    def with_ids(self, choice: dict[str, Any], tokens: Sequence[Token], prompt: Sequence[int] | None) -> dict[str, Any]:
+        """A whole choice with token ids, where they are asked for."""
+        return choice if prompt is None else choice | {"token_ids": [token.id for token in tokens], "prompt_token_ids": list(prompt)}
+
     def whole(self, choices: list[dict[str, Any]], usage: Mapping[str, Any]) -> bytes:
         """The whole answer."""
         return encode({**self._identity, "object": self.kind, "choices": choices, "usage": usage})
@@ -93,19 +108,22 @@ class CompletionFormat(Format):
 
     kind = chunk_kind = "text_completion"
 
-    def first(self, index: int) -> bytes:
-        """Nothing."""
-        del index
-        return b""
+    def first(self, index: int, prompt: Sequence[int] | None) -> bytes:
+        """Nothing, unless the prompt is to be returned."""
+        if prompt is None:
+            return b""
+        choice = {"index": index, "text": "", "logprobs": None, "finish_reason": None, "prompt_token_ids": list(prompt)}
+        return b"%b%b]}\n\n" % (self._head, encode(choice))
 
     def text(self, index: int, text: str, tokens: Sequence[Token], offset: int) -> bytes:
         """A text chunk."""
         logprobs = encode(completion_logprobs(tokens, offset)) if self.top_logprobs is not None else b"null"
-        return b'%b{"index":%d,"text":%b,"logprobs":%b,"finish_reason":null,"stop_reason":null}]}\n\n' % (
+        return b'%b{"index":%d,"text":%b,"logprobs":%b,"finish_reason":null,"stop_reason":null%b}]}\n\n' % (
             self._head,
             index,
             encode(text),
             logprobs,
+            self._ids(tokens),
         )
 
     def finish(self, index: int, finish_reason: str, stop_reason: str | int | None) -> bytes:
@@ -129,19 +147,25 @@ class ChatFormat(Format):
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def first(self, index: int) -> bytes:
+    def first(self, index: int, prompt: Sequence[int] | None) -> bytes:
         """The role."""
-        return b'%b{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}\n\n' % (self._head, index)
+        ids = b"" if prompt is None else b',"prompt_token_ids":%b' % encode(list(prompt))
+        return b'%b{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null%b}]}\n\n' % (
+            self._head,
+            index,
+            ids,
+        )
 
     def text(self, index: int, text: str, tokens: Sequence[Token], offset: int) -> bytes:
         """A content delta."""
         del offset
         logprobs = encode(chat_logprobs(tokens, self.top_logprobs)) if self.top_logprobs is not None else b"null"
-        return b'%b{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null}]}\n\n' % (
+        return b'%b{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null%b}]}\n\n' % (
             self._head,
             index,
             encode(text),
             logprobs,
+            self._ids(tokens),
         )
 
     def finish(self, index: int, finish_reason: str, stop_reason: str | int | None) -> bytes:

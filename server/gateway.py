@@ -6,18 +6,21 @@ import asyncio
 import itertools
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from policies import Policy, Request, SpecError, format_policy, parse_policy, policy_batch_size
 from queueing.latency import LatencyModel, parse_law
 from queueing.profile import Profile
 from queueing.record import Header
+from server.api.prompts import encode
+from server.api.sampling import check_sampling, sampling_of
 from server.arrivals_seen import ArrivalsSeen
 from server.batch import Observer
 from server.batcher import Batcher
 from server.clock import clock_of
-from server.engines.base import Capabilities, Engine, InvalidPromptError, Sampling, Work
+from server.cost.stages import Timing
+from server.engines.base import Capabilities, Engine, Work
 from server.errors import ApiError
 from server.live import LiveModel
 from server.metrics import Metrics
@@ -27,6 +30,7 @@ from server.schema import CalibrationRequest, ChatRequest, CompletionRequest, Ge
 from server.security.limits import check_prompt
 from server.settings import Settings
 from server.supervision.progress import StuckWatch
+from server.supervision.steady import Steady
 from server.supervision.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -49,9 +53,11 @@ class Gateway:
         self.draining = False
         self.stuck: str | None = None  # why nothing moves, until another engine serves
         self.on_given_up: Callable[[str], None] | None = None
+        self.on_restarted: Callable[[], None] | None = None
         self.supervisor = Supervisor(
             engine, settings.supervision, on_down=self._on_down, on_up=self._on_up, on_given_up=self._on_given_up
         )
+        self.steady = Steady(engine, self.supervisor)
         self.dead: str | None = None  # why the engine is lost
         self.calibrating = False
         self.live: LiveModel | None = None
@@ -159,6 +165,8 @@ class Gateway:
         if self._batcher is not None:
             self.begin_epoch()  # what waited meanwhile waited for the restart, what was in service was served by two engines
             self._batcher.resume(capabilities)
+        if self.on_restarted is not None:
+            self.on_restarted()
 
     def _on_given_up(self, message: str) -> None:
         self.dead = message
@@ -283,6 +291,10 @@ class Gateway:
 
     # requests
 
+    def begin_timing(self) -> Timing | None:
+        """For one call in some dozens: what times its stages. None before it is up, too: it then refuses calls."""
+        return self.metrics.own_time.begin(self.now) if self.ready else None
+
     async def works(
         self,
         call: CompletionRequest | ChatRequest,
@@ -295,8 +307,7 @@ class Gateway:
         patience: float | None = None,
     ) -> list[Work]:
         """The sequences of a call: prompts tokenised, limits applied, one per choice."""
-        prompts = await self._encode(call)
-        logprobs = _logprobs(call)
+        prompts = await encode(self.steady, self.batcher.capabilities, call)
         works: list[Work] = []
         for prompt in prompts:
             limit = self._limit(call, len(prompt))
@@ -311,32 +322,11 @@ class Gateway:
                     priority=call.priority,
                     deadline=math.inf if patience is None else arrived_at + patience,
                 )
-                sampling = _sampling(call, limit, logprobs, seed)
+                sampling = sampling_of(call, limit, seed)
                 forced = call.kendall_forced_output_tokens
-                works.append(Work(request, prompt, sampling, forced, (), client_request_id, received_at, retry))
+                works.append(Work(request, prompt, sampling, forced, (), client_request_id, received_at, retry, call.cache_salt))
+        await check_sampling(self.steady, works[0].sampling)  # the others differ in limit and seed only
         return works
-
-    async def _encode(self, call: CompletionRequest | ChatRequest) -> Sequence[Sequence[int]]:
-        vocabulary = self.batcher.capabilities.vocab_size
-        try:
-            if isinstance(call, ChatRequest):
-                messages = [message.model_dump(exclude_none=True) for message in call.messages]
-                arguments = {"add_generation_prompt": call.add_generation_prompt} | (call.chat_template_kwargs or {})
-                return [await self.supervisor.steadily(lambda: self.engine.encode_chat(messages, arguments))]
-            prompts = [prompt if isinstance(prompt, list) else await self._tokens(prompt) for prompt in call.prompts()]
-        except InvalidPromptError as error:
-            raise ApiError(400, "invalid_prompt", str(error)) from None
-        for prompt in prompts:
-            if not prompt:
-                raise ApiError(400, "invalid_prompt", "got an empty prompt; expected at least one token", param="prompt")
-            if not all(0 <= token < vocabulary for token in prompt):
-                raise ApiError(400, "invalid_prompt", f"got a token id outside the vocabulary of {vocabulary}", param="prompt")
-        if not prompts:
-            raise ApiError(400, "invalid_prompt", "got an empty list of prompts; expected at least one", param="prompt")
-        return prompts
-
-    async def _tokens(self, text: str) -> list[int]:
-        return await self.supervisor.steadily(lambda: self.engine.encode(text))
 
     def _limit(self, call: Generation, prompt_tokens: int) -> int:
         bounds = self.batcher.capabilities
@@ -363,32 +353,3 @@ class Gateway:
     def next_call_id(self, prefix: str) -> str:
         """A fresh id for a call."""
         return f"{prefix}-{next(self._ids):x}"
-
-
-def _logprobs(call: CompletionRequest | ChatRequest) -> int | None:
-    if isinstance(call, ChatRequest):
-        return (call.top_logprobs or 0) if call.logprobs else None
-    return call.logprobs
-
-
-def _sampling(call: Generation, limit: int, logprobs: int | None, seed: int | None) -> Sampling:
-    given = {
-        name: value
-        for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        if (value := getattr(call, name)) is not None
-    }
-    return Sampling(
-        max_tokens=limit,
-        min_tokens=min(call.min_tokens, limit),
-        presence_penalty=call.presence_penalty,
-        frequency_penalty=call.frequency_penalty,
-        seed=seed,
-        logit_bias=call.logit_bias,
-        logprobs=logprobs,
-        stop=call.stops(),
-        stop_token_ids=tuple(call.stop_token_ids or ()),
-        ignore_eos=call.ignore_eos,
-        include_stop_str_in_output=call.include_stop_str_in_output,
-        skip_special_tokens=call.skip_special_tokens,
-        **given,
-    )

@@ -14,10 +14,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 
 from queueing.record import Record
 from server.batch import Batch
+from server.cost.processor import ProcessorTime
+from server.cost.stages import OwnTime
+from server.policy_series import PolicySeries
 from server.ticket import Ticket
 
 disable_created_metrics()  # a second series for every first one, and nobody reads it
-OUTCOMES = ("completed", "failed", "rejected", "abandoned", "cancelled")
 MAX_POLICIES = 32  # distinct label values a process, then "other"
 SECONDS = (
     *(0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5),
@@ -32,7 +34,10 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.registry.register(ProcessorTime())
+        self.own_time = OwnTime(self.registry)
         self._policies: set[str] = set()
+        self._series: dict[str, PolicySeries] = {}
         self.queueing_delay = self._histogram("queueing_delay_seconds", "From arrival to dispatch (dispatched requests)", SECONDS)
         self.batch_forming_delay = self._histogram("batch_forming_delay_seconds", "Waiting for company (fixed batching)", SECONDS)
         self.service_time = self._histogram("service_time_seconds", "From dispatch until the server could be dispatched to again", SECONDS)
@@ -44,6 +49,7 @@ class Metrics:
         labels = ["policy", "outcome"]
         self.requests = Counter("kendall_requests", "Requests by outcome", labels, registry=self.registry)
         self.clipped = Counter("kendall_clipped_requests", "Ended by the gateway's limit", ["policy"], registry=self.registry)
+        self.tokens = Counter("kendall_generated_tokens", "Output tokens, whatever became of them", ["policy"], registry=self.registry)
         self.switches = Counter("kendall_policy_switches", "Changes of the policy", registry=self.registry)
         self.engine_info = self._gauge("engine_info", "What serves", ["engine", "model", "version"])
         self.policy_info = self._gauge("policy_info", "The policy in force", ["policy", "max_output_tokens", "epoch"])
@@ -79,13 +85,7 @@ class Metrics:
 
     def on_dispatch(self, batch: Batch) -> None:
         """Delays up to the dispatch, and the size."""
-        policy = self.label(batch.policy_text)
-        delay, forming = self.queueing_delay.labels(policy), self.batch_forming_delay.labels(policy)
-        for ticket in batch.tickets:
-            request = ticket.work.request
-            delay.observe(batch.dispatched_at - request.arrived_at)
-            forming.observe(batch.forming_delay(request))
-        self.batch_size.labels(policy).observe(batch.tickets[0].batch_size or 1)
+        self._series_of(batch.policy_text).dispatched(batch)
 
     def on_idle(self, server_id: int, at: float) -> None:
         """The live window sees to it."""
@@ -95,25 +95,7 @@ class Metrics:
 
     def on_record(self, record: Record) -> None:
         """Outcome and durations."""
-        policy = self.label(record.policy or "")
-        self.requests.labels(policy, record.outcome).inc()
-        if record.clipped:
-            self.clipped.labels(policy).inc()
-        if record.service_time is not None:
-            self.service_time.labels(policy).observe(record.service_time)
-        if record.outcome == "completed":
-            self._completed(policy, record)
-
-    def _completed(self, policy: str, record: Record) -> None:
-        self.sojourn_time.labels(policy).observe(record.sojourn_time or 0.0)
-        tokens = record.output_tokens or 0
-        self.output_tokens.labels(policy).observe(tokens)
-        first, last = record.first_token_at, record.last_token_at
-        if first is None or last is None or record.arrived_at is None:
-            return
-        self.first_token.labels(policy).observe(first - record.arrived_at)
-        if tokens > 1:
-            self.inter_token.labels(policy).observe((last - first) / (tokens - 1))
+        self._series_of(record.policy or "").ended(record)
 
     def switched(self, policy: str, max_output_tokens: int | None, epoch: int, *, changed_policy: bool) -> None:
         """A new epoch began."""
@@ -121,8 +103,7 @@ class Metrics:
             self.switches.inc()
         self.policy_info.clear()
         self.policy_info.labels(self.label(policy), "none" if max_output_tokens is None else str(max_output_tokens), str(epoch)).set(1)
-        for outcome in OUTCOMES:
-            self.requests.labels(self.label(policy), outcome)  # a series exists from the start
+        self._series_of(policy)  # they exist from the start
 
     def label(self, policy: str) -> str:
         """The policy text, or `other` once too many are in use."""
@@ -131,6 +112,14 @@ class Metrics:
                 return "other"
             self._policies.add(policy)
         return policy
+
+    def _series_of(self, policy: str) -> PolicySeries:
+        series = self._series.get(policy)
+        if series is None:
+            label = self.label(policy)
+            series = self._series.get(label) or PolicySeries(self, label)
+            self._series[label] = series
+        return series
 
     def exposition(self) -> bytes:
         """The text that Prometheus scrapes."""

@@ -22,6 +22,8 @@ from typing import Any, cast
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from server.presence import CONNECTION, Connection
+
 log = logging.getLogger("kendall")
 RECEIVED_AT = "kendall.received_at"  # key of a request's scope; seconds of the monotonic clock
 SO_TIMESTAMPNS = 35  # Linux on every architecture but a few; Python's socket module does not name it
@@ -134,16 +136,18 @@ def _stamp(ancillary: list[tuple[int, int, bytes]], clock: WallClock) -> float |
 
 
 class StampedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, which tells the application when a request's last byte came in."""
+    """uvicorn's protocol, which tells the application when a request's last byte came in and when its client is gone."""
 
     reader_patience: float = 0.0  # seconds that a client may leave its answer unread; 0: for ever
     _received_at: float
+    _connection: Connection
     _reader: StampedReader | None = None
     _slow: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Read it here, where the kernel stamps."""
         super().connection_made(transport)
+        self._connection = Connection(self._read_on)
         sock: Any = transport.get_extra_info("socket")
         if sock is not None and transport.get_extra_info("sslcontext") is None and stamps_arrivals(sock):
             self._reader = StampedReader(self, transport, sock)
@@ -156,6 +160,10 @@ class StampedProtocol(HttpToolsProtocol):
         if self._reader is not None:
             self._reader.close()
         super().connection_lost(exc)
+        self._connection.lose()
+
+    def _read_on(self) -> None:
+        self.flow.resume_reading()
 
     def pause_writing(self) -> None:
         """The client does not read: uvicorn has the answer wait from here on, and somebody has to end the wait."""
@@ -187,7 +195,9 @@ class StampedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The last byte is there."""
-        cast("dict[str, Any]", self.cycle.scope)[RECEIVED_AT] = self._received_at
+        scope = cast("dict[str, Any]", self.cycle.scope)
+        scope[RECEIVED_AT] = self._received_at
+        scope[CONNECTION] = self._connection
         super().on_message_complete()
 
 

@@ -20,6 +20,7 @@ from queueing.latency import LatencyModel
 from queueing.profile import load_law
 from server.app import create_app
 from server.engines.base import Engine, EngineStartError
+from server.garbage import settle
 from server.gateway import Gateway
 from server.overload.descriptors import raise_descriptor_limit
 from server.receiving import protocol_with, stamps_arrivals
@@ -153,8 +154,15 @@ async def _serve(make: Callable[[], Gateway], sock: socket.socket, on_ready: Cal
         server.should_exit = True
 
     gateway.on_given_up = lambda reason: failed(EngineLostError(f"the engine is gone and did not come back: {reason}"))
+    gateway.on_restarted = settle  # the engine that was let go took everything out of what is set aside
+
+    def ready(gateway: Gateway) -> None:
+        settle()
+        if on_ready is not None:
+            on_ready(gateway)
+
     config = uvicorn.Config(
-        create_app(gateway, failed, on_ready),
+        create_app(gateway, failed, ready),
         log_config=None,  # its loggers go where ours go
         log_level="warning",
         access_log=False,

@@ -20,7 +20,8 @@ class Settings:
     """Flags of `kendall serve`; seconds and tokens."""
 
     model: str
-    served_model_name: str
+    served_model_name: str  # the one that answers carry
+    served_model_aliases: tuple[str, ...] = ()  # further names that requests may use
     host: str = "127.0.0.1"
     port: int = 8080
     engine: EngineName = "auto"

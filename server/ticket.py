@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from policies import Running, Waiting
 from queueing.record import Outcome, Record
+from server.cost.stages import Timing
 from server.ending import Ending
 from server.engines.base import EngineEnd, Token, TokenStream, Work
 from server.supervision.continuing import listener, prepare
@@ -66,6 +67,7 @@ class Ticket:
         "output_token_ids",
         "running",
         "stream",
+        "timing",
         "told",
         "work",
     )
@@ -81,6 +83,7 @@ class Ticket:
         self.running: Running | None = None
         self.epoch = batcher.epoch
         self.at = Instants()
+        self.timing: Timing | None = None  # of the few calls that are measured
         self.output_token_ids: list[int] = []
         self.outcome: Outcome | None = None
         self.interruptions = 0  # engines that were lost while it was in service
@@ -141,6 +144,8 @@ class Ticket:
             log.exception("the gateway failed over a token of one answer")
             self._batcher.lose(self, "failed", "internal_error", "the gateway failed over this answer; its log says why")
             return
+        if self.timing is not None:
+            self.timing.took("token", now)
         if self.ending.finish_reason is not None:
             self.at.last_token = now
             self._batcher.member_ended(self)

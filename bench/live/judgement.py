@@ -7,8 +7,8 @@
     p99         |observed - live prediction| <= 20 %; of continuous that of the sojourn, simulated at the same estimates
     quiet       every block's speed within 10 % of the cell's, the speeds before and after within 5 % of each other
 
-Of a cell that was measured twice, the quiet attempt counts; with two or none, the one with the smaller deviations. What was
-observed has no say in that.
+Of a cell that was measured twice, the attempt counts whose mean became known; with two or none, the quiet one; with two or none,
+the one with the smaller deviations. Whether observed and predicted agree has no say in that.
 """
 
 from __future__ import annotations
@@ -126,9 +126,16 @@ def largest_deviation(blocks: Sequence[float]) -> float:
     return max((abs(block / mean - 1) for block in blocks), default=0.0)
 
 
+def out_of_time(result: Plain) -> bool:
+    """Whether it ended before its mean was known well enough."""
+    return bool(result["ended"] == "time")
+
+
 def counted(attempts: Iterable[Plain]) -> Plain:
     """The attempt that counts."""
-    return min(attempts, key=lambda result: (bool(result["noise"]), largest_deviation(result["block_speeds"]), result["attempt"]))
+    return min(
+        attempts, key=lambda each: (out_of_time(each), bool(each["noise"]), largest_deviation(each["block_speeds"]), each["attempt"])
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from bench.live.design import Rules
-from bench.live.judgement import BAND_SAYS, Judged, counts, judge, source_of
+from bench.live.judgement import BAND_SAYS, Judged, counts, judge, out_of_time, source_of
 from bench.live.picture import draw
 from bench.live.results import best, read_results
 
@@ -103,7 +103,7 @@ def _row(cell: Judged) -> list[str]:
         result["policy"] + (" *" if not cell.quiet else ""),
         f"{result['load']:g} ({live['load_interval']['value']:.2f})",
         f"{result['n']:,}",
-        f"{result['seconds']:.0f}" + (" t" if result["ended"] == "time" else ""),
+        f"{result['seconds']:.0f}" + (" t" if out_of_time(result) else ""),
         f"{_ms(cell.observed)} ± {_ms(cell.half_width)}",
         f"{_ms(cell.predicted)} ({_ms(interval['low'])} to {_ms(interval['high'])})",
         _percent(cell.error),
@@ -128,14 +128,15 @@ def _waiting(cells: Sequence[Judged]) -> str:
 
 
 def _named(cells: Sequence[Judged], everything: Sequence[dict[str, Any]]) -> str:
-    late = [cell for cell in cells if cell.result["ended"] == "time"]
+    late = [cell for cell in cells if out_of_time(cell.result)]
     noisy = [cell for cell in cells if not cell.quiet]
     twice = sorted({result["cell"] for result in everything if result["attempt"] > 1})
     lines = ["## Stopped by time, or outside the noise gate", ""]
     lines += [
         f"- Ended by the time limit (t), mean not yet known to 10 %: {_names(late)}.",
         f"- Outside the noise gate (*): {_names(noisy)}.",
-        f"- Measured again for that: {', '.join(twice) or 'none'}. The quiet attempt counts, else the quieter; the outcome has no say.",
+        f"- Measured once more for one of the two: {', '.join(twice) or 'none'}. The attempt counts whose mean became known, else the quieter; "
+        "whether observed and predicted agree has no say.",
         "",
     ]
     lines += [f"  - {cell.result['cell']}: {'; '.join(cell.result['noise'])}" for cell in noisy]

@@ -3,8 +3,9 @@
     speed measured -> policy in force -> load flows -> a new epoch begins in mid-flow -> looks, until enough or out of time
     -> the last live prediction is taken while the load still flows -> load cut off -> speed measured -> records judged
 
-A cell during which the machine was not quiet is measured once more after all others, as long as the whole time allows. A session
-may be shorter than that, or be killed: the next one goes on with the cells that have no file.
+A cell whose time was over before its mean was known, or during which the machine was not quiet, is measured once more after all
+others, as long as the whole time allows. A session may be shorter than that, or be killed: the next one goes on with the cells that
+have no file.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import msgspec
 
 from bench.live.cell import RunningCell
 from bench.live.design import Point, Rules
-from bench.live.judgement import judge, source_of
+from bench.live.judgement import judge, out_of_time, source_of
 from bench.live.results import Result, read_results
 from bench.live.schedule import Schedule
 from loadgen.gateway_process import GatewayError
@@ -47,7 +48,7 @@ class Session:
         apparatus = self.apparatus
         if stop_left_behind(apparatus.store.folder):
             apparatus.status.note("a gateway that a killed session left behind was ended")
-        if not (self._missing() or self._noisy()):
+        if not (self._missing() or self._unsure()):
             return True
         try:
             await apparatus.open()
@@ -94,10 +95,10 @@ class Session:
 
     async def _second_pass(self) -> None:
         self.apparatus.status.left_after = 0.0
-        for point in [] if self._missing() else self._noisy():
+        for point in [] if self._missing() else self._unsure():
             allowed = self._schedule.allowed(point, self._left(), 0.0)
             if allowed + self.rules.overhead <= self._left() and self._fits(point, allowed, first=False):
-                await self._measure(point, allowed, "again, as the machine was not quiet")
+                await self._measure(point, allowed, "once more")
 
     def _fits(self, point: Point, allowed: float, *, first: bool) -> bool:
         """Into this session; its first cell is cut to it."""
@@ -126,8 +127,11 @@ class Session:
     def _missing(self) -> list[Point]:
         return [point for point in self.points if not self._results(point)]
 
-    def _noisy(self) -> list[Point]:
-        return [point for point in self.points if len(found := self._results(point)) == 1 and found[0]["noise"]]
+    def _unsure(self) -> list[Point]:
+        """Measured once; first those whose mean is not known, then those of a machine that was not quiet."""
+        once = [(point, found[0]) for point in self.points if len(found := self._results(point)) == 1]
+        short = [point for point, result in once if out_of_time(result)]
+        return short + [point for point, result in once if result["noise"] and not out_of_time(result)]
 
     # one cell
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+import msgspec
+
 from policies import Request
 
 EngineEnd = Literal["stop", "length", "cancelled"]
@@ -22,6 +24,27 @@ class EngineStartError(RuntimeError):
 
 class InvalidPromptError(ValueError):
     """A prompt that this engine cannot take; the message is for the client."""
+
+
+class InvalidSamplingError(ValueError):
+    """Sampling that contradicts itself or the model; the message is for the client, `param` names the field."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class UnsupportedError(InvalidSamplingError):
+    """Sampling that this engine does not offer at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Structured:
+    """A form that the answer must take: kind, value and options with the names of vLLM's StructuredOutputsParams."""
+
+    kind: Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
+    value: Any
+    options: Mapping[str, bool | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +68,14 @@ class Sampling:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    structured: Structured | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+
+    @property
+    def needs_check(self) -> bool:
+        """Whether the engine is asked before the request queues: these depend on the model."""
+        return bool(self.structured or self.allowed_token_ids is not None or self.bad_words or self.logit_bias or self.stop_token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +90,7 @@ class Work:
     client_request_id: str | None = None  # the caller's own name for its call
     received_at: float | None = None  # its call's last byte was with the kernel
     retry: bool = False  # the client's library says that it asks again
+    cache_salt: str | None = None  # prompts share cached prefixes only under the same salt
 
     @property
     def ends_by_itself(self) -> bool:
@@ -75,8 +107,7 @@ class TokenLogprob:
     rank: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(msgspec.Struct, frozen=True, gc=False):  # made by the ten thousand, and no part of a cycle
     """One output token. `ends` marks the forced end of an experiment: the model would have stopped here."""
 
     id: int
@@ -152,7 +183,20 @@ class Capabilities:
     hardware: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Engine(Protocol):
+class PromptReader(Protocol):
+    """What is asked before a request queues."""
+
+    async def encode(self, text: str) -> list[int]:
+        """Token ids of a text, special tokens as the model wants them."""
+
+    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]) -> list[int]:
+        """Token ids of a conversation under the model's chat template. Raises InvalidPromptError."""
+
+    async def check_sampling(self, sampling: Sampling) -> None:
+        """Look at what depends on the model. Raises InvalidSamplingError, or UnsupportedError where this engine has no such thing."""
+
+
+class Engine(PromptReader, Protocol):
     """One or more servers that turn prompts into tokens."""
 
     on_step: Callable[[Step], None] | None
@@ -167,12 +211,6 @@ class Engine(Protocol):
 
     async def healthy(self) -> bool:
         """Whether it answers."""
-
-    async def encode(self, text: str) -> list[int]:
-        """Token ids of a text, special tokens as the model wants them."""
-
-    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]) -> list[int]:
-        """Token ids of a conversation under the model's chat template. Raises InvalidPromptError."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids."""

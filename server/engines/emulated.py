@@ -20,12 +20,26 @@ from policies import SpecError
 from queueing.latency import LatencyModel
 from queueing.service import Member, ServiceProcess
 from server.clock import clock_of
-from server.engines.base import Capabilities, InvalidPromptError, Step, Token, TokenStream, Work
+from server.engines.base import (
+    Capabilities,
+    InvalidPromptError,
+    InvalidSamplingError,
+    Sampling,
+    Step,
+    Token,
+    TokenLogprob,
+    TokenStream,
+    UnsupportedError,
+    Work,
+)
 
 EOS = 0
 BOUNDS = {"max_model_len": 2048, "max_num_seqs": 64, "max_num_batched_tokens": 131072, "kv_cache_tokens": 131072}
+MOST_AT_ONCE = 8  # steps, before others have their turn on the loop
 PROMPT_TOKEN_IDS = 1 << 31  # prompts are counted, not read: they may be of any client's tokenizer
 VOCABULARY = ("", *(f" word{index}" for index in range(1, 256)))
+TOKENS = tuple(Token(index, text) for index, text in enumerate(VOCABULARY))
+UNIFORM = -math.log(len(VOCABULARY))  # logarithm of a word's probability
 
 
 class EmulatedEngine:
@@ -80,7 +94,22 @@ class EmulatedEngine:
         del template_arguments
         if not messages:
             raise InvalidPromptError("got no messages; expected at least one")
-        return await self.encode(" ".join(f"{message['role']}: {message['content']}" for message in messages))
+        return await self.encode(" ".join(f"{message['role']}: {_text(message.get('content'))}" for message in messages))
+
+    async def check_sampling(self, sampling: Sampling) -> None:
+        """Words that mean nothing can keep to no form."""
+        asked = {
+            "structured_outputs": sampling.structured,
+            "allowed_token_ids": sampling.allowed_token_ids,
+            "bad_words": sampling.bad_words,
+        }
+        for name, value in asked.items():
+            if value:
+                raise UnsupportedError(f"the emulated engine has no {name}; take --engine vllm", name)
+        biased = sampling.logit_bias or {}
+        for name, tokens in (("logit_bias", biased), ("stop_token_ids", sampling.stop_token_ids)):
+            if outside := [token for token in tokens if not 0 <= token < PROMPT_TOKEN_IDS]:
+                raise InvalidSamplingError(f"{name}: got token id {outside[0]}; expected 0 to {PROMPT_TOKEN_IDS - 1}", name)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Words."""
@@ -112,6 +141,7 @@ class _Answer:
         self.stream = stream
         self._forced = work.forced_output_tokens is not None
         self._made_before = len(work.output_token_ids)
+        self._logprobs = work.sampling.logprobs
         self._ends_at = natural_length
         length = min(natural_length, work.sampling.max_tokens) - self._made_before
         self.member = Member(work.request.id, len(work.prompt_token_ids) + self._made_before, max(1, length))
@@ -119,10 +149,19 @@ class _Answer:
     def token(self) -> Token:
         """The token of the step just done."""
         position = self._made_before + self.member.produced
-        if position == self._ends_at and not self._forced:
-            return Token(EOS, "")
-        token_id = 1 + position % (len(VOCABULARY) - 1)
-        return Token(token_id, VOCABULARY[token_id], ends=position == self._ends_at)
+        token_id, ends = 1 + position % (len(VOCABULARY) - 1), position == self._ends_at
+        if ends and not self._forced:
+            token_id, ends = EOS, False
+        if self._logprobs is None and not ends:
+            return TOKENS[token_id]
+        return Token(token_id, VOCABULARY[token_id], ends, self._candidates(token_id))
+
+    def _candidates(self, token_id: int) -> dict[int, TokenLogprob] | None:
+        """The token and those behind it in the vocabulary, all equally likely."""
+        if self._logprobs is None:
+            return None
+        ids = [(token_id + place) % len(VOCABULARY) for place in range(max(1, self._logprobs))]
+        return {number: TokenLogprob(VOCABULARY[number], UNIFORM, rank) for rank, number in enumerate(ids, 1)}
 
 
 class _EmulatedServer:
@@ -138,13 +177,11 @@ class _EmulatedServer:
         self._padded = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
-        self._new: set[str] = set()
 
     def dispatch(self, works: Sequence[Work], *, padded: bool, joining: bool) -> list[TokenStream]:
         self._padded = padded
         answers = [_Answer(TokenStream(work.request.id), work, self.engine.natural_length(work)) for work in works]
         self._answers.update((answer.stream.request_id, answer) for answer in answers)
-        self._new.update(answer.stream.request_id for answer in answers)
         self.process.admit(clock_of(self.loop)(), [answer.member for answer in answers], padded=padded, joining=joining)
         self._schedule()
         return [answer.stream for answer in answers]
@@ -156,7 +193,6 @@ class _EmulatedServer:
 
     def drop(self) -> None:
         self._answers.clear()
-        self._new.clear()
         self.process = ServiceProcess(self.engine.law, self._rng)
         if self._timer is not None:
             self._timer.cancel()
@@ -169,10 +205,18 @@ class _EmulatedServer:
                 return
             self._timer.cancel()
         self._timer_at = at
-        self._timer = self.loop.call_at(at, self._step) if at < math.inf else None
+        self._timer = self.loop.call_at(at, self._due) if at < math.inf else None
+
+    def _due(self) -> None:
+        """The step whose end has come, and those that a late loop finds due behind it: the law's instants do not wait for it."""
+        self._timer = None
+        for _ in range(MOST_AT_ONCE):
+            self._step()
+            if self.process.next_step_at() > clock_of(self.loop)():
+                break
+        self._schedule()
 
     def _step(self) -> None:
-        self._timer = None
         running = list(self.process.active())
         ended = self.process.advance(to_change=False)
         self._tell_step(running)
@@ -182,15 +226,18 @@ class _EmulatedServer:
                 del self._answers[member.id]
         for answer in answers:
             answer.stream.push((answer.token(),))
-        self._schedule()
 
     def _tell_step(self, running: Sequence[Member]) -> None:
         if self.engine.on_step is None:
             return
-        fresh = [member for member in running if member.id in self._new]
-        self._new -= {member.id for member in fresh}
+        fresh = [member for member in running if member.produced == 1]
         prompts = sum(member.prompt_tokens for member in fresh)
         self.engine.on_step(Step(clock_of(self.loop)(), len(running), len(fresh), prompts, self.index))
+
+
+def _text(content: Any) -> str:
+    """A message's words: a text, or parts with texts."""
+    return " ".join(part["text"] for part in content) if isinstance(content, list) else content or ""
 
 
 def hash_word(word: str) -> int:

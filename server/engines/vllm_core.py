@@ -26,11 +26,11 @@ from vllm.inputs import tokens_input
 from vllm.platforms import current_platform
 from vllm.renderers import ChatParams
 from vllm.renderers.inputs.preprocess import parse_model_prompt
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from .base import Capabilities, Sampling
+from .base import Capabilities, Sampling, Structured, Work
 
 CLIENT_ERRORS: tuple[type[Exception], ...] = (VLLMClientError, ValueError, TypeError, OverflowError, NotImplementedError)
 # badly shaped messages and templates raise all of these
@@ -56,17 +56,24 @@ class Core:
         """The model's tokenizer as transformers made it."""
         return self.llm.renderer.get_tokenizer()
 
-    async def add(self, request_id: str, token_ids: Sequence[int], sampling: SamplingParams, receive: Callable[[Any], None]) -> str:
+    async def add(self, request_id: str, prompt: Any, sampling: SamplingParams, receive: Callable[[Any], None]) -> str:
         """Hand over one sequence; `receive` hears every output, or the exception that ended it, at once. Returns vLLM's id.
 
         The collector's own `put` would wake a task for each output: for one that only passes it on, that costs more
         than the rest of the way.
         """
-        collector = await self.llm.add_request(request_id, tokens_input(list(token_ids)), sampling)
+        collector = await self.llm.add_request(request_id, prompt, sampling)
         collector.put = receive
         if collector.output is not None:
             receive(collector.output)
         return str(collector.request_id)
+
+    def check(self, sampling: Sampling) -> None:
+        """Raises CLIENT_ERRORS for what vLLM would refuse once it has the sequence."""
+        params = sampling_params(sampling, max_tokens=sampling.max_tokens, made=0, runs_on=False, keep_seed=True)
+        config = self.config
+        params.verify(self.llm.model_config, config.speculative_config, config.structured_outputs_config, self.tokenizer)
+        params.update_from_tokenizer(self.tokenizer)
 
     async def abort(self, internal_ids: Sequence[str]) -> None:
         """Let these go, by the ids that `add` returned."""
@@ -182,7 +189,22 @@ def sampling_params(sampling: Sampling, *, max_tokens: int, made: int, runs_on: 
         stop_token_ids=None if runs_on else list(sampling.stop_token_ids),
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
+        allowed_token_ids=None if sampling.allowed_token_ids is None else list(sampling.allowed_token_ids),
+        bad_words=list(sampling.bad_words),
+        structured_outputs=_structured(sampling.structured),
     )
+
+
+def _structured(structured: Structured | None) -> StructuredOutputsParams | None:
+    """A grammar that has ended allows nothing but the end of sequence, and anything behind it: a padded member
+    meets its end there, as it would alone, and decodes on.
+    """
+    return None if structured is None else StructuredOutputsParams(**{structured.kind: structured.value}, **structured.options)
+
+
+def prompt_of(work: Work) -> Any:
+    """The prompt as vLLM takes it, with what has been made already behind it."""
+    return tokens_input([*work.prompt_token_ids, *work.output_token_ids], cache_salt=work.cache_salt)
 
 
 def _step_logger(on_step: StepListener) -> Callable[..., Any]:

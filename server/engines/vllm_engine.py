@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import gc
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .base import Capabilities, EngineStartError, InvalidPromptError, Step, TokenStream, Work
+from server.garbage import collect_everything
+
+from .base import Capabilities, EngineStartError, InvalidPromptError, InvalidSamplingError, Sampling, Step, TokenStream, Work
 from .vllm_options import check_model, engine_arguments, on_cpu
 from .vllm_process import engine_error, parse_cpus, pin, prepare
 from .vllm_reader import Reader
@@ -108,7 +109,7 @@ class VllmEngine:
             await asyncio.to_thread(core.shutdown)
             del core
             # AsyncLLM stands in reference cycles, and its __del__ fails in an interpreter that is shutting down
-            await asyncio.to_thread(gc.collect)
+            await asyncio.to_thread(collect_everything)
         if self._gateway_cpus is not None:
             pin(os.getpid(), self._gateway_cpus)
             self._gateway_cpus = None
@@ -177,6 +178,19 @@ class VllmEngine:
         """See `Engine`. Special tokens are left out."""
         return str(self._running_core().tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
+    async def check_sampling(self, sampling: Sampling) -> None:
+        """See `Engine`."""
+        from .vllm_core import CLIENT_ERRORS  # noqa: PLC0415  # imported long ago by `_boot`
+
+        core = self._running_core()
+        try:
+            if sampling.structured is not None:
+                await asyncio.to_thread(core.check, sampling)  # a large schema takes long
+            else:
+                core.check(sampling)
+        except CLIENT_ERRORS as error:
+            raise InvalidSamplingError(_first_line(error), getattr(error, "parameter", None)) from error
+
     def _running_core(self) -> Core:
         if self._core is None:
             raise RuntimeError(NOT_RUNNING)
@@ -204,7 +218,7 @@ class VllmEngine:
             self._submitter.put(Cancel(readers))
 
     async def _begin(self, reader: Reader, padded_length: int | None) -> None:
-        from .vllm_core import CLIENT_ERRORS, sampling_params  # noqa: PLC0415  # imported long ago by `_boot`
+        from .vllm_core import CLIENT_ERRORS, prompt_of, sampling_params  # noqa: PLC0415  # imported long ago by `_boot`
 
         core, work = self._running_core(), reader.work
         assert self._capabilities is not None
@@ -216,8 +230,7 @@ class VllmEngine:
                 runs_on=padded_length is not None or work.forced_output_tokens is not None,
                 keep_seed=not core.drops_seed,
             )
-            tokens = [*work.prompt_token_ids, *work.output_token_ids]
-            reader.internal_id = await core.add(work.request.id, tokens, sampling, functools.partial(self._receive, reader))
+            reader.internal_id = await core.add(work.request.id, prompt_of(work), sampling, functools.partial(self._receive, reader))
         except CLIENT_ERRORS as error:
             self._readers.pop(work.request.id, None)
             reader.fail(f"vLLM refused the request: {_first_line(error)}")

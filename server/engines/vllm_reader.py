@@ -11,6 +11,7 @@ from .base import Token, TokenLogprob, TokenStream, Work
 
 CONTEXT = 16  # prompt tokens that the decoder sees before the first piece: some tokenizers drop a text's leading space
 HALF_A_CHARACTER = "\ufffd"
+IMPOSSIBLE = -9999.0  # logarithm of no probability at all, as vLLM writes it: JSON has no infinity
 
 
 class Detokenizer(Protocol):
@@ -114,6 +115,9 @@ class Reader:
         if completion.finish_reason == "abort":  # a dying engine's: what it carries is made again elsewhere
             self._lost("the engine dropped a request that nobody had cancelled")
             return
+        if completion.finish_reason == "error":  # this request alone: a grammar that cannot be compiled, say
+            self.fail("the engine failed over this request; its log says why")
+            return
         tokens = self._tokens(completion.token_ids, completion.logprobs)
         if tokens:
             self.stream.push(tokens)
@@ -142,7 +146,9 @@ class Reader:
         return tokens
 
     def _candidates(self, found: Mapping[int, Any]) -> dict[int, TokenLogprob]:
-        return {number: TokenLogprob(str(self._decode([number])), entry.logprob, entry.rank) for number, entry in found.items()}
+        return {
+            number: TokenLogprob(str(self._decode([number])), max(entry.logprob, IMPOSSIBLE), entry.rank) for number, entry in found.items()
+        }
 
 
 def _line(error: Exception) -> str:

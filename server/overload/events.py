@@ -106,12 +106,11 @@ class QueueStream(Answer):
         if not (self._gone or self.error):
             await self._say(_comment(queueing_delay_ms=self._delays()[0]))
 
-    async def _until(self, condition: Any) -> None:
+    async def _until(self, condition: Callable[[], object]) -> None:
         while not (condition() or self._gone or self.error):
-            self._awake.clear()
             try:
                 async with asyncio.timeout(None if math.isinf(self._keep_alive) else self._keep_alive):
-                    await self._awake.wait()
+                    await self._next_change()
             except TimeoutError:
                 await self._begin()
                 await self._say(KEEP_ALIVE)

@@ -14,7 +14,10 @@ from starlette.types import ASGIApp
 
 from policies.text import SpecError
 
-SHOWN = ("x-request-id", "x-kendall-queueing-delay-ms", "server-timing", "retry-after")  # headers that a page may read
+SHOWN = (  # headers that a page may read
+    *("x-request-id", "x-kendall-queueing-delay-ms", "x-kendall-queue-position", "x-kendall-predicted-wait-ms"),
+    *("server-timing", "retry-after", "retry-after-ms"),
+)
 
 
 def read_origins(text: str | None) -> tuple[str, ...]:

@@ -17,6 +17,13 @@ DECISIONS: dict[str, Access] = {
     "/v1/models": "client",
     "/v1/completions": "client",
     "/v1/chat/completions": "client",
+    "/v1/models/{name:path}": "client",
+    "/tokenize": "client",
+    "/detokenize": "client",
+    "/openai/v1/models": "client",  # where KServe has them
+    "/openai/v1/models/{name:path}": "client",
+    "/openai/v1/completions": "client",
+    "/openai/v1/chat/completions": "client",
     "/admin/policy": "admin",
     "/admin/state": "admin",
     "/admin/prediction": "admin",

@@ -32,7 +32,7 @@ Way = Literal["behind", "again", "none"]
 FREE_OF_STATE = frozenset(
     {
         *("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "logit_bias", "logprobs"),
-        *("stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens"),
+        *("allowed_token_ids", "stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens"),
     }
 )
 OWN_RULE = "seed"

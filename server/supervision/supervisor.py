@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Literal, TypeVar
 
 from server.clock import clock_of
-from server.engines.base import Capabilities, Engine, InvalidPromptError
+from server.engines.base import Capabilities, Engine, InvalidPromptError, InvalidSamplingError
 from server.errors import ApiError
 from server.supervision.restarts import RestartBudget
 from server.supervision.settings import SupervisionSettings
@@ -109,7 +109,7 @@ class Supervisor:
             life = self._served_from
             try:
                 return await call()
-            except InvalidPromptError:
+            except (InvalidPromptError, InvalidSamplingError):
                 raise
             except Exception:
                 if self.serving and self._served_from == life:

@@ -132,6 +132,13 @@ def test_without_a_live_prediction_the_offline_one_is_judged() -> None:
     assert judge(alone | {"offline": nothing}).holds is None
 
 
+def test_the_attempt_whose_mean_is_known_counts_whether_it_agrees_or_not() -> None:
+    short = result(ended="time")
+    longer = result(attempt=2, observed=observed(0.5), noise=["the speed changed by +6% from before to after"])
+    assert counted([short, longer])["attempt"] == 2
+    assert counted([longer, short])["attempt"] == 2
+
+
 def test_the_quiet_attempt_counts_whatever_it_observed() -> None:
     loud = result(noise=["a block's speed lay 30% from the cell's"], block_speeds=[1.0, 1.4])
     quiet = result(attempt=2, observed=observed(0.5))

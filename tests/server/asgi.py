@@ -36,7 +36,9 @@ async def running(policy: str = "continuous:max_batch_size=4", **settings: Any) 
 class Call:
     """One HTTP call by raw ASGI messages."""
 
-    def __init__(self, app: FastAPI, method: str, path: str, body: object = None, headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, app: FastAPI, method: str, path: str, body: object = None, headers: dict[str, str] | None = None, *, query: bytes = b""
+    ) -> None:
         raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._incoming.put_nowait({"type": "http.request", "body": raw, "more_body": False})
@@ -52,7 +54,7 @@ class Call:
             "method": method,
             "path": path,
             "raw_path": path.encode(),
-            "query_string": b"",
+            "query_string": query,
             "root_path": "",
             "scheme": "http",
             "headers": [(b"host", b"127.0.0.1"), *((key.encode(), value.encode()) for key, value in (headers or {}).items())],

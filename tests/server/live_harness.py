@@ -117,7 +117,7 @@ def real_site(folder: Path, *, warm: bool = True) -> Iterator[Site]:
 
 def arguments(interval: float, records: Path, *more: str) -> list[str]:
     """Of `kendall serve`; what-ifs only when asked for."""
-    live = ["--prediction-interval", f"{interval:g}", "--prediction-window", "120", "--what-if-interval", "100000"]
+    live = ["--prediction-interval", f"{interval:g}", "--prediction-window", "300", "--what-if-interval", "100000"]
     return ["tiny", "--policy", CAPPED, "--max-num-seqs", str(BOUND), "--allow-forced-lengths", *live, "--record-file", str(records), *more]
 
 

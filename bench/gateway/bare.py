@@ -1,0 +1,58 @@
+"""What the framework alone can do: a FastAPI handler that answers with bytes it has, without a queue, a policy, metrics, or a look at the body.
+
+`python -m bench.gateway.bare PORT` serves the gateway's paths: a whole answer, and one streamed event by event, each as large as the
+gateway's own. Same server (uvicorn, uvloop, httptools) and the same settings of it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import StreamingResponse
+
+TOKENS = 128  # events of a stream, before the one that says that it is over
+EVENT = (
+    b'data: {"id":"cmpl-1a2b","object":"text_completion","created":1700000000,"model":"tiny","choices":[{"index":0,"text":" word17",'
+    b'"logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n'
+)
+DONE = b"data: [DONE]\n\n"
+WHOLE = (
+    b'{"id":"cmpl-1a2b","created":1700000000,"model":"tiny","object":"text_completion","choices":[{"index":0,"text":" word17",'
+    b'"logprobs":null,"finish_reason":"length","stop_reason":null}],"usage":{"prompt_tokens":16,"completion_tokens":1,"total_tokens":17,'
+    b'"kendall":{"queueing_delay_ms":0.021,"service_ms":0.143,"batch_size":1}}}'
+)
+
+app = FastAPI(docs_url=None, redoc_url=None)
+
+
+async def _events() -> AsyncIterator[bytes]:
+    for _ in range(TOKENS):
+        yield EVENT
+    yield DONE
+
+
+@app.post("/whole")
+async def whole(request: Request) -> Response:
+    """The body is read, as every server must."""
+    await request.body()
+    return Response(WHOLE, media_type="application/json")
+
+
+@app.post("/stream")
+async def stream(request: Request) -> Response:
+    """Event by event."""
+    await request.body()
+    return StreamingResponse(_events(), media_type="text/event-stream")
+
+
+@app.get("/ready")
+async def ready() -> Response:
+    """It is."""
+    return Response()
+
+
+if __name__ == "__main__":
+    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning", access_log=False, proxy_headers=False, loop="uvloop")

@@ -1,0 +1,145 @@
+"""The gateway's own work beside the framework's: an engine that takes no time against a handler that has its answer ready.
+
+Servers share one core, the sender has another. Each round loads every server once with each kind of request, in random order. A rate
+is answers (or events) by processor second of the process that speaks HTTP, so that what else ran on the machine falls out; the
+wall-clock rate stands beside it, and the share of its core that the server had: below 0.9 the sender or the machine was in its way.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.gateway.bare import TOKENS
+from bench.gateway.judging import Finding, mean_of, ratio_of
+from bench.gateway.servers import Server, serving, used
+from bench.gateway.wire import Load, Pool, WireError, post
+
+LAW = "k1=0,k2=0,k3=0,k4=1e-9"  # seconds: every step is over when it begins
+PROMPT = list(range(100, 116))
+CONNECTIONS = {"whole": 32, "stream": 32}
+WARM_UP, SECONDS = 1.0, 3.0  # of each load
+LEAST_REQUESTS, LEAST_TOKENS = 1 / 3, 0.6  # of the bare handler's rates
+LEAST_SHARE = 0.9  # of its core
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One load of one server."""
+
+    server: str
+    kind: str  # "whole": requests are counted; "stream": tokens
+    count: int
+    seconds: float
+    cpu: float  # of the process that speaks HTTP
+    cpu_all: float  # and of those it started
+    sender_cpu: float
+
+    @property
+    def by_cpu(self) -> float:
+        """Counted by processor second."""
+        return self.count / self.cpu
+
+    @property
+    def by_clock(self) -> float:
+        """Counted by second."""
+        return self.count / self.seconds
+
+    @property
+    def share(self) -> float:
+        """Of one core, that the server had."""
+        return self.cpu / self.seconds
+
+
+def requests() -> dict[tuple[str, str], tuple[bytes, int]]:
+    """By server and kind: the request, and the events of its answer."""
+    call = {"model": "tiny", "prompt": PROMPT, "ignore_eos": True, "temperature": 0.0}
+    gateway = "/v1/completions"
+    return {
+        ("bare", "whole"): (post("/whole", call | {"max_tokens": 1}), 0),
+        ("bare", "stream"): (post("/stream", call | {"max_tokens": TOKENS, "stream": True}), TOKENS + 1),
+        ("gateway", "whole"): (post(gateway, call | {"max_tokens": 1}), 0),
+        ("gateway", "stream"): (post(gateway, call | {"max_tokens": TOKENS, "stream": True}), TOKENS + 2),
+    }
+
+
+def load(server: Server, kind: str, seconds: float) -> Run:
+    """Closed loop; what is in flight at the end is waited for and counted, as its processor time is."""
+    request, events = requests()[server.name, kind]
+    with Pool(server.port, CONNECTIONS[kind]) as pool:
+        pool.keep_asking(itertools.repeat(request), WARM_UP)
+        before = server.cpu()
+        found = pool.keep_asking(itertools.repeat(request), seconds)
+        cpu, cpu_all = used(before, server.cpu())
+    _check(server.name, kind, found, events)
+    count = found.answers * (TOKENS if kind == "stream" else 1)
+    return Run(server.name, kind, count, found.seconds, cpu, cpu_all, found.sender_cpu)
+
+
+def _check(name: str, kind: str, found: Load, events: int) -> None:
+    if found.sizes != {events}:
+        raise WireError(f"{name}, {kind}: got answers of {sorted(found.sizes)} events; expected {events} in each")
+
+
+def measure(folder: Path, rounds: int, seconds: float, seed: int) -> Iterator[Run]:
+    """Every round, both servers and both kinds of request in random order."""
+    rng = np.random.default_rng(seed)
+    cpus = sorted(os.sched_getaffinity(0))
+    law = ["--engine", "emulated", "--latency", LAW, "--policy", "continuous:max_batch_size=64"]
+    gateway = ["loadgen.gateway_child", str(os.getpid()), "serve", "tiny", *law, "--port", "{port}"]
+    try:
+        os.sched_setaffinity(0, cpus[:1])
+        with ExitStack() as stack:
+            servers = [
+                stack.enter_context(serving("bare", ["bench.gateway.bare", "{port}"], folder)),
+                stack.enter_context(serving("gateway", gateway, folder)),
+            ]
+            os.sched_setaffinity(0, cpus[1:2] or cpus)
+            cells = [(server, kind) for server in servers for kind in ("whole", "stream")]
+            for _ in range(rounds):
+                for index in rng.permutation(len(cells)).tolist():
+                    server, kind = cells[index]
+                    yield load(server, kind, seconds)
+    finally:
+        os.sched_setaffinity(0, cpus)
+
+
+def findings(runs: list[Run]) -> list[Finding]:
+    """Rates of both, and their ratios."""
+    found: list[Finding] = []
+    for kind, unit, least in (("whole", "requests", LEAST_REQUESTS), ("stream", "tokens", LEAST_TOKENS)):
+        bare, ours = (_of(runs, name, kind) for name in ("bare", "gateway"))
+        for name, some in (("bare FastAPI handler", bare), ("gateway", ours)):
+            found.append(Finding(f"{name}: {unit} by processor second", mean_of([run.by_cpu for run in some]), "/s"))
+            found.append(Finding(f"{name}: {unit} by second of the clock", mean_of([run.by_clock for run in some]), "/s"))
+            found.append(Finding(f"{name}: share of its core, {kind}", mean_of([run.share for run in some])))
+        found.append(Finding(f"gateway: processor time of one of the {unit}", mean_of([1e6 * run.cpu / run.count for run in ours]), "us"))
+        ratio = ratio_of([run.by_cpu for run in ours], [run.by_cpu for run in bare])
+        found.append(Finding(f"gateway / bare: {unit} by processor second", ratio, at_least=least))
+        clock = ratio_of([run.by_clock for run in ours], [run.by_clock for run in bare])
+        found.append(Finding(f"gateway / bare: {unit} by second of the clock", clock))
+    return found
+
+
+def _of(runs: list[Run], server: str, kind: str) -> list[Run]:
+    return [run for run in runs if (run.server, run.kind) == (server, kind)]
+
+
+def configuration(rounds: int, seconds: float) -> dict[str, Any]:
+    """What was asked."""
+    return {
+        "law": LAW,
+        "prompt_tokens": len(PROMPT),
+        "tokens_of_a_stream": TOKENS,
+        "connections": CONNECTIONS,
+        "rounds": rounds,
+        "seconds": seconds,
+        "warm_up": WARM_UP,
+    }

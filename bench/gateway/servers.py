@@ -1,0 +1,112 @@
+"""The servers that are compared, each a session of processes of its own: started, awaited, their processor time read, stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadgen.gateway_process import free_port
+
+ROOT = Path(__file__).parents[2]
+START_LIMIT = 240.0  # seconds
+STOP_LIMIT = 20.0
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Server:
+    """One that runs."""
+
+    name: str
+    port: int
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def cpu(self) -> dict[int, float]:
+        """Processor seconds so far, by process of its session; the first is the one that speaks HTTP."""
+        own = self.process.pid
+        return {own: 0.0} | {pid: seconds for pid, session, seconds in _processes() if session == own}
+
+
+def used(before: Mapping[int, float], after: Mapping[int, float]) -> tuple[float, float]:
+    """Processor seconds between two readings: of the process that speaks HTTP, and of all."""
+    (first, *_) = after
+    spent = {pid: seconds - before.get(pid, 0.0) for pid, seconds in after.items()}
+    return spent[first], sum(spent.values())
+
+
+def _processes() -> Iterator[tuple[int, int, float]]:
+    """Process, session, user and system seconds of everything that runs."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                fields = (entry / "stat").read_text().rpartition(") ")[2].split()
+                yield int(entry.name), int(fields[3]), (int(fields[11]) + int(fields[12])) / _TICK
+
+
+@contextmanager
+def serving(name: str, arguments: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
+    """`python -m ARGUMENTS --port PORT` until the block is left; nothing of it stays behind."""
+    port = free_port(0)
+    log = folder / f"{name.replace(' ', '-')}.log"
+    command = [sys.executable, "-m", *(text.replace("{port}", str(port)) for text in arguments)]
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command,
+            stdout=file,
+            stderr=file,
+            env=dict(os.environ, PYTHONPATH=path, **(environment or {})),
+            cwd=ROOT,
+            start_new_session=True,
+        )
+    server = Server(name, port, process, log)
+    try:
+        _wait_for(server)
+        yield server
+    finally:
+        _stop(process)
+
+
+def _wait_for(server: Server) -> None:
+    deadline = time.perf_counter() + START_LIMIT
+    while time.perf_counter() < deadline:
+        if server.process.poll() is not None:
+            break
+        # ours first: our /health is 200 while the engine starts
+        ready = _status(server.port, "/ready")
+        if ready == 200 or (ready == 404 and _status(server.port, "/health") == 200):
+            return
+        time.sleep(0.2)
+    last = server.log.read_text(errors="replace").strip().splitlines()[-3:]
+    raise RuntimeError(f"{server.name} did not come up: {' | '.join(last)}")
+
+
+def _status(port: int, path: str) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status
+    except (OSError, http.client.HTTPException):
+        return 0
+    finally:
+        connection.close()
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM, then SIGKILL to whatever is left of its group."""
+    process.send_signal(signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_LIMIT)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,73 @@
+"""From what a client sends to token ids: texts, token ids and conversations, cut to length where it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from server.engines.base import Capabilities, InvalidPromptError, PromptReader
+from server.errors import ApiError
+from server.schema import ChatMessage, ChatRequest, CompletionRequest, Generation
+
+MOST_PROMPTS = 1024  # of one call, as vLLM has it
+OTHER_PARTS = ("image_url", "input_image", "image_embeds", "input_audio", "audio_url", "video_url", "file", "refusal")
+
+
+async def encode(engine: PromptReader, bounds: Capabilities, call: CompletionRequest | ChatRequest) -> Sequence[Sequence[int]]:
+    """One list of token ids a prompt. Raises ApiError 400, or 501 for parts that are not text."""
+    try:
+        if isinstance(call, ChatRequest):
+            prompts: Sequence[Sequence[int]] = [await _chat(engine, call)]
+        else:
+            prompts = await _texts(engine, call, bounds.vocab_size)
+    except InvalidPromptError as error:
+        raise ApiError(400, "invalid_prompt", str(error)) from None
+    return prompts if call.truncate_prompt_tokens is None else [_cut(call, bounds, prompt) for prompt in prompts]
+
+
+async def _texts(engine: PromptReader, call: CompletionRequest, vocabulary: int) -> list[list[int]]:
+    asked = call.prompts()
+    if not 0 < len(asked) <= MOST_PROMPTS:
+        raise ApiError(400, "invalid_prompt", f"got a list of {len(asked)} prompts; expected 1 to {MOST_PROMPTS}", param="prompt")
+    prompts = [prompt if isinstance(prompt, list) else await engine.encode(prompt) for prompt in asked]
+    for prompt in prompts:
+        if not prompt:
+            raise ApiError(400, "invalid_prompt", "got an empty prompt; expected at least one token", param="prompt")
+        if min(prompt) < 0 or max(prompt) >= vocabulary:
+            raise ApiError(400, "invalid_prompt", f"got a token id outside the vocabulary of {vocabulary}", param="prompt")
+    return prompts
+
+
+async def _chat(engine: PromptReader, call: ChatRequest) -> list[int]:
+    given = call.chat_template_kwargs or {}
+    if "chat_template" in given:  # a program of the client's, run here
+        raise ApiError(501, "unsupported", "chat_template is not served by this gateway; leave it out", param="chat_template_kwargs")
+    arguments = {"add_generation_prompt": call.add_generation_prompt} | given
+    if call.continue_final_message:
+        arguments["continue_final_message"] = True
+    return await engine.encode_chat(conversation(call.messages), arguments)
+
+
+def conversation(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """The messages as chat templates take them. Raises ApiError for parts that are not text."""
+    for place, message in enumerate(messages):
+        parts = message.content if isinstance(message.content, list) else []
+        for number, part in enumerate(parts):
+            where = f"messages.{place}.content.{number}"
+            if part.get("type") in OTHER_PARTS:
+                raise ApiError(501, "unsupported", f"{where}: only parts of type text are served", param=where)
+            if part.get("type") != "text" or not isinstance(part.get("text"), str):
+                raise ApiError(400, "invalid_request", f"{where}: expected type text and a text", param=where)
+    return [message.model_dump(exclude_none=True) for message in messages]
+
+
+def _cut(call: Generation, bounds: Capabilities, prompt: Sequence[int]) -> Sequence[int]:
+    """The newest tokens stay, unless the right side is to go."""
+    most = call.truncate_prompt_tokens
+    if most is None or most < 0:
+        most = bounds.max_model_len - (call.client_limit() or 1)
+    if most < 1:
+        raise ApiError(
+            400, "invalid_prompt", "truncate_prompt_tokens leaves nothing of the prompt; expected -1 or more than 0", param="prompt"
+        )
+    return prompt[:most] if call.truncation_side == "right" else prompt[-most:]

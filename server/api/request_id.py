@@ -1,0 +1,33 @@
+"""What every answer carries: `x-request-id`, the caller's own name for its call or one made here; `Retry-After` on 429 and 503."""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+from starlette.types import Message, Scope, Send
+
+REQUEST_ID = r"[A-Za-z0-9_.:-]{1,128}"
+_REQUEST_ID = re.compile(REQUEST_ID)
+_RETRY_AFTER = b"5"  # seconds, where the route says nothing better
+
+
+def asked_id(scope: Scope) -> str | None:
+    """The header's value, if it is fit to be repeated."""
+    asked = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id"), "")
+    return asked if _REQUEST_ID.fullmatch(asked) else None
+
+
+def stamped(scope: Scope, send: Send) -> Send:
+    """`send` for an answer that has none of it yet."""
+    name = (asked_id(scope) or uuid.uuid4().hex).encode()
+
+    async def stamping(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = [*message.get("headers", ()), (b"x-request-id", name)]
+            if message["status"] in (429, 503) and not any(key == b"retry-after" for key, _ in headers):
+                headers.append((b"retry-after", _RETRY_AFTER))
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return stamping

@@ -1,0 +1,75 @@
+"""`/tokenize` and `/detokenize`, as vLLM has them: what the model sees of a text, and back."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from server.api.answers import Detokenized, Tokenized
+from server.api.models import check_model
+from server.api.openapi import answers, body
+from server.api.prompts import conversation
+from server.call import parse
+from server.engines.base import InvalidPromptError
+from server.errors import ApiError
+from server.gateway import Gateway
+from server.schema import ChatMessage, Flag, TokenId
+
+
+class TokenizeRequest(BaseModel):
+    """A text or a conversation."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    add_generation_prompt: bool = True
+    return_token_strs: Flag = False
+
+
+class DetokenizeRequest(BaseModel):
+    """Token ids."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+def add_tokenizing(app: FastAPI, gateway: Gateway) -> None:
+    """The two routes."""
+
+    @app.post("/tokenize", responses=answers(Tokenized, 400, 401, 404, 413, 500, 501, 503), openapi_extra=body(TokenizeRequest))
+    async def tokenize(request: Request) -> dict[str, Any]:
+        call = await parse(request.receive, TokenizeRequest, gateway.settings.security.max_body_bytes)
+        _check_name(gateway, call.model)
+        bound = gateway.batcher.capabilities.max_model_len  # raises before the engine is up
+        tokens = await _tokens(gateway, call)
+        texts = [await gateway.steady.decode([token]) for token in tokens] if call.return_token_strs else None
+        return {"count": len(tokens), "max_model_len": bound, "tokens": tokens, "token_strs": texts}
+
+    @app.post("/detokenize", responses=answers(Detokenized, 400, 401, 404, 413, 500, 503), openapi_extra=body(DetokenizeRequest))
+    async def detokenize(request: Request) -> dict[str, str]:
+        call = await parse(request.receive, DetokenizeRequest, gateway.settings.security.max_body_bytes)
+        _check_name(gateway, call.model)
+        vocabulary = gateway.batcher.capabilities.vocab_size
+        if any(token >= vocabulary for token in call.tokens):
+            raise ApiError(400, "invalid_prompt", f"got a token id outside the vocabulary of {vocabulary}", param="tokens")
+        return {"prompt": await gateway.steady.decode(call.tokens)}
+
+
+def _check_name(gateway: Gateway, name: str | None) -> None:
+    if name is not None:
+        check_model(gateway.settings, name)
+
+
+async def _tokens(gateway: Gateway, call: TokenizeRequest) -> list[int]:
+    if (call.prompt is None) == (call.messages is None):
+        raise ApiError(400, "invalid_request", "expected either prompt or messages", param="prompt")
+    try:
+        if call.prompt is not None:
+            return await gateway.steady.encode(call.prompt)
+        return await gateway.steady.encode_chat(conversation(call.messages or []), {"add_generation_prompt": call.add_generation_prompt})
+    except InvalidPromptError as error:
+        raise ApiError(400, "invalid_prompt", str(error)) from None

@@ -1,0 +1,89 @@
+"""Fields that clients know and this gateway does not serve: refused by name with 501, never ignored.
+
+A value that asks for nothing (tools=[], echo=false) is no reason to refuse. A name that nobody knows is a mistake: 400.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from server.errors import ApiError
+
+HINTS = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "session_id"})
+"""They say something about the request; no answer depends on them."""
+
+OPENAI: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "best_of": (),
+    "echo": (False,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "moderation": (),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "prompt_cache_options": (),
+    "reasoning_effort": ("none",),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+VLLM: dict[str, tuple[Any, ...]] = {
+    "add_special_tokens": (),
+    "chat_template": (),
+    "documents": ([],),
+    "ec_transfer_params": (),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
+    "include_reasoning": (True,),
+    "kv_transfer_params": (),
+    "length_penalty": (1, 1.0),
+    "logprob_token_ids": ([],),
+    "media_io_kwargs": ({},),
+    "mm_payload": ("tensors",),
+    "mm_processor_kwargs": ({},),
+    "prompt_embeds": (),
+    "prompt_logprobs": (),
+    "repetition_detection": (),
+    "return_mm_kwargs": (False,),
+    "return_prompt_text": (False,),
+    "return_token_offsets": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "routed_experts_prompt_start": (0,),
+    "spaces_between_special_tokens": (True,),
+    "stream_interval": (1,),
+    "thinking_token_budget": (-1,),
+    "use_beam_search": (False,),
+    "vllm_xargs": ({},),
+    "watermarking": (),
+}
+UNSERVED = OPENAI | VLLM
+"""Each with the values that ask for nothing, beside null."""
+
+
+def refuse_unserved(extra: Mapping[str, Any], known: Iterable[str], defaults: Mapping[str, Any]) -> None:
+    """Look at the fields that the model of the call left over; `defaults` = further values that ask for nothing of this call.
+
+    Raises ApiError: 501 for what others serve, 400 for a name that nobody knows.
+    """
+    for name in sorted(extra):
+        if name in HINTS:
+            continue
+        if name not in UNSERVED:
+            raise _unknown(name, known)
+        value = extra[name]
+        harmless = UNSERVED[name] + ((defaults[name],) if name in defaults else ())
+        if value is not None and not any(type(value) is type(other) and value == other for other in harmless):
+            raise ApiError(501, "unsupported", f"{name} is not served by this gateway; leave it out", param=name)
+
+
+def _unknown(name: str, known: Iterable[str]) -> ApiError:
+    close = difflib.get_close_matches(name, [*known, *UNSERVED], 1)
+    remedy = f"did you mean {close[0]}?" if close else "leave it out"
+    return ApiError(400, "unknown_field", f"got the field {name[:80]!r}, which neither OpenAI nor vLLM has: {remedy}", param=name[:80])

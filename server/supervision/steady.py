@@ -1,0 +1,37 @@
+"""The calls of an engine that are waited for before anything queues, made so that a restart in the middle does not fail them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from server.engines.base import Engine, Sampling
+from server.supervision.supervisor import Supervisor
+
+
+class Steady:
+    """A `PromptReader`: each call waits for a restart, and is made again where the engine was lost meanwhile (`Supervisor.steadily`)."""
+
+    def __init__(self, engine: Engine, supervisor: Supervisor) -> None:
+        self._engine = engine
+        self._supervisor = supervisor
+
+    async def encode(self, text: str) -> list[int]:
+        """See `Engine`."""
+        return await self._supervisor.steadily(lambda: self._engine.encode(text))
+
+    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]) -> list[int]:
+        """See `Engine`."""
+        return await self._supervisor.steadily(lambda: self._engine.encode_chat(messages, template_arguments))
+
+    async def check_sampling(self, sampling: Sampling) -> None:
+        """See `Engine`."""
+        await self._supervisor.steadily(lambda: self._engine.check_sampling(sampling))
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """See `Engine`; it needs the tokenizer, which goes with the engine."""
+
+        async def decoded() -> str:
+            return self._engine.decode(token_ids)
+
+        return await self._supervisor.steadily(decoded)

@@ -1,0 +1,142 @@
+"""The gateway's bench: its counting on the wire, its intervals and its verdicts."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bench.gateway.judging import Finding, difference_of, mean_of, ratio_of
+from bench.gateway.servers import used
+from bench.gateway.wire import Pool, WireError, post
+
+ROOT = Path(__file__).parents[2]
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+STREAM = HEAD + chunk(b'data: {"a":0}\n\n') + chunk(b'data: {"a":1}\n\ndata: [DONE]\n\n') + b"0\r\n\r\n"
+WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n12345"
+
+
+@contextmanager
+def answering(pieces: Sequence[bytes]) -> Iterator[int]:
+    """A server that answers every request with these pieces, each its own packet."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def speak(client: socket.socket) -> None:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with client:
+            while data := client.recv(65536):
+                for _ in range(data.count(b"POST ")):
+                    for piece in pieces:
+                        client.sendall(piece)
+                        threading.Event().wait(0.002)
+
+    def accept() -> None:
+        while True:
+            try:
+                client, _ = server.accept()
+            except OSError:
+                return
+            threading.Thread(target=speak, args=(client,), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield server.getsockname()[1]
+    finally:
+        server.shutdown(socket.SHUT_RDWR)
+        server.close()
+
+
+def cut(data: bytes, *places: int) -> list[bytes]:
+    edges = [0, *(place % len(data) for place in places), len(data)]
+    return [data[low:high] for low, high in itertools.pairwise(edges)]
+
+
+@pytest.mark.parametrize("places", [(), (10,), (len(HEAD),), (-1,), (-4,), (-6,), (len(HEAD) + 8, -5)])
+def test_a_stream_is_over_with_its_last_chunk_however_it_is_cut(places: tuple[int, ...]) -> None:
+    with answering(cut(STREAM, *places)) as port, Pool(port, 2) as pool:
+        load = pool.keep_asking([post("/x", {"n": 1})] * 5)
+        assert (load.answers, load.events, load.sizes) == (5, 15, {3})
+
+
+@pytest.mark.parametrize("places", [(), (20,), (-5,), (-1,)])
+def test_a_whole_answer_is_over_with_its_length(places: tuple[int, ...]) -> None:
+    with answering(cut(WHOLE, *places)) as port, Pool(port, 1) as pool:
+        load = pool.keep_asking([post("/x", {})] * 3)
+        assert (load.answers, load.events) == (3, 0)
+
+
+def test_a_closed_loop_ends_with_its_time_and_waits_for_what_it_asked() -> None:
+    with answering([WHOLE]) as port, Pool(port, 3) as pool:
+        load = pool.keep_asking(iter(lambda: post("/x", {}), None), 0.1)
+        assert load.answers >= 3
+        assert 0.1 <= load.seconds < 2
+        assert pool.keep_asking([post("/x", {})]).answers == 1, "nothing was left behind"
+
+
+def test_an_open_loop_sends_at_its_instants_and_times_the_first_event() -> None:
+    with answering(cut(STREAM, len(HEAD), -10)) as port, Pool(port, 8) as pool:
+        found = pool.ask_at([(0.02 * k, post("/x", {})) for k in range(5)])
+        assert len(found) == 5
+        assert all(0 < first <= end < 1 for first, end in found)
+
+
+def test_an_error_status_is_no_answer() -> None:
+    with (
+        answering([b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n"]) as port,
+        Pool(port, 1) as pool,
+        pytest.raises(WireError, match="503"),
+    ):
+        pool.keep_asking([post("/x", {})])
+
+
+def test_ratios_are_of_rounds_and_their_interval_is_students() -> None:
+    found = ratio_of([2.0, 4.0, 8.0], [1.0, 2.0, 4.0])
+    assert math.isclose(found.value, 2.0)
+    assert math.isclose(found.low, 2.0)
+    assert math.isclose(found.high, 2.0)
+    spread = ratio_of([1.0, 4.0], [1.0, 1.0])  # log 1 and log 4: mean log 2, t of one degree is 12.706
+    assert math.isclose(spread.value, 2.0)
+    assert math.isclose(math.log(spread.high / spread.value), 12.706 * math.log(4) / math.sqrt(2) / math.sqrt(2), rel_tol=1e-3)
+    assert math.isclose(difference_of([5.0, 7.0], [1.0, 3.0]).value, 4.0)
+    assert mean_of([3.0]).high == math.inf, "one round says nothing about the next"
+
+
+def test_a_bound_is_held_against_the_value_or_against_the_upper_end() -> None:
+    three = mean_of([2.9, 3.0, 3.1])
+    assert Finding("x", three).holds is None
+    assert Finding("x", three, at_least=3.0).holds is True
+    assert Finding("x", three, at_least=3.1).holds is False
+    assert Finding("x", three, upper_end_at_most=3.1).holds is False  # the value is below, the interval is not
+    assert Finding("x", three, upper_end_at_most=3.5).holds is True
+    assert "BROKEN" in Finding("x", three, at_least=3.1).line()
+
+
+def test_processor_time_is_counted_by_process_and_over_all() -> None:
+    assert used({1: 5.0, 2: 1.0}, {1: 7.0, 2: 4.0, 3: 0.5}) == (2.0, 5.5)
+
+
+@pytest.mark.slow
+def test_the_command_measures_the_edge_and_writes_what_it_found(tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    command = [sys.executable, "bench/gateway.py", "--part", "edge", "--rounds", "2", "--seconds", "0.5", "--json", str(file)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode in (0, 1), done.stderr  # half a second on a busy machine judges nothing
+    found = json.loads(file.read_text())["edge"]
+    assert len(found["measured"]) == 2 * 4
+    assert {each["kind"] for each in found["measured"]} == {"whole", "stream"}
+    assert sum(each["holds"] is not None for each in found["findings"]) == 2

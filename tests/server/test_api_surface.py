@@ -1,0 +1,419 @@
+"""What clients may ask: served, or refused by name; nothing is ignored."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from server.api.structured import StructuredOutputs, form_of
+from server.api.unserved import HINTS, UNSERVED
+from server.engines.base import Structured
+from server.engines.emulated import UNIFORM
+from server.schema import ChatRequest, CompletionRequest
+from tests.server.asgi import Call, call, completion, running
+from tests.virtual_time import run_virtual
+
+PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": "tiny", "messages": [{"role": "user", "content": "hi there"}], "max_tokens": 4, "ignore_eos": True} | fields
+
+
+def body(endpoint: str, **fields: Any) -> dict[str, Any]:
+    return chat(**fields) if endpoint == "chat" else completion(max_tokens=4, **fields)
+
+
+def on_gateway(main: Callable[..., Coroutine[Any, Any, None]], **settings: Any) -> None:
+    """Run `main(app, gateway)` on virtual time."""
+
+    async def whole() -> None:
+        async with running(**settings) as (app, gateway):
+            await main(app, gateway)
+
+    run_virtual(whole())
+
+
+async def post(app: Any, endpoint: str, **fields: Any) -> Call:
+    return await call(app, "POST", PATHS[endpoint], body(endpoint, **fields))
+
+
+# refused
+
+
+@pytest.mark.parametrize("endpoint", PATHS)
+def test_every_field_that_others_serve_and_we_do_not_is_refused_by_name(endpoint: str) -> None:
+    async def main(app: Any, gateway: Any) -> None:
+        for name in UNSERVED:
+            asked = await post(app, endpoint, **{name: 3 if name == "best_of" else {"asked": True}})
+            error = asked.json()["error"]
+            assert (asked.status, error["code"], error["param"]) == (501, "unsupported", name)
+        assert gateway.batcher.unanswered == 0
+
+    on_gateway(main)
+
+
+@pytest.mark.parametrize("endpoint", PATHS)
+def test_values_that_ask_for_nothing_and_hints_are_no_reason_to_refuse(endpoint: str) -> None:
+    async def main(app: Any, _: Any) -> None:
+        for name, harmless in UNSERVED.items():
+            for value in (None, *harmless):
+                assert (await post(app, endpoint, **{name: value})).status == 200, (name, value)
+        assert (await post(app, endpoint, **dict.fromkeys(HINTS, "text"))).status == 200
+        assert (await post(app, endpoint, n=2, best_of=2)).status == 200
+        assert (await post(app, endpoint, add_special_tokens=endpoint == "completions")).status == 200
+        assert (await post(app, endpoint, add_special_tokens=endpoint == "chat")).status == 501
+
+    on_gateway(main)
+
+
+def test_zero_and_false_are_told_apart() -> None:
+    """`0 == False` in Python: prompt_logprobs=0 asks for something."""
+
+    async def main(app: Any, _: Any) -> None:
+        assert (await post(app, "completions", echo=0)).status == 501
+        assert (await post(app, "completions", prompt_logprobs=0)).status == 501
+
+    on_gateway(main)
+
+
+def test_a_field_that_nobody_knows_is_a_mistake_with_a_suggestion() -> None:
+    async def main(app: Any, _: Any) -> None:
+        error = (await post(app, "completions", temprature=1)).json()["error"]
+        assert (error["code"], error["param"]) == ("unknown_field", "temprature")
+        assert "did you mean temperature?" in error["message"]
+        assert "leave it out" in (await post(app, "chat", qqqq=1)).json()["error"]["message"]
+
+    on_gateway(main)
+
+
+REFUSED = [
+    ("completions", {"n": "1"}, 400, "n"),
+    ("completions", {"n": True}, 400, "n"),
+    ("completions", {"stream": "yes"}, 400, "stream"),
+    ("completions", {"temperature": 2.5}, 400, "temperature"),
+    ("completions", {"top_k": 2**40}, 400, "top_k"),
+    ("completions", {"seed": 2**70}, 400, "seed"),
+    ("completions", {"min_tokens": 5}, 400, None),
+    ("completions", {"stop": ["x"] * 17}, 400, "stop"),
+    ("completions", {"logit_bias": {"foo": 0}}, 400, "logit_bias"),
+    ("completions", {"logit_bias": {str(2**31): 0}}, 400, "logit_bias"),
+    ("completions", {"request_id": "spaces are not for headers"}, 400, "request_id"),
+    ("completions", {"response_format": {"type": "xml"}}, 400, "response_format"),
+    ("completions", {"response_format": {"type": "json_schema"}}, 400, "response_format"),
+    ("completions", {"structured_outputs": {"regex": "a", "choice": ["b"]}}, 400, "structured_outputs"),
+    ("completions", {"structured_outputs": {}}, 400, "structured_outputs"),
+    ("completions", {"guided_regex": "a", "response_format": {"type": "json_object"}}, 400, None),
+    ("completions", {"structured_outputs": {"choice": ["b"]}}, 501, "structured_outputs"),
+    ("completions", {"response_format": {"type": "json_object"}}, 501, "structured_outputs"),
+    ("completions", {"guided_choice": ["b"]}, 501, "structured_outputs"),
+    ("completions", {"allowed_token_ids": [1]}, 501, "allowed_token_ids"),
+    ("completions", {"bad_words": ["x"]}, 501, "bad_words"),
+    ("completions", {"stream": True, "stream_options": {"include_obfuscation": True}}, 501, "stream_options.include_obfuscation"),
+    ("completions", {"prompt": ["a"] * 1025}, 400, "prompt"),
+    ("chat", {"top_logprobs": 3}, 400, None),
+    ("chat", {"continue_final_message": True}, 400, None),
+    ("chat", {"messages": []}, 400, "messages"),
+    ("chat", {"chat_template_kwargs": {"chat_template": "{{ messages }}"}}, 501, "chat_template_kwargs"),
+    ("chat", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 501, "messages.0.content.0"),
+    ("chat", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, 400, "messages.0.content.0"),
+]
+
+
+@pytest.mark.parametrize(("endpoint", "fields", "status", "param"), REFUSED)
+def test_what_cannot_be_is_refused_before_it_queues(endpoint: str, fields: dict[str, Any], status: int, param: str | None) -> None:
+    async def main(app: Any, gateway: Any) -> None:
+        asked = await post(app, endpoint, **fields)
+        error = asked.json()["error"]
+        assert asked.status == status, error
+        assert error["param"] is None if param is None else error["param"].startswith(param)
+        totals = [sample.value for sample in gateway.metrics.requests.collect()[0].samples if sample.name.endswith("_total")]
+        assert sum(totals) == gateway.batcher.unanswered == 0
+
+    on_gateway(main)
+
+
+def test_an_error_stays_small_whatever_came_in() -> None:
+    """A list of wrong items in a union of lists is an error an item and kind, each with its input."""
+
+    async def main(app: Any, _: Any) -> None:
+        wrong = [{"x": "y" * 50}] * 20_000
+        for fields in ({"prompt": wrong}, {"stop_token_ids": wrong}, {"model": "m" * 100_000}, {"x" * 100_000: 1}):
+            asked = await post(app, "completions", **fields)
+            assert asked.status in (400, 404)
+            assert len(asked.body) < 2500
+
+    on_gateway(main)
+
+
+# served
+
+
+def test_null_stands_for_the_default_where_openai_has_it_so() -> None:
+    async def main(app: Any, _: Any) -> None:
+        nothing = dict.fromkeys(
+            ("n", "stream", "stop", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "logit_bias", "logprobs")
+        )
+        for endpoint in PATHS:
+            assert (await post(app, endpoint, **nothing)).json()["choices"][0]["finish_reason"] == "length"
+
+    on_gateway(main)
+
+
+def test_prompts_in_every_form_give_their_choices_in_order() -> None:
+    async def main(app: Any, _: Any) -> None:
+        for prompt, count in (("a b", 1), ([5, 6], 1), (["a", "b c"], 2), ([[5], [6, 7]], 2)):
+            for stream in (False, True):
+                asked = await post(app, "completions", prompt=prompt, n=2, stream=stream, return_token_ids=True)
+                if stream:
+                    events = [event["choices"][0] for event in asked.events()[:-1]]
+                    prompts = {event["index"]: event["prompt_token_ids"] for event in events if "prompt_token_ids" in event}
+                else:
+                    prompts = {choice["index"]: choice["prompt_token_ids"] for choice in asked.json()["choices"]}
+                assert sorted(prompts) == list(range(2 * count))
+                assert all(prompts[2 * place] == prompts[2 * place + 1] for place in range(count))
+                if isinstance(prompt, list) and isinstance(prompt[-1], list):
+                    assert [prompts[0], prompts[2]] == prompt
+
+    on_gateway(main)
+
+
+@pytest.mark.parametrize("endpoint", PATHS)
+def test_token_ids_are_returned_once_each_streamed_or_not(endpoint: str) -> None:
+    async def main(app: Any, _: Any) -> None:
+        whole = (await post(app, endpoint, return_token_ids=True)).json()["choices"][0]
+        events = (await post(app, endpoint, return_token_ids=True, stream=True)).events()[:-1]
+        streamed = [token for event in events for token in event["choices"][0].get("token_ids", [])]
+        assert streamed == whole["token_ids"]
+        assert len(streamed) == 4
+        plain = (await post(app, endpoint)).json()["choices"][0]
+        assert "token_ids" not in plain
+
+    on_gateway(main)
+
+
+def test_logprobs_have_each_endpoints_own_form() -> None:
+    async def main(app: Any, _: Any) -> None:
+        given = (await post(app, "completions", logprobs=3)).json()["choices"][0]["logprobs"]
+        assert given["token_logprobs"] == pytest.approx([UNIFORM] * 4)
+        assert [len(top) for top in given["top_logprobs"]] == [3] * 4
+        assert given["text_offset"] == [0, 6, 12, 18]
+        content = (await post(app, "chat", logprobs=True, top_logprobs=2)).json()["choices"][0]["logprobs"]["content"]
+        assert [len(item["top_logprobs"]) for item in content] == [2] * 4
+        assert content[0]["bytes"] == list(content[0]["token"].encode())
+        none = (await post(app, "chat", logprobs=True)).json()["choices"][0]["logprobs"]["content"]
+        assert [item["top_logprobs"] for item in none] == [[]] * 4
+        assert (await post(app, "chat")).json()["choices"][0]["logprobs"] is None
+
+    on_gateway(main)
+
+
+def test_continuous_usage_counts_up_in_every_chunk() -> None:
+    async def main(app: Any, _: Any) -> None:
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        events = (await post(app, "completions", stream=True, stream_options=options)).events()[:-1]
+        assert [event["usage"]["completion_tokens"] for event in events] == [1, 2, 3, 4, 4, 4]
+        assert {event["usage"]["prompt_tokens"] for event in events} == {3}
+        alone = (await post(app, "completions", stream=True, stream_options={"continuous_usage_stats": True})).events()[:-1]
+        assert not any("usage" in event for event in alone), "as vLLM: with include_usage only"
+
+    on_gateway(main)
+
+
+def test_a_prompt_is_cut_where_that_is_asked_for() -> None:
+    async def main(app: Any, _: Any) -> None:
+        async def kept(**fields: Any) -> list[int]:
+            made = await post(app, "completions", prompt=list(range(1, 2101)), return_token_ids=True, **fields)
+            return list(made.json()["choices"][0]["prompt_token_ids"])
+
+        assert await kept(truncate_prompt_tokens=3) == [2098, 2099, 2100]
+        assert await kept(truncate_prompt_tokens=3, truncation_side="right") == [1, 2, 3]
+        assert len(await kept(truncate_prompt_tokens=-1)) == 2048 - 4
+        refused = await post(app, "completions", truncate_prompt_tokens=0)
+        assert (refused.status, refused.json()["error"]["code"]) == (400, "invalid_prompt")
+
+    on_gateway(main)
+
+
+def test_text_parts_are_a_message_like_any_other() -> None:
+    async def main(app: Any, _: Any) -> None:
+        parts = [{"type": "text", "text": "hi"}, {"type": "text", "text": "there"}]
+        assert (await post(app, "chat", messages=[{"role": "user", "content": parts}])).status == 200
+
+    on_gateway(main)
+
+
+def test_the_model_answers_to_all_of_its_names() -> None:
+    async def main(app: Any, _: Any) -> None:
+        for name in ("tiny", "second", "org/third"):
+            asked = await post(app, "chat", model=name)
+            assert (asked.status, asked.json()["model"]) == (200, "tiny")
+            assert (await call(app, "GET", f"/v1/models/{name}")).json()["id"] == name
+        listed = (await call(app, "GET", "/v1/models")).json()["data"]
+        assert [entry["id"] for entry in listed] == ["tiny", "second", "org/third"]
+        missing = await call(app, "GET", "/v1/models/other")
+        assert (missing.status, missing.json()["error"]["code"]) == (404, "model_not_found")
+
+    on_gateway(main, served_model_aliases=("second", "org/third"))
+
+
+def test_kserves_paths_are_the_same_routes() -> None:
+    async def main(app: Any, _: Any) -> None:
+        for endpoint, path in PATHS.items():
+            assert (await call(app, "POST", "/openai" + path, body(endpoint))).status == 200
+        assert (await call(app, "GET", "/openai/v1/models")).json() == (await call(app, "GET", "/v1/models")).json()
+
+    on_gateway(main)
+
+
+def test_tokenize_says_what_the_model_sees_and_detokenize_reverses_it() -> None:
+    async def main(app: Any, _: Any) -> None:
+        made = (await call(app, "POST", "/tokenize", {"model": "tiny", "prompt": "one two", "return_token_strs": True})).json()
+        assert (made["count"], len(made["tokens"]), len(made["token_strs"]), made["max_model_len"]) == (2, 2, 2, 2048)
+        text = (await call(app, "POST", "/detokenize", {"tokens": made["tokens"]})).json()["prompt"]
+        assert text == "".join(made["token_strs"])
+        talk = (await call(app, "POST", "/tokenize", {"messages": [{"role": "user", "content": "hi there"}]})).json()
+        usage = (await post(app, "chat")).json()["usage"]
+        assert talk["count"] == usage["prompt_tokens"]
+        for bad in ({}, {"prompt": "a", "messages": [{"role": "user"}]}, {"prompt": 3}):
+            assert (await call(app, "POST", "/tokenize", bad)).status == 400
+        assert (await call(app, "POST", "/detokenize", {"tokens": [2**31]})).status == 400
+        assert (await call(app, "POST", "/detokenize", {"model": "other", "tokens": []})).status == 404
+
+    on_gateway(main)
+
+
+def test_every_answer_carries_a_request_id_the_callers_own_if_it_is_fit() -> None:
+    async def main(app: Any, _: Any) -> None:
+        async def given(path: str, content: object = None, **headers: str) -> str:
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            return (await call(app, "POST" if content is not None else "GET", path, content, named)).headers["x-request-id"]
+
+        for path, content in (("/v1/completions", completion()), ("/v1/completions", {}), ("/v1/models", None), ("/nowhere", None)):
+            assert await given(path, content, x_request_id="mine-1") == "mine-1"
+            made = {await given(path, content), await given(path, content, x_request_id="not fit"), await given(path, content)}
+            assert len(made) == 3
+            assert "" not in made
+        assert await given("/v1/completions", completion(request_id="in-the-body")) == "in-the-body"
+        assert await given("/v1/completions", completion(request_id="in-the-body"), x_request_id="mine-2") == "mine-2"
+
+    on_gateway(main)
+
+
+# the way to the engine
+
+
+def test_every_constraint_reaches_the_engine_under_vllms_names() -> None:
+    schema = {"type": "object"}
+    asked = [
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, Structured("json_object", True)),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}}, Structured("json", schema)),
+        (
+            {"response_format": {"type": "structural_tag", "format": {"a": 1}}},
+            Structured("structural_tag", '{"type": "structural_tag", "format": {"a": 1}}'),
+        ),
+        ({"structured_outputs": {"json": schema}}, Structured("json", schema)),
+        ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, Structured("regex", "a", {"whitespace_pattern": " "})),
+        ({"structured_outputs": {"grammar": "root ::= [a]"}}, Structured("grammar", "root ::= [a]")),
+        ({"guided_json": schema}, Structured("json", schema)),
+        ({"guided_regex": "a+"}, Structured("regex", "a+")),
+        ({"guided_choice": ["a", "b"]}, Structured("choice", ["a", "b"])),
+        ({"guided_grammar": "g"}, Structured("grammar", "g")),
+    ]
+    for fields, expected in asked:
+        for model, endpoint in ((CompletionRequest, "completions"), (ChatRequest, "chat")):
+            made = model.model_validate_json(json.dumps(body(endpoint, **fields)))
+            assert made.form() == expected
+
+
+def test_one_answer_has_one_form() -> None:
+    outputs = StructuredOutputs.model_validate({"regex": "a"})
+    with pytest.raises(ValueError, match="expected one"):
+        form_of(None, outputs, {"json": {}})
+
+
+def test_all_that_a_client_says_of_sampling_reaches_the_engine() -> None:
+    fields = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 7,
+        "min_p": 0.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": -0.3,
+        "repetition_penalty": 1.1,
+        "min_tokens": 2,
+        "seed": 11,
+        "logprobs": 4,
+        "stop": ["a", "b"],
+        "ignore_eos": True,
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+    }
+
+    async def main(app: Any, gateway: Any) -> None:
+        seen: list[Any] = []
+        dispatch = gateway.engine.dispatch
+        gateway.engine.dispatch = lambda server, works, **how: seen.extend(works) or dispatch(server, works, **how)
+        asked = await post(app, "completions", n=2, stop_token_ids=[9], logit_bias={"3": -5}, cache_salt="salt", priority=4, **fields)
+        assert asked.status == 200
+        for work, seed in zip(seen, (11, 12), strict=True):
+            sampling = work.sampling
+            for name, value in (fields | {"seed": seed, "stop": ("a", "b")}).items():
+                assert getattr(sampling, name) == value
+            assert (sampling.stop_token_ids, sampling.logit_bias, sampling.max_tokens) == ((9,), {3: -5.0}, 4)
+            assert (work.cache_salt, work.request.priority) == ("salt", 4)
+
+    on_gateway(main)
+
+
+# the document
+
+
+def test_the_document_says_what_the_two_hot_routes_take_and_all_references_lead_somewhere() -> None:
+    async def main(app: Any, _: Any) -> None:
+        document = (await call(app, "GET", "/openapi.json")).json()
+        schemas = document["components"]["schemas"]
+        text = json.dumps(document)
+        for reference in {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}:
+            assert reference in schemas
+        for name in ("CompletionRequest", "ChatRequest"):
+            assert schemas[name]["additionalProperties"] is False
+            assert "kendall_forced_output_tokens" not in schemas[name]["properties"]
+            assert not set(schemas[name]["properties"]) & set(UNSERVED)
+        for path in PATHS.values():
+            operation = document["paths"][path]["post"]
+            assert set(operation["responses"]) >= {"200", "400", "401", "404", "413", "429", "500", "501", "503", "504"}
+            assert set(operation["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
+            assert operation["requestBody"]["required"] is True
+        assert '"422"' not in text
+
+    on_gateway(main)
+
+
+def test_a_wrong_method_is_told_the_right_ones_of_all_routes_of_the_path() -> None:
+    async def main(app: Any, _: Any) -> None:
+        for path, allowed in (("/admin/policy", "GET, PUT"), ("/v1/completions", "POST"), ("/v1/models/tiny", "GET")):
+            asked = await call(app, "PATCH", path)
+            assert (asked.status, asked.headers["allow"]) == (405, allowed)
+
+    on_gateway(main)
+
+
+def test_a_bad_query_is_a_400_and_a_bug_in_an_admin_route_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(app: Any, gateway: Any) -> None:
+        made = Call(app, "GET", "/admin/prediction", query=b"what_if=perhaps")
+        await made.task
+        assert (made.status, made.json()["error"]["param"]) == (400, "what_if")
+        monkeypatch.setattr(gateway, "policy_in_force", lambda: 1 / 0)
+        broken = Call(app, "GET", "/admin/policy")
+        with pytest.raises(ZeroDivisionError):  # Starlette hands it on to the server, whose log shows it
+            await broken.task
+        assert (broken.status, broken.json()["error"]["code"]) == (500, "internal_error")
+        await asyncio.sleep(0)
+
+    on_gateway(main)

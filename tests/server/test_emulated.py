@@ -1,0 +1,85 @@
+"""The emulated engine beside a loop that is late, and its count of those who begin."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from policies import Request
+from queueing.latency import LatencyModel
+from server.engines.base import Step, Token
+from server.engines.emulated import MOST_AT_ONCE, EmulatedEngine
+from tests.server.harness import work_of
+from tests.virtual_time import run_virtual
+
+LAW = LatencyModel(k4=1e-3)
+
+
+class Listener:
+    """Keeps what it hears, turn by turn of the loop."""
+
+    def __init__(self) -> None:
+        self.tokens: list[Token] = []
+        self.ended: str | None = None
+
+    def on_tokens(self, tokens: list[Token]) -> None:
+        self.tokens += tokens
+
+    def on_end(self, end: str) -> None:
+        self.ended = end
+
+    def on_failure(self, message: str) -> None:
+        raise AssertionError(message)
+
+
+def request(name: str, output_tokens: int) -> Request:
+    return Request(id=name, arrived_at=0.0, prompt_tokens=1, max_output_tokens=output_tokens)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_steps_that_are_due_are_done_together_and_none_is_lost(padded: bool) -> None:
+    """A loop that stood still for 30 ms makes up for the steps of 1 ms, some in each of its turns."""
+
+    async def main() -> tuple[list[int], Listener]:
+        engine = EmulatedEngine(LAW)
+        await engine.start()
+        listener = Listener()
+        work = work_of(request("a", 25), 25)
+        (stream,) = engine.dispatch(0, [work], padded=padded, joining=False)
+        stream.listener = listener
+        time.sleep(0.03)  # noqa: ASYNC251 - on purpose
+        counts = []
+        while len(listener.tokens) < 25:
+            await asyncio.sleep(0)
+            counts.append(len(listener.tokens))
+        return counts, listener
+
+    counts, listener = asyncio.run(main())
+    assert max(after - before for before, after in zip([0, *counts], counts, strict=False)) == MOST_AT_ONCE
+    assert [token.id for token in listener.tokens] == list(range(2, 27))
+    assert [token.ends for token in listener.tokens] == [False] * 24 + [True]
+
+
+def test_a_step_tells_how_many_began_in_it() -> None:
+    async def main() -> list[Step]:
+        engine = EmulatedEngine(LAW)
+        await engine.start()
+        steps: list[Step] = []
+        engine.on_step = steps.append
+        for name, after in (("a", 0.0005), ("b", 0.002)):
+            for stream in engine.dispatch(0, [work_of(request(name, 4), 4)], padded=False, joining=True):
+                stream.listener = Listener()
+            await asyncio.sleep(after)
+        await asyncio.sleep(0.01)
+        return steps
+
+    steps = run_virtual(main())
+    assert [(step.running, step.admitted, step.prompt_tokens) for step in steps] == [
+        (1, 1, 1),
+        (2, 1, 1),
+        (2, 0, 0),
+        (2, 0, 0),
+        (1, 0, 0),
+    ]

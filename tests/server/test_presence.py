@@ -1,0 +1,223 @@
+"""A client that goes is noticed at once, streamed or not, behind a large body, and behind another request on its connection."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import uvicorn
+import uvloop
+
+from server.answer import Answer
+from server.presence import CONNECTION, Connection, watch_client
+from server.receiving import StampedProtocol
+from server.ticket import Ticket
+from tests.server.asgi import Call, call, completion, running
+from tests.server.test_http import counted
+from tests.virtual_time import run_virtual
+
+
+def test_everybody_who_watches_is_told_once_and_nobody_who_left_off() -> None:
+    told: list[str] = []
+    connection = Connection(lambda: told.append("read on"))
+    first, second, third = (lambda: told.append("1")), (lambda: told.append("2")), (lambda: told.append("3"))
+    connection.watch(first)
+    connection.watch(second)
+    connection.watch(third)
+    connection.leave_alone(second)
+    connection.leave_alone(second)
+    connection.lose()
+    connection.lose()
+    assert told == ["read on"] * 3 + ["1", "3"]
+
+
+def test_a_connection_that_is_lost_already_says_so_at_once() -> None:
+    told: list[int] = []
+    connection = Connection(lambda: None)
+    connection.lose()
+    connection.watch(lambda: told.append(1))
+    assert told == [1]
+
+
+def over(connection: Connection, app: Any) -> Any:
+    """The application as it is called for requests of this connection."""
+
+    async def called(scope: Any, receive: Any, send: Any) -> None:
+        await app(scope | {CONNECTION: connection}, receive, send)
+
+    return called
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("at", [0.0005, 0.01], ids=["before its first token", "within its answer"])
+def test_a_lost_connection_takes_its_call_out_of_the_engine(stream: bool, at: float) -> None:
+    async def main() -> None:
+        async with running() as (app, gateway):
+            connection = Connection(lambda: None)
+            made = Call(over(connection, app), "POST", "/v1/completions", completion(max_tokens=200, stream=stream))
+            await asyncio.sleep(at)
+            assert gateway.batcher.in_service == 1
+            connection.lose()
+            await made.task
+            assert gateway.batcher.in_service == gateway.batcher.unanswered == 0
+            assert counted(gateway, "cancelled") == 1
+            assert not made.whole
+
+    run_virtual(main())
+
+
+def test_a_client_that_leaves_the_queue_gives_its_place_away() -> None:
+    async def main() -> None:
+        async with running("single") as (app, gateway):
+            first = Call(app, "POST", "/v1/completions", completion(max_tokens=50))
+            connection = Connection(lambda: None)
+            second = Call(over(connection, app), "POST", "/v1/completions", completion())
+            await asyncio.sleep(0.005)
+            assert gateway.batcher.queue_length == 1
+            connection.lose()
+            assert gateway.batcher.queue_length == 1  # its own task takes it out, on the loop's next turn
+            await second.task
+            assert gateway.batcher.queue_length == 0
+            await first.task
+            assert first.status == 200
+
+    run_virtual(main())
+
+
+def test_an_answered_call_is_not_told_of_a_connection_that_is_lost_later() -> None:
+    async def main() -> None:
+        async with running() as (app, gateway):
+            connection = Connection(lambda: None)
+            made = await call(over(connection, app), "POST", "/v1/completions", completion())
+            connection.lose()
+            await asyncio.sleep(0.01)
+            assert made.status == 200
+            assert (counted(gateway, "completed"), counted(gateway, "cancelled")) == (1, 0)
+
+    run_virtual(main())
+
+
+def test_a_call_over_such_a_connection_has_no_second_task() -> None:
+    async def main() -> None:
+        async with running() as (app, _):
+            before = asyncio.all_tasks()
+            made = Call(over(Connection(lambda: None), app), "POST", "/v1/completions", completion())
+            await asyncio.sleep(0.001)
+            assert asyncio.all_tasks() - before == {made.task}
+            await made.task
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answered_call_leaves_nothing_to_the_collector(stream: bool) -> None:
+    """Call, choices and tickets know one another; they let go when the answer has left."""
+
+    async def main() -> None:
+        async with running() as (app, _):
+            connection = Connection(lambda: None)
+            gc.collect()
+            gc.disable()
+            try:
+                for _ in range(3):
+                    await call(over(connection, app), "POST", "/v1/completions", completion(stream=stream, n=2))
+                await asyncio.sleep(0.1)
+                left = [type(each).__name__ for each in gc.get_objects() if isinstance(each, (Answer, Ticket))]
+            finally:
+                gc.enable()
+            assert left == []
+
+    run_virtual(main())
+
+
+# ---- on a socket ----
+
+noticed = threading.Event()
+
+
+async def waiter(scope: Any, receive: Any, send: Any) -> None:
+    """`/wait` never answers: it waits for its client to go; any other path answers with nothing."""
+    if scope["type"] != "http":
+        return
+    while (await receive()).get("more_body"):
+        pass
+    if scope["path"] == "/wait":
+        gone = asyncio.Event()
+        end = watch_client(scope, receive, gone.set)
+        await gone.wait()
+        end()
+        noticed.set()
+        return
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body", "body": b""})
+
+
+@pytest.fixture(params=["asyncio", "uvloop"], scope="module")
+def port(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Where a server whose connections call back listens."""
+    make: Callable[[], asyncio.AbstractEventLoop] = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}[request.param]
+    sock = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(waiter, http=StampedProtocol, ws="none", lifespan="off", log_level="critical", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+
+    def serve() -> None:
+        with asyncio.Runner(loop_factory=make) as runner:
+            runner.run(server.serve(sockets=[sock]))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield sock.getsockname()[1]
+    server.should_exit = True
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def post(path: str, body: bytes = b"") -> bytes:
+    return f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's stamps are Linux's")
+@pytest.mark.parametrize(
+    ("sent", "how"),
+    [
+        pytest.param(post("/wait"), "close", id="plain"),
+        pytest.param(post("/wait", b"x" * 200_000), "close", id="behind a body beyond which reading pauses"),
+        pytest.param(post("/wait") + post("/after"), "close", id="with another request behind it"),
+        pytest.param(post("/wait"), "half", id="half-closed"),
+        pytest.param(post("/wait"), "reset", id="reset"),
+    ],
+)
+def test_a_client_that_goes_is_noticed(port: int, sent: bytes, how: str) -> None:
+    noticed.clear()
+    client = socket.create_connection(("127.0.0.1", port), timeout=10)
+    client.sendall(sent)
+    time.sleep(0.1)
+    assert not noticed.is_set()
+    if how == "half":
+        client.shutdown(socket.SHUT_WR)
+    if how == "reset":
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+    if how != "half":
+        client.close()
+    assert noticed.wait(5)
+    client.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's stamps are Linux's")
+def test_a_connection_is_watched_anew_for_each_of_its_requests(port: int) -> None:
+    noticed.clear()
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        for _ in range(3):
+            client.sendall(post("/"))
+            assert client.recv(1000).startswith(b"HTTP/1.1 200")
+        client.sendall(post("/wait"))
+        time.sleep(0.1)
+        assert not noticed.is_set()
+    assert noticed.wait(5)

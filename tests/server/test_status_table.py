@@ -1,0 +1,93 @@
+"""Every status code, header and error body of the HTTP interface."""
+
+from __future__ import annotations
+
+import pytest
+
+from server.errors import MAX_RETRY_AFTER, ApiError
+from tests.server.asgi import call, completion, running
+from tests.server.statuses import ROWS, Row
+from tests.virtual_time import run_virtual
+
+BACKLOG = ("queue_full", "slo_unattainable", "queue_timeout")
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.status}-{row.says.replace(' ', '-')}")
+def test_status_headers_and_body_are_as_the_table_says(row: Row) -> None:
+    async def main() -> None:
+        async with row.gateway() as (app, gateway):
+            asked = await row.ask(app, gateway)
+            assert asked.status == row.status
+            assert asked.headers["content-type"] == "application/json"
+            assert asked.headers["x-request-id"]
+            error = asked.json()["error"]
+            assert asked.json() == {"error": error}
+            told = {"kendall"} if row.code in BACKLOG else set()  # where the queue stood
+            assert set(error) == {"message", "type", "param", "code"} | told
+            assert (error["code"], error["type"], error["param"]) == (row.code, row.type, row.param)
+            assert 0 < len(error["message"]) < 1100
+            assert "/tmp" not in error["message"]
+            assert "Traceback" not in error["message"]
+            if row.status in (429, 503):
+                assert 1 <= int(asked.headers["retry-after"]) <= MAX_RETRY_AFTER
+            else:
+                assert "retry-after" not in asked.headers
+            assert asked.headers.get("x-should-retry") == ("false" if row.status == 501 else None)
+
+    run_virtual(main())
+
+
+def test_no_call_of_the_table_is_left_over() -> None:
+    """Each row's outcome is its only one: nothing stays in the queue or in the engine."""
+
+    async def main() -> None:
+        for row in ROWS:
+            if not row.starting:
+                async with row.gateway() as (app, gateway):
+                    await row.ask(app, gateway)
+                    assert (gateway.batcher.unanswered, gateway.batcher.queue_length, gateway.batcher.in_service) == (0, 0, 0), row.says
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(("asked_for", "sent"), [(None, 1), (0.2, 1), (7.4, 8), (1e9, MAX_RETRY_AFTER)])
+def test_retry_after_is_whole_seconds_that_clients_will_wait(asked_for: float | None, sent: int) -> None:
+    for status in (429, 503):
+        headers = ApiError(status, "c", "m", retry_after=asked_for).headers()
+        assert headers.pop("retry-after") == str(sent)
+        known = None if asked_for is None else str(round(min(asked_for, MAX_RETRY_AFTER) * 1e3))
+        assert headers == ({} if known is None else {"retry-after-ms": known})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_good_answers_headers(stream: bool) -> None:
+    async def main() -> None:
+        async with running() as (app, _):
+            asked = await call(app, "POST", "/v1/completions", completion(stream=stream))
+            assert asked.status == 200
+            assert asked.headers["content-type"] == ("text/event-stream; charset=utf-8" if stream else "application/json")
+            assert asked.headers["x-request-id"].startswith("cmpl-")
+            assert float(asked.headers["x-kendall-queueing-delay-ms"]) == 0
+            assert asked.headers["server-timing"].startswith("queue;dur=0.0")
+            assert ("service;dur=" in asked.headers["server-timing"]) is not stream
+            if stream:
+                assert (asked.headers["cache-control"], asked.headers["x-accel-buffering"]) == ("no-cache", "no")
+            else:
+                assert int(asked.headers["content-length"]) == len(asked.body)
+
+    run_virtual(main())
+
+
+def test_health_is_empty_and_open_while_the_engine_comes_up() -> None:
+    async def main() -> None:
+        starting = next(row for row in ROWS if row.starting)
+        async with starting.gateway() as (app, _):
+            health = await call(app, "GET", "/health")
+            assert (health.status, health.body) == (200, b"")
+            ready = await call(app, "GET", "/ready")
+            assert (ready.status, ready.headers["retry-after"]) == (503, "5")
+            models = (await call(app, "GET", "/v1/models")).json()["data"]
+            assert [entry["id"] for entry in models] == ["tiny"]
+            assert (await call(app, "GET", "/load")).json() == {"server_load": 0}
+
+    run_virtual(main())
