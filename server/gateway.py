@@ -54,9 +54,7 @@ class Gateway:
         self.stuck: str | None = None  # why nothing moves, until another engine serves
         self.on_given_up: Callable[[str], None] | None = None
         self.on_restarted: Callable[[], None] | None = None
-        self.supervisor = Supervisor(
-            engine, settings.supervision, on_down=self._on_down, on_up=self._on_up, on_given_up=self._on_given_up
-        )
+        self.supervisor = Supervisor(engine, settings.supervision, on_down=self._on_down, on_up=self._on_up, on_given_up=self._on_given_up)
         self.steady = Steady(engine, self.supervisor)
         self.dead: str | None = None  # why the engine is lost
         self.calibrating = False

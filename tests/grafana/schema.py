@@ -46,13 +46,17 @@ def _wrong(value: Any, kind: Any, where: str) -> Iterator[str]:
         for place, each in places:
             yield from _wrong(each, arguments[-1], f"{where}[{place!r}]")
     elif origin in {typing.Union, types.UnionType}:
-        options = [option for option in arguments if option is not type(None)]
-        if value is None and len(options) < len(arguments):
-            return
-        found = [list(_wrong(value, option, where)) for option in options]
-        yield from min(found, key=len)
+        yield from _none_of(value, arguments, where)
     elif not _is(value, kind, origin, arguments):
         yield f"{where}: {value!r} is no {kind}"
+
+
+def _none_of(value: Any, options: tuple[Any, ...], where: str) -> Iterator[str]:
+    """What is wrong under the option that fits best."""
+    kinds = [option for option in options if option is not type(None)]
+    if value is None and len(kinds) < len(options):
+        return
+    yield from min((list(_wrong(value, option, where)) for option in kinds), key=len)
 
 
 def _is(value: Any, kind: Any, origin: Any, arguments: tuple[Any, ...]) -> bool:

@@ -351,7 +351,8 @@ def test_a_prompt_is_at_most_what_the_operator_says() -> None:
         b"[" * 100_000,
         b'{"a":' * 100_000,
         b'{"model": "tiny", "prompt": ' + b"[" * 5000 + b"]" * 5000 + b"}",
-        b'{"model": "tiny", "prompt": [1], "max_tokens": ' + b"9" * 100_000 + b"}", b'{"model": "tiny", "prompt": [' + b"9" * 5000 + b"]}",
+        b'{"model": "tiny", "prompt": [1], "max_tokens": ' + b"9" * 100_000 + b"}",
+        b'{"model": "tiny", "prompt": [' + b"9" * 5000 + b"]}",
     ],
     ids=["lists", "objects", "nested prompt", "large number", "large token"],
 )
