@@ -1,10 +1,6 @@
 # Every target makes the environment first (tools/setup_env.py, silent when up to date).
 .DEFAULT_GOAL := help
-<<<<<<< HEAD
-.PHONY: help setup setup-system demo test test-all check audit bench dashboards manifests clean
-=======
-.PHONY: help setup setup-system demo test test-all check audit bench conformance clean
->>>>>>> c0eeebc49a64ef6687d9f5aedf5cdedf287675ed
+.PHONY: help setup setup-system demo test test-all check audit bench conformance dashboards manifests clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -44,7 +40,9 @@ audit: ## known vulnerabilities in the pinned packages; fails visibly where the 
 bench: setup ## the benchmarks, one after the other
 	@for file in $(filter-out bench/live_validation.py,$(wildcard bench/*.py)); do echo "== $$file"; $(BIN)/python "$$file" $(ARGS) || exit 1; done
 
-<<<<<<< HEAD
+conformance: setup ## openai-python's tests, schemathesis and the statuses on the real engine; writes docs/conformance.md
+	@$(BIN)/python -m tests.conformance.generate
+
 dashboards: setup ## grafana/dashboards/*.json from the code beside them
 	@$(BIN)/python -m grafana.generate
 
@@ -52,10 +50,6 @@ manifests: ## docker/k8s/base/prometheusrule.yaml from docker/rules.yml
 	@sed -n '1,/^spec:/p' $(OPERATOR_RULES) >$(OPERATOR_RULES).new
 	@sed -n '/^groups:/,$$p' docker/rules.yml | sed 's/^\(.\)/  \1/' >>$(OPERATOR_RULES).new
 	@mv $(OPERATOR_RULES).new $(OPERATOR_RULES)
-=======
-conformance: setup ## openai-python's tests, schemathesis and the statuses on the real engine; writes docs/conformance.md
-	@$(BIN)/python -m tests.conformance.generate
->>>>>>> c0eeebc49a64ef6687d9f5aedf5cdedf287675ed
 
 clean: ## remove caches and builds, keep .venv and runs
 	@rm -rf $(CACHES) build dist *.egg-info

@@ -159,11 +159,20 @@ def _process() -> Section:
             FRACTION,
             [Series(rate("process_cpu_seconds_total", by=INSTANCE), "{{instance}}")],
             limits=[(0.7, "orange"), (0.9, "red")],
+            width=8,
+        ),
+        lines(
+            "Own time of a call, by stage",
+            "Mean stretch of the event loop's time; one call in 64 is measured. `prompt` contains the wait for the tokeniser, `write` a slow reader.",
+            SECONDS,
+            [Series(mean("kendall_own_time_seconds", by=("stage",), window="5m"), "{{stage}}")],
+            width=8,
         ),
         lines(
             "Memory",
             "Resident memory of the gateway's own process.",
             BYTES,
             [Series(gauge("process_resident_memory_bytes"), "{{instance}}")],
+            width=8,
         ),
     ]

@@ -12,7 +12,7 @@ CHOSEN_POLICY = f'{CHOSEN}, policy=~"$policy"'
 WINDOW = "$__rate_interval"  # four scrapes or more
 RANGE = "$__range"  # all that the dashboard shows
 POLICY = ("policy",)
-WITHOUT_POLICY = ("vllm:", "process_", "kendall_rejections", "kendall_wait_")  # what these count has no policy
+WITHOUT_POLICY = ("vllm:", "process_", "kendall_rejections", "kendall_wait_", "kendall_own_time")  # what these count has no policy
 
 
 def gauge(name: str, labels: str = "", *, known: str = "") -> str:

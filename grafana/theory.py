@@ -43,7 +43,7 @@ def _label(name: str, value: str) -> str:
 
 
 def _delay() -> Section:
-    error = "policy_method:kendall_queueing_delay_error:ratio5m"
+    error, sojourn = (f"policy_method:kendall_{name}_error:ratio5m" for name in ("queueing_delay", "sojourn_time"))
     return "Queueing delay", [
         _beside(
             "queueing_delay",
@@ -52,11 +52,12 @@ def _delay() -> Section:
         ),
         lines(
             "Error of the prediction",
-            "Observed over predicted, less 1: by the gateway over its window, and by Prometheus over five minutes (the recording rules).",
+            "Observed over predicted, less 1: by the gateway over its window, by Prometheus over five minutes. Continuous: of the sojourn.",
             FRACTION,
             [
                 Series(by_policy("kendall_prediction_error_ratio"), "gateway {{policy}}"),
                 Series(by_policy(error), "Prometheus {{policy}} ({{method}})"),
+                Series(by_policy(sojourn, 'policy=~"continuous.*"'), "Prometheus, sojourn {{policy}} ({{method}})"),
             ],
             limits=ERROR,
         ),

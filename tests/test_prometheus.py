@@ -28,8 +28,8 @@ from tests.support import require_vllm
 
 LAW = "k1=1.8e-05,k2=0.0044,k3=0.00013,k4=0.0035,kp=5.4e-05,cv=0.08,turnaround=0.0095"  # docs/live-validation.md
 POLICIES = ("dynamic", "continuous:max_batch_size=4")
-RATE = 25.0  # requests a second, load 0.3 to 0.6
-SECONDS = 11.0  # of load under each policy
+RATE = 15.0  # requests a second: far from unstable, also on a machine that does something else
+SECONDS = 9.0  # of load under each policy
 REAL = importlib.util.find_spec("vllm") is not None
 
 
@@ -72,7 +72,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 
 
 async def _drive(gateway: GatewayProcess) -> tuple[float, float]:
-    """Load under each policy, until the gateway has a prediction, and what-ifs of the others."""
+    """Load under each policy. Returns when it began and ended."""
     target = Target(base_url=gateway.url, model="tiny", max_tokens=32)
     lengths, prompts = parse_distribution("uniform:low=1,high=31"), parse_distribution("deterministic:value=32")
     await gateway.ready()
@@ -80,10 +80,8 @@ async def _drive(gateway: GatewayProcess) -> tuple[float, float]:
     for number, policy in enumerate(POLICIES):
         await gateway.ask("PUT", "/admin/policy", {"policy": policy})
         timetable = draw(RATE, round(RATE * SECONDS), number, prompts, lengths)
-        load = asyncio.create_task(run_load(target, timetable, seed=number))
-        await asyncio.sleep(SECONDS - 2)
-        await gateway.ask("GET", "/admin/prediction?what_if=true")
-        await load
+        await run_load(target, timetable, seed=number)
+    await gateway.ask("GET", "/admin/state")  # writes the records out
     return start, _unix_time()
 
 

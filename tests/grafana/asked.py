@@ -13,7 +13,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "grafana/dashboards"
 FILES = sorted(FOLDER.glob("*.json"))
 VARIABLES = ("$instance", "$policy", "$model")
 
-# What a run of the tiny model at 25 requests a second can show. Milliseconds under "s", or percent under "percentunit", lie outside.
+# What a run of the tiny model at 15 requests a second can show. Milliseconds under "s", or percent under "percentunit", lie outside.
 BOUNDS = {
     "s": (0.0, 10.0),
     "reqps": (0.0, 100.0),
