@@ -29,9 +29,7 @@ def _beside(quantity: str, title: str, says: str) -> object:
         SECONDS,
         [
             Series(by_policy(observed, 'stat="mean"', known=">= 0"), "observed {{policy}}"),
-            Series(by_policy(predicted, 'stat="mean"', known=">= 0"), "predicted {{policy}}"),
-            Series(by_policy(predicted, 'stat="mean_low"', known=">= 0"), "predicted, low {{policy}}"),
-            Series(by_policy(predicted, 'stat="mean_high"', known=">= 0"), "predicted, high {{policy}}"),
+            Series(by_policy(predicted, 'stat=~"mean|mean_low|mean_high"', known=">= 0"), "predicted {{stat}} {{policy}}"),
         ],
         limits=ATTENTION,
     )
