@@ -29,8 +29,9 @@ NO_OPTIONS = frozenset(
 )  # variables of the same prefix
 # options whose name another command has for something else: only KENDALL_<COMMAND>_<OPTION> sets them
 OTHER_MEANING = {
-    "calibrate": {"prompt-tokens"},  # a number; elsewhere a distribution
+    "calibrate": {"prompt-tokens", "output"},  # a number, elsewhere a distribution; a file
     "load": {"model"},  # as clients name it; `serve` takes a folder too
+    "reproduce": {"output"},  # a folder
     "sweep": {"max-output-tokens", "slo"},  # lists to search over
 }
 USAGE = """Usage: kendall COMMAND [OPTIONS]
@@ -68,9 +69,10 @@ def _run(name: str, arguments: list[str]) -> int:
     try:
         command = _command(name)
         _check_environment(name, command, arguments)
+        _check_one_key(name, command, arguments)
         return int(command.main(arguments, prog_name=f"kendall {name}", standalone_mode=False) or 0)
     except SpecError as error:
-        return _complain(str(error), 2)
+        return _complain(f"{error}{_origin(str(error), name, arguments)}", 2)
     except TyperException as error:
         return _complain(_told(error), 2)
     except Exit as stop:
@@ -105,6 +107,19 @@ def _twins(name: str, parameter: Any) -> list[str]:
     return [own] if flag in OTHER_MEANING.get(name, ()) else [own, shared]
 
 
+def _origin(message: str, name: str, arguments: list[str]) -> str:
+    """Which variable set the option that a message complains of; nothing where a flag did."""
+    named = re.findall(r"(?<![\w-])--[a-z][a-z-]*", message)
+    for parameter in _command(name).params:
+        if (parameter.envvar or "") in os.environ and not _is_flag_of(parameter, arguments) and _is_flag_of(parameter, named):
+            return f" ({parameter.opts[0]} came from {parameter.envvar})"
+    return ""
+
+
+def _is_flag_of(parameter: Any, arguments: list[str]) -> bool:
+    return any(argument.partition("=")[0] in parameter.opts for argument in arguments)
+
+
 def _check_environment(name: str, command: Any, arguments: list[str]) -> None:
     """Raises SpecError: a variable KENDALL_... that no command reads, which is a typing error or a setting that is gone."""
     from policies.text import SpecError, suggest
@@ -119,6 +134,18 @@ def _check_environment(name: str, command: Any, arguments: list[str]) -> None:
     for variable in strange:
         if variable not in known:
             raise SpecError(f"got {variable} in the environment; expected the name of an option{suggest(variable, tuple(known))}")
+
+
+def _check_one_key(name: str, command: Any, arguments: list[str]) -> None:
+    """Raises SpecError: `serve` takes several keys from one variable, a client sends one."""
+    from policies.text import SpecError
+
+    for parameter in command.params:
+        if parameter.name not in ("api_key", "admin_key") or parameter.multiple or _is_flag_of(parameter, arguments):
+            continue
+        if len(os.environ.get(parameter.envvar, "").split()) > 1:
+            own = _twins(name, parameter)[0]
+            raise SpecError(f"got several keys in {parameter.envvar}; expected one to send: set {own} too")
 
 
 def _read_by(name: str, command: Any) -> frozenset[str]:
@@ -138,7 +165,9 @@ def _told(error: Any) -> str:
     """What typer says is wrong, in one line, and where the value came from if not from the command line."""
     message = " ".join(error.format_message().split())
     parameter, context = getattr(error, "param", None), getattr(error, "ctx", None)
-    source = context.get_parameter_source(parameter.name) if parameter is not None and context is not None else None
+    if parameter is None or context is None:
+        return message
+    source = context.get_parameter_source(parameter.name)
     if source is not None and source.name == "ENVIRONMENT":
         return f"{message}; got {os.environ.get(parameter.envvar)!r:.80} from {parameter.envvar}"
     if source is not None and source.name == "DEFAULT_MAP":

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from queueing.arrival_audit import Audit, Budget
     from queueing.record import Header, Record
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 REQUIREMENTS = ("poisson", "timetable")
 
 

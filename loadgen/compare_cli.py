@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from loadgen.assertions import Assertion
     from loadgen.html_report import ReportData
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 def _option(flag: str, about: str, **settings: Any) -> Any:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from policies import SpecError
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command("demo")

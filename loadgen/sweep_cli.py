@@ -15,7 +15,7 @@ from policies.text import SpecError
 if TYPE_CHECKING:
     from loadgen.sweep.plan import Plan
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 PRESETS: dict[str, dict[str, Any]] = {
     "policies": {"loads": (0.3, 0.5, 0.7, 0.8)},

@@ -43,6 +43,7 @@ class ServiceProcess:
         self._rng = rng
         self._active: dict[str, Member] = {}  # in a step; a padded batch keeps its ended members
         self._pending: dict[str, Member] = {}  # admitted, not yet in a step
+        self._entry_at = math.inf  # the earliest instant at which one of them may enter
         self._padded = False
         self._residual = 1.0
         self._opens_batch = False  # the next stretch pays k2
@@ -72,10 +73,12 @@ class ServiceProcess:
         for member in members:
             member.enters_at = now + delay
             self._pending[member.id] = member
+            self._entry_at = min(self._entry_at, member.enters_at)
 
     def remove(self, member_id: str, now: float) -> None:
         """Drop a member (its client left); the step in flight keeps its end. Unknown ids are no error."""
         if self._pending.pop(member_id, None) or member_id not in self._active:
+            self._look_for_entry()
             self._target = None
             return
         self._open()
@@ -103,14 +106,12 @@ class ServiceProcess:
     def advance(self, *, to_change: bool) -> list[Member]:
         """Complete one step, or all up to the next change; returns the members whose own end this is."""
         self._open()
-        living = [member for member in self._active.values() if not member.ended]
-        self._complete(self._steps_to_change() - self._steps if to_change else 1)
-        ended = [member for member in living if member.ended]
+        ended = self._complete(self._steps_to_change() - self._steps if to_change else 1)
         if not self._padded:
             for member in ended:
                 del self._active[member.id]
             self._changed = self._changed or bool(ended)
-        elif len(ended) == len(living):
+        elif all(member.ended for member in self._active.values()):
             self._active.clear()
             self._changed = True
         return ended
@@ -120,8 +121,9 @@ class ServiceProcess:
         self._open()
         return self._active.values()
 
-    def _complete(self, steps: int) -> None:
-        done = self._steps
+    def _complete(self, steps: int) -> list[Member]:
+        """Go on by so many steps; returns the members whose own end is among them."""
+        done, ended = self._steps, []
         self._steps += steps
         self._target = None
         self._now = self._instant(self._steps)
@@ -131,21 +133,24 @@ class ServiceProcess:
             left = member.output_tokens - member.produced
             if 0 < left <= steps:
                 member.last_token_at = self._instant(done + left)
+                ended.append(member)
             member.produced += steps
+        return ended
 
     def _open(self) -> None:
         """Begin a new stretch where the composition changed or someone may enter now."""
         if not self._active:
             self._first_end = self._rest = math.inf
             if self._pending:
-                self._begin(max(self._now, min(member.enters_at for member in self._pending.values())))
-        elif self._changed or any(member.enters_at <= self._now for member in self._pending.values()):
+                self._begin(max(self._now, self._entry_at))
+        elif self._changed or self._entry_at <= self._now:
             self._begin(self._now)
 
     def _begin(self, at: float) -> None:
         entering = [member for member in self._pending.values() if member.enters_at <= at]
         for member in entering:
             self._active[member.id] = self._pending.pop(member.id)
+        self._look_for_entry()
         if at > self._began_at:
             self._began_at, self._entered = at, []
         self._entered += entering  # a stretch reopened at its own start keeps what those before have to pay
@@ -154,6 +159,9 @@ class ServiceProcess:
         self._rest = self._residual * self.law.step(len(self._active))
         self._first_end = at + (self._residual * cost(len(self._entered), prompts) + self._rest)
         self._steps, self._opens_batch, self._changed, self._target = 0, False, False, None
+
+    def _look_for_entry(self) -> None:
+        self._entry_at = min((member.enters_at for member in self._pending.values()), default=math.inf)
 
     def _instant(self, step: int) -> float:
         return self._first_end if step == 1 or self._first_end == math.inf else self._first_end + (step - 1) * self._rest
@@ -168,8 +176,8 @@ class ServiceProcess:
         if not left:
             return self._steps + 1
         steps = self._steps + (max(left) if self._padded else min(left))
-        for member in self._pending.values():
-            steps = min(steps, self._first_step_at_or_after(member.enters_at))
+        if self._pending:
+            steps = min(steps, self._first_step_at_or_after(self._entry_at))
         return max(steps, self._steps + 1)
 
     def _first_step_at_or_after(self, at: float) -> int:

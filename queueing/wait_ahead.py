@@ -236,7 +236,7 @@ def _mean(wait: Wait) -> float:
 
 
 def company(place: int, waiting: int, batch_size: int, rate: float, left: float) -> Company | None:
-    """What the one at `place` waits for under fixed batching with `waiting` requests in the queue, itself included; None where its batch is full.
+    """What the one at `place` waits for under fixed batching with `waiting` requests in the queue (and itself); None: its batch is full.
 
     `left`: seconds until the oldest of its batch has waited `max_wait`.
     """

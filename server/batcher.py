@@ -1,7 +1,7 @@
 """The driver of a policy on a live engine: keeps the queue, asks, carries out, and owns every unanswered ticket.
 
-It asks on every arrival, end, cancellation and expiry, on a change of policy, and at the last `WaitUntil`; after a
-`Dispatch` it asks again at once. Everything happens synchronously on the event loop's clock, so that on virtual time
+While somebody waits, it asks on every arrival, end, cancellation and expiry, on a change of policy, and at the last
+`WaitUntil`; after a `Dispatch` it asks again at once. Everything happens synchronously on the event loop's clock, so that on virtual time
 the instants equal the simulator's. Nothing here knows HTTP.
 """
 
@@ -365,6 +365,9 @@ class Batcher:
 
     def _carry_out(self) -> None:
         while not (self.held or self.down):
+            if not self._queue:  # nothing can start, whatever the policy
+                self._wake_at(math.inf)
+                return
             decision = self.policy.decide(self._state(), self.now())
             if isinstance(decision, WaitUntil):
                 self._wake_at(decision.deadline)

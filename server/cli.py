@@ -17,7 +17,7 @@ from server.security.settings import MAX_BODY_BYTES
 from server.settings import AutopilotMode, EngineName, Settings
 from server.supervision.settings import SupervisionSettings
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 CONFIGURATION, SECURITY, LOGS = "Configuration", "Security", "Logs"
 
 
@@ -117,7 +117,7 @@ def serve_command(
     log_level: Annotated[str, typer.Option(help="debug | info | warning | error.", rich_help_panel=LOGS)] = "info",
     log_format: Annotated[str, typer.Option(help="text | json: one object a line.", rich_help_panel=LOGS)] = "text",
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Log every prompt in full.", rich_help_panel=LOGS)] = False,
-    config: Annotated[
+    config: Annotated[  # noqa: ARG001 - taken by its callback
         Path | None,
         typer.Option(
             is_eager=True,

@@ -69,6 +69,7 @@ class Format(ABC):
         self._head = (
             b"data: " + encode({"id": call_id, "object": self.chunk_kind, "created": created, "model": model})[:-1] + b',"choices":['
         )
+        self._plain: dict[int, bytes] = {}  # by choice: what stands before the text of a chunk with nothing but text
 
     @abstractmethod
     def first(self, index: int, prompt: Sequence[int] | None) -> bytes:
@@ -89,6 +90,12 @@ class Format(ABC):
     @abstractmethod
     def choice(self, index: int, text: str, tokens: Sequence[Token], finish_reason: str, stop_reason: str | int | None) -> dict[str, Any]:
         """A whole choice."""
+
+    def _before_text(self, index: int, opening: bytes) -> bytes:
+        before = self._plain.get(index)
+        if before is None:
+            before = self._plain[index] = b'%b{"index":%d,%b' % (self._head, index, opening)
+        return before
 
     def _ids(self, tokens: Sequence[Token]) -> bytes:
         """The end of a text chunk's choice."""
@@ -117,6 +124,8 @@ class CompletionFormat(Format):
 
     def text(self, index: int, text: str, tokens: Sequence[Token], offset: int) -> bytes:
         """A text chunk."""
+        if not self.every_token:
+            return self._before_text(index, b'"text":') + encode(text) + b',"logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n'
         logprobs = encode(completion_logprobs(tokens, offset)) if self.top_logprobs is not None else b"null"
         return b'%b{"index":%d,"text":%b,"logprobs":%b,"finish_reason":null,"stop_reason":null%b}]}\n\n' % (
             self._head,
@@ -159,6 +168,8 @@ class ChatFormat(Format):
     def text(self, index: int, text: str, tokens: Sequence[Token], offset: int) -> bytes:
         """A content delta."""
         del offset
+        if not self.every_token:
+            return self._before_text(index, b'"delta":{"content":') + encode(text) + b'},"logprobs":null,"finish_reason":null}]}\n\n'
         logprobs = encode(chat_logprobs(tokens, self.top_logprobs)) if self.top_logprobs is not None else b"null"
         return b'%b{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null%b}]}\n\n' % (
             self._head,

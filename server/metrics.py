@@ -10,10 +10,11 @@ import math
 from collections.abc import Callable
 from importlib import metadata
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics, generate_latest
 
 from queueing.record import Record
 from server.batch import Batch
+from server.cost.histogram import Histogram
 from server.cost.processor import ProcessorTime
 from server.cost.stages import OwnTime
 from server.policy_series import PolicySeries

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 from policies import Running, Waiting
 from queueing.record import Outcome, Record
@@ -129,15 +130,15 @@ class Ticket:
         now = self._batcher.now()
         if self.at.first_token is None:
             self.at.first_token = now
-        text, taken = "", 0
+        ending, text, taken = self.ending, "", 0
         for token in tokens:
-            text += self.ending.feed(token)
+            text += ending.feed(token)
             self.output_token_ids.append(token.id)
             taken += 1
-            if self.ending.finish_reason is not None:
+            if ending.finish_reason is not None:
                 break
         assert self.running is not None
-        self.running.output_tokens_so_far = self.ending.output_tokens
+        self.running.output_tokens_so_far = ending.output_tokens
         try:
             self.consumer.on_text(text, tokens if taken == len(tokens) else tokens[:taken])
         except Exception:
@@ -146,7 +147,7 @@ class Ticket:
             return
         if self.timing is not None:
             self.timing.took("token", now)
-        if self.ending.finish_reason is not None:
+        if ending.finish_reason is not None:
             self.at.last_token = now
             self._batcher.member_ended(self)
 
@@ -214,7 +215,7 @@ class Ticket:
     def resume_later(self) -> None:
         """It was preempted: what it has so far stays, and its next service continues behind that."""
         self.batch = self.running = None
-        self.work = dataclasses.replace(self.work, output_token_ids=tuple(self.output_token_ids))
+        self.work = msgspec.structs.replace(self.work, output_token_ids=tuple(self.output_token_ids))
 
     def lost_because(self, message: str) -> None:
         """Keep the reason for the record."""

@@ -1,4 +1,4 @@
-"""What the framework alone can do: a FastAPI handler that answers with bytes it has, without a queue, a policy, metrics, or a look at the body.
+"""What the framework alone can do: a FastAPI handler that answers with bytes it has: no queue, policy, metrics, or look at the body.
 
 `python -m bench.gateway.bare PORT` serves the gateway's paths: a whole answer, and one streamed event by event, each as large as the
 gateway's own. Same server (uvicorn, uvloop, httptools) and the same settings of it.

@@ -135,8 +135,8 @@ def _named(cells: Sequence[Judged], everything: Sequence[dict[str, Any]]) -> str
     lines += [
         f"- Ended by the time limit (t), mean not yet known to 10 %: {_names(late)}.",
         f"- Outside the noise gate (*): {_names(noisy)}.",
-        f"- Measured once more for one of the two: {', '.join(twice) or 'none'}. The attempt counts whose mean became known, else the quieter; "
-        "whether observed and predicted agree has no say.",
+        f"- Measured once more for one of the two: {', '.join(twice) or 'none'}. The attempt counts whose mean became known, else the "
+        "quieter; whether observed and predicted agree has no say.",
         "",
     ]
     lines += [f"  - {cell.result['cell']}: {'; '.join(cell.result['noise'])}" for cell in noisy]

@@ -11,6 +11,8 @@ import os
 import sys
 import threading
 import time
+from collections import deque
+from itertools import chain
 
 from loadgen.gateway_child import end_with
 from loadgen.gateway_process import GatewayProcess
@@ -26,20 +28,23 @@ class PingedEngine(emulated.EmulatedEngine):
     """Starts the pings with itself: it runs on the gateway's loop."""
 
     async def start(self) -> Capabilities:
+        """As ever, pinged."""
         threading.Thread(target=_ping, args=(asyncio.get_running_loop(),), daemon=True).start()
         return await super().start()
 
 
 def _ping(loop: asyncio.AbstractEventLoop) -> None:
-    clock, seen, pause = time.perf_counter, array.array("d"), threading.Event()
+    clock, seen, pause = time.perf_counter, deque[tuple[float, float]](), threading.Event()
+
+    def ran(posted: float) -> None:
+        seen.append((posted, clock() - posted))
+
     with open(os.environ[PINGS_FILE], "ab") as file:
         while True:
             pause.wait(EVERY)
-            posted = clock()
-            loop.call_soon_threadsafe(lambda posted=posted: seen.extend((posted, clock() - posted)))
-            if len(seen) >= 2 * KEPT:
-                whole, seen = seen, array.array("d")
-                file.write(whole.tobytes())
+            loop.call_soon_threadsafe(ran, clock())
+            if len(seen) >= KEPT:
+                array.array("d", chain.from_iterable(seen.popleft() for _ in range(KEPT))).tofile(file)
                 file.flush()
 
 

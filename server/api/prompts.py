@@ -8,8 +8,11 @@ from typing import Any
 from server.engines.base import Capabilities, InvalidPromptError, PromptReader
 from server.errors import ApiError
 from server.schema import ChatMessage, ChatRequest, CompletionRequest, Generation
+from server.security.wording import brief
 
 MOST_PROMPTS = 1024  # of one call, as vLLM has it
+TEXT_PART = {"type", "text"}
+PART_HINTS = {"cache_control", "prompt_cache_breakpoint"}  # where a prefix may be reused: no answer depends on it
 OTHER_PARTS = ("image_url", "input_image", "image_embeds", "input_audio", "audio_url", "video_url", "file", "refusal")
 
 
@@ -58,6 +61,8 @@ def conversation(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
                 raise ApiError(501, "unsupported", f"{where}: only parts of type text are served", param=where)
             if part.get("type") != "text" or not isinstance(part.get("text"), str):
                 raise ApiError(400, "invalid_request", f"{where}: expected type text and a text", param=where)
+            if other := sorted(part.keys() - TEXT_PART - PART_HINTS):
+                raise ApiError(400, "unknown_field", f"{where}: got {brief(repr(other[0]))}; expected type and text alone", param=where)
     return [message.model_dump(exclude_none=True) for message in messages]
 
 

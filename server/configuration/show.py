@@ -50,8 +50,11 @@ def source_of(ctx: typer.Context, parameter: Any) -> str:
     """Which of the four it was, by name."""
     source = ctx.get_parameter_source(parameter.name)
     match source.name if source is not None else "DEFAULT":
+        case "COMMANDLINE" if parameter.param_type_name == "argument":
+            return "argument"
         case "COMMANDLINE":
-            return str(parameter.opts[0]) if parameter.param_type_name == "option" else "argument"
+            said_no = parameter.secondary_opts and ctx.params[parameter.name] is False  # --no-wait-estimates
+            return str((parameter.secondary_opts if said_no else parameter.opts)[0])
         case "ENVIRONMENT":
             return str(parameter.envvar)
         case "DEFAULT_MAP":

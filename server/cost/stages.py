@@ -15,8 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client import CollectorRegistry
 from starlette.types import Message, Send
+
+from server.cost.histogram import Histogram
 
 EVERY = 64  # calls; the first is measured
 STAGES = ("parse", "prompt", "submit", "token", "write")

@@ -47,8 +47,7 @@ class Structured:
     options: Mapping[str, bool | str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are chosen, with vLLM's names; None leaves the engine's default."""
 
     max_tokens: int
@@ -78,8 +77,7 @@ class Sampling:
         return bool(self.structured or self.allowed_token_ids is not None or self.bad_words or self.logit_bias or self.stop_token_ids)
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(msgspec.Struct, frozen=True):
     """One sequence for the engine. `forced_output_tokens` is the sealed field of an experiment: only an engine reads it."""
 
     request: Request

@@ -61,7 +61,7 @@ class EmulatedEngine:
         """Ready at once; holds nothing."""
         for server in self._servers:
             server.drop()
-            server.loop = asyncio.get_running_loop()
+            server.begin(asyncio.get_running_loop())
         return Capabilities(
             engine="emulated",
             model="emulated",
@@ -172,23 +172,25 @@ class _EmulatedServer:
         self.index = index
         self._rng = rng
         self.process = ServiceProcess(engine.law, rng)
-        self.loop: asyncio.AbstractEventLoop
         self._answers: dict[str, _Answer] = {}
         self._padded = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
 
+    def begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop, self._now = loop, clock_of(loop)
+
     def dispatch(self, works: Sequence[Work], *, padded: bool, joining: bool) -> list[TokenStream]:
         self._padded = padded
         answers = [_Answer(TokenStream(work.request.id), work, self.engine.natural_length(work)) for work in works]
         self._answers.update((answer.stream.request_id, answer) for answer in answers)
-        self.process.admit(clock_of(self.loop)(), [answer.member for answer in answers], padded=padded, joining=joining)
+        self.process.admit(self._now(), [answer.member for answer in answers], padded=padded, joining=joining)
         self._schedule()
         return [answer.stream for answer in answers]
 
     def cancel(self, request_id: str) -> None:
         if self._answers.pop(request_id, None) is not None:
-            self.process.remove(request_id, clock_of(self.loop)())
+            self.process.remove(request_id, -math.inf)  # now, but steps that are due and not yet told are still to be done one by one
             self._schedule()
 
     def drop(self) -> None:
@@ -205,34 +207,33 @@ class _EmulatedServer:
                 return
             self._timer.cancel()
         self._timer_at = at
-        self._timer = self.loop.call_at(at, self._due) if at < math.inf else None
+        self._timer = self._loop.call_at(at, self._due) if at < math.inf else None
 
     def _due(self) -> None:
         """The step whose end has come, and those that a late loop finds due behind it: the law's instants do not wait for it."""
         self._timer = None
         for _ in range(MOST_AT_ONCE):
             self._step()
-            if self.process.next_step_at() > clock_of(self.loop)():
+            if self.process.next_step_at() > self._now():
                 break
         self._schedule()
 
     def _step(self) -> None:
         running = list(self.process.active())
         ended = self.process.advance(to_change=False)
-        self._tell_step(running)
-        answers = [self._answers[member.id] for member in running if member.id in self._answers]
+        if self.engine.on_step is not None:
+            self._tell_step(running, self.engine.on_step)
+        answers = [answer for member in running if (answer := self._answers.get(member.id)) is not None]
         if not self._padded:
             for member in ended:
                 del self._answers[member.id]
         for answer in answers:
             answer.stream.push((answer.token(),))
 
-    def _tell_step(self, running: Sequence[Member]) -> None:
-        if self.engine.on_step is None:
-            return
+    def _tell_step(self, running: Sequence[Member], on_step: Callable[[Step], None]) -> None:
         fresh = [member for member in running if member.produced == 1]
         prompts = sum(member.prompt_tokens for member in fresh)
-        self.engine.on_step(Step(clock_of(self.loop)(), len(running), len(fresh), prompts, self.index))
+        on_step(Step(self._now(), len(running), len(fresh), prompts, self.index))
 
 
 def _text(content: Any) -> str:

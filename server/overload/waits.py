@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter
 
 from policies import Fixed
 from queueing.record import Record
 from queueing.wait_ahead import BatchService, SlotService, Together, Waiting, company
 from server.batch import Batch
+from server.cost.histogram import Histogram
 from server.overload.service_seen import ServiceSeen
 
 if TYPE_CHECKING:

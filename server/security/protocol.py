@@ -33,8 +33,8 @@ class LimitedProtocol(StampedProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client that connects and says nothing is let go."""
+        self._set_deadline(self.head_timeout)  # first: what is there already is read at once
         super().connection_made(transport)
-        self._set_deadline(self.head_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing more to wait for."""

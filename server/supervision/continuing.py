@@ -19,9 +19,10 @@ carried over the seam (`Ending`, the engine's detokenizer).
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 from server.engines.base import EngineEnd, Sampling, Token, TokenListener, TokenStream, Work
 
@@ -50,10 +51,11 @@ def way_to_continue(sampling: Sampling, made: int) -> Way:
 
 def stateful(sampling: Sampling) -> list[str]:
     """Names of the parameters in use whose state lives in the output alone."""
+    plain = type(sampling)(max_tokens=sampling.max_tokens)
     return [
-        field.name
-        for field in dataclasses.fields(sampling)
-        if field.name not in FREE_OF_STATE and field.name != OWN_RULE and getattr(sampling, field.name) != field.default
+        name
+        for name in sampling.__struct_fields__
+        if name not in FREE_OF_STATE and name != OWN_RULE and getattr(sampling, name) != getattr(plain, name)
     ]
 
 
@@ -95,9 +97,9 @@ def prepare(ticket: Ticket) -> str | None:
     made = ticket.output_token_ids
     match way_to_continue(ticket.work.sampling, len(made)):
         case "behind":
-            ticket.work = dataclasses.replace(ticket.work, output_token_ids=tuple(made))
+            ticket.work = msgspec.structs.replace(ticket.work, output_token_ids=tuple(made))
         case "again":
-            ticket.work = dataclasses.replace(ticket.work, output_token_ids=())
+            ticket.work = msgspec.structs.replace(ticket.work, output_token_ids=())
         case "none":
             return CANNOT.format(names=" and ".join(stateful(ticket.work.sampling)))
     return None

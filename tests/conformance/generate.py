@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import platform
 import re
@@ -14,7 +15,7 @@ from pathlib import Path
 from tests.conformance import openai_python, schema_fuzz
 from tests.conformance.junit import Case
 from tests.conformance.served import MAX_OUTPUT_TOKENS, served
-from tests.server.statuses import ROWS, Row
+from tests.server.statuses import ROWS, WIRE_ROWS, Row, WireRow
 from tests.virtual_time import run_virtual
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "conformance.md"
@@ -30,13 +31,17 @@ def main() -> int:
         with served("vllm", folder) as url:
             cases = openai_python.run(url, folder / "openai.xml")
             fuzzed = [schema_fuzz.run(url, folder, engine="vllm", admin=admin, max_examples=EXAMPLES) for admin in (False, True)]
-    statuses = [(row, _holds(row)) for row in ROWS]
+    statuses: list[tuple[Row | WireRow, bool]] = [
+        *((row, _holds(row)) for row in ROWS),
+        *((row, _holds_on_the_wire(row)) for row in WIRE_ROWS),
+    ]
+    statuses.sort(key=lambda pair: pair[0].status)
     PAGE.write_text(page(cases, fuzzed, statuses))
     good = all(case.failed == (openai_python.expected_failure(case) is not None) for case in cases)
     return 0 if good and all(outcome.good for outcome in fuzzed) and all(held for _, held in statuses) else 3
 
 
-def page(cases: list[Case], fuzzed: list[schema_fuzz.Outcome], statuses: list[tuple[Row, bool]]) -> str:
+def page(cases: list[Case], fuzzed: list[schema_fuzz.Outcome], statuses: list[tuple[Row | WireRow, bool]]) -> str:
     """The whole page."""
     parts = [_head(), _openai(cases), _schema(fuzzed), _statuses(statuses)]
     return "\n\n".join(parts) + "\n"
@@ -115,7 +120,12 @@ def _holds(row: Row) -> bool:
     return run_virtual(ask())
 
 
-def _statuses(statuses: list[tuple[Row, bool]]) -> str:
+def _holds_on_the_wire(row: WireRow) -> bool:
+    status, _, body = asyncio.run(row.ask())
+    return (status, body["error"]["code"]) == (row.status, row.code)
+
+
+def _statuses(statuses: list[tuple[Row | WireRow, bool]]) -> str:
     lines = [
         "## Statuses",
         "",

@@ -77,6 +77,8 @@ def run(url: str, report: Path) -> list[Case]:
     # their settings make warnings errors, for the versions that they lock
     environment = os.environ | {"TEST_API_BASE_URL": f"{url}/v1", "DEFER_PYDANTIC_BUILD": "false", "PYTHONWARNINGS": "ignore"}
     environment.pop("PYTEST_ADDOPTS", None)
-    done = subprocess.run([*command, "-W", "ignore"], cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=500)
+    done = subprocess.run(
+        [*command, "-W", "ignore"], cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=1200
+    )
     assert report.exists(), done.stdout[-3000:] + done.stderr[-3000:]
     return read(report)

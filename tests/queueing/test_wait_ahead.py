@@ -1,4 +1,4 @@
-"""The wait of the k-th in the queue: by hand where it is certain, and against simulated requests, each with what it found at its arrival."""
+"""The wait of the k-th in the queue: by hand where it is certain, and against simulated requests with what each found at its arrival."""
 
 from __future__ import annotations
 

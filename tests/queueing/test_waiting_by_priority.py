@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,7 +49,7 @@ def test_the_order_is_that_of_aged_levels_at_any_instant(given_: list[tuple[floa
     for index, (at, priority) in enumerate(sorted(given_)):
         queue.append(one(str(index), at, priority))
     levels = [waiting.request.priority - (now - waiting.request.arrived_at) / aging for waiting in queue]
-    assert all(before <= after + 1e-9 for before, after in zip(levels, levels[1:], strict=False))
+    assert all(before <= after + 1e-9 for before, after in itertools.pairwise(levels))
 
 
 @given(arrivals, st.floats(0.1, 30))

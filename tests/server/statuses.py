@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import uvicorn
 from fastapi import FastAPI
 
 from queueing.latency import parse_law
@@ -17,6 +20,7 @@ from server.engines.emulated import EmulatedEngine
 from server.gateway import Gateway
 from server.overload.limits import OverloadSettings
 from server.security.keys import read_keys
+from server.security.protocol import MAX_HEADERS, LimitedProtocol
 from server.security.settings import SecuritySettings
 from server.settings import Settings
 from server.supervision.settings import SupervisionSettings
@@ -43,6 +47,43 @@ class Row:
         """As the row wants it."""
         async with _starting() if self.starting else running("single", **self.settings) as pair:
             yield pair
+
+
+@dataclass(frozen=True)
+class WireRow:
+    """A status that comes before there is a request; the connection ends with it."""
+
+    says: str
+    status: int
+    code: str
+    raw: bytes
+    type: str = "invalid_request_error"
+    param: str | None = None
+
+    async def ask(self) -> tuple[int, dict[str, str], dict[str, Any]]:
+        """Status, headers and body, over a socket and in real time."""
+        with socket.create_server(("127.0.0.1", 0)) as sock:
+            config = uvicorn.Config(_nobody, http=_Hasty, ws="none", lifespan="off", log_config=None, timeout_graceful_shutdown=1)
+            server = uvicorn.Server(config)
+            serving = asyncio.create_task(server.serve(sockets=[sock]))
+            reader, writer = await asyncio.open_connection(*sock.getsockname())
+            writer.write(self.raw)
+            answer = await reader.read()
+            writer.close()
+            server.should_exit = True
+            await serving
+        first, *lines = answer.partition(b"\r\n\r\n")[0].decode().split("\r\n")
+        headers = dict(line.lower().split(": ", 1) for line in lines)
+        return int(first.split()[1]), headers, json.loads(answer.partition(b"\r\n\r\n")[2])
+
+
+class _Hasty(LimitedProtocol):
+    body_timeout = 0.1
+
+
+async def _nobody(scope: Any, receive: Any, send: Any) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 class _Slow(EmulatedEngine):
@@ -277,4 +318,10 @@ ROWS = [
         settings=GIVES_UP,
     ),
     Row(says="a gateway that drains", status=503, code="shutting_down", type=SERVER, ask=_draining),
+]
+_POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+WIRE_ROWS = [
+    WireRow("what is no HTTP", 400, "invalid_http", b"nonsense\r\n\r\n"),
+    WireRow("a body that does not come", 408, "request_timeout", _POST + b"content-length: 9\r\n\r\nab"),
+    WireRow("a head of too many headers", 431, "head_too_large", _POST + b"h: x\r\n" * MAX_HEADERS + b"\r\n"),
 ]

@@ -121,6 +121,7 @@ REFUSED = [
     ("chat", {"chat_template_kwargs": {"chat_template": "{{ messages }}"}}, 501, "chat_template_kwargs"),
     ("chat", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 501, "messages.0.content.0"),
     ("chat", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, 400, "messages.0.content.0"),
+    ("chat", {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "colour": 1}]}]}, 400, "messages.0.content.0"),
 ]
 
 
@@ -241,7 +242,7 @@ def test_a_prompt_is_cut_where_that_is_asked_for() -> None:
 
 def test_text_parts_are_a_message_like_any_other() -> None:
     async def main(app: Any, _: Any) -> None:
-        parts = [{"type": "text", "text": "hi"}, {"type": "text", "text": "there"}]
+        parts = [{"type": "text", "text": "hi"}, {"type": "text", "text": "there", "cache_control": {"type": "ephemeral"}}]
         assert (await post(app, "chat", messages=[{"role": "user", "content": parts}])).status == 200
 
     on_gateway(main)

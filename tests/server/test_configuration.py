@@ -16,9 +16,12 @@ import pytest
 import kendall
 from policies import SpecError
 from server import cli, logs, serving
+from server.configuration.file import key_of
 from server.logs import JsonFormatter, LogSettings, check_format, check_level, vllm_configuration
+from server.overload.limits import OverloadSettings
 from server.security.settings import SecuritySettings, TlsSettings
 from server.settings import Settings
+from server.supervision.settings import SupervisionSettings
 
 Serve = Callable[..., Settings]
 
@@ -114,18 +117,19 @@ def test_defaults_are_said_once() -> None:
     }
     known = {"log_level": LogSettings().level, "log_format": LogSettings().format, "log_prompts": LogSettings().prompts}
     known |= {f"ssl_{field.name}": field.default for field in fields(TlsSettings)}
-    for settings in (Settings, SecuritySettings):
+    for settings in (Settings, SecuritySettings, OverloadSettings, SupervisionSettings):
         known |= {
             field.name: field.default for field in fields(settings) if field.default is not MISSING and not is_dataclass(field.default)
         }
     compared = {name for name in flags if name in known}
-    assert {"port", "policy", "patience", "max_body_bytes", "log_level", "ssl_keyfile", "idle_probes"} <= compared
+    assert {"port", "policy", "patience", "max_body_bytes", "log_level", "ssl_keyfile", "idle_probes", "wait_estimates"} <= compared
+    assert {"overload_status", "sse_keep_alive_interval", "max_restarts", "stuck_timeout", "slow_reader_timeout"} <= compared
     assert {name: flags[name] or None for name in compared} == {name: known[name] or None for name in compared}
 
 
 def test_settings_are_frozen() -> None:
     settings = Settings(model="tiny", served_model_name="tiny")
-    for part in (settings, settings.security, settings.logs, settings.security.tls):
+    for part in (settings, settings.security, settings.logs, settings.security.tls, settings.overload, settings.supervision):
         with pytest.raises(AttributeError):
             part.anything = 1  # type: ignore[union-attr]
 
@@ -256,6 +260,103 @@ def test_options_of_one_name_mean_the_same_in_every_command_or_have_variables_of
     assert clashes == {}
 
 
+def test_every_variable_stands_for_one_option() -> None:
+    """Of whatever command; none of them for what an option does not set, such as the installation of completions."""
+    options: dict[str, set[str]] = {}
+    for name in kendall.COMMANDS:
+        for parameter in kendall._command(name).params:
+            for variable in kendall._twins(name, parameter) if parameter.envvar else ():
+                options.setdefault(variable, set()).add(key_of(parameter))
+    assert {variable: names for variable, names in options.items() if len(names) > 1} == {}
+    assert set(options).isdisjoint(kendall.NO_OPTIONS)
+    assert not any("COMPLETION" in variable for variable in options)
+
+
+def test_a_variable_with_a_meaning_of_its_own_in_a_command_is_read_only_in_its_long_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`sweep --slo` is what a search looks for; elsewhere KENDALL_SLO is the objective: `serve` admits by it, `advise` weighs by it."""
+    for name, options in kendall.OTHER_MEANING.items():
+        for parameter in kendall._command(name).params:
+            if key_of(parameter) in options:
+                assert kendall._twins(name, parameter) == [f"KENDALL_{name}_{key_of(parameter)}".replace("-", "_").upper()]
+                assert len(kendall._twins("other", parameter)) == 2
+    assert {name for name in kendall.COMMANDS if "slo" in map(key_of, kendall._command(name).params)} == {
+        *("serve", "optimize", "advise", "sweep")
+    }
+    assert "slo" in kendall.OTHER_MEANING["sweep"]
+
+
+def test_the_objective_of_the_environment_is_one_for_serve_advise_and_optimize(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KENDALL_SLO", "p99_queueing_delay=2s")
+    assert serve().overload.slo == "p99_queueing_delay=2s"
+    assert serve("--slo", "p90_queueing_delay=1s").overload.slo == "p90_queueing_delay=1s"
+    monkeypatch.setenv("KENDALL_SERVE_SLO", "mean_queueing_delay=3s")
+    assert serve().overload.slo == "mean_queueing_delay=3s"
+    monkeypatch.delenv("KENDALL_SERVE_SLO")
+    monkeypatch.setenv("KENDALL_SLO", "p99_sojourn_time=2s")  # advise knows it, admission does not
+    assert complaint(capsys, "serve").endswith("(--slo came from KENDALL_SLO)")
+    assert "KENDALL" not in complaint(capsys, "serve", "--slo", "nonsense")
+    assert "expected the URL of a running" in complaint(capsys, "advise", "http://127.0.0.1:9")
+
+
+def test_several_names_or_keys_stand_in_one_variable_with_spaces_between(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KENDALL_SERVED_MODEL_NAME", "big small")
+    monkeypatch.setenv("KENDALL_API_KEY", "sk-1 sk-2")
+    found = serve()
+    assert (found.served_model_name, found.served_model_aliases, len(found.security.api_keys)) == ("big", ("small",), 2)
+    assert serve("--served-model-name", "one").served_model_aliases == ()
+    said = complaint(capsys, "advise", "http://127.0.0.1:9")
+    assert "got several keys in KENDALL_API_KEY; expected one to send: set KENDALL_ADVISE_API_KEY too" in said
+    assert "sk-1" not in said
+    assert "expected the URL of a running" in complaint(capsys, "advise", "http://127.0.0.1:9", "--api-key", "sk-1")
+    monkeypatch.setenv("KENDALL_ADVISE_API_KEY", "sk-1")
+    assert "expected the URL of a running" in complaint(capsys, "advise", "http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize(
+    ("flag", "variable", "toml", "value", "source"),
+    [
+        ("--no-wait-estimates", None, None, False, "--no-wait-estimates"),
+        ("--wait-estimates", "false", None, True, "--wait-estimates"),
+        (None, "0", None, False, "KENDALL_WAIT_ESTIMATES"),
+        (None, "true", "false", True, "KENDALL_WAIT_ESTIMATES"),
+        (None, None, "false", False, "kendall.toml"),
+        ("--wait-estimates", None, "false", True, "--wait-estimates"),
+    ],
+)
+def test_what_is_on_unless_it_is_said_can_be_switched_off_in_every_layer(
+    flag: str | None,
+    variable: str | None,
+    toml: str | None,
+    value: bool,
+    source: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = [] if flag is None else [flag]
+    if variable is not None:
+        monkeypatch.setenv("KENDALL_WAIT_ESTIMATES", variable)
+    if toml is not None:
+        (tmp_path / "kendall.toml").write_text(f"wait-estimates = {toml}\n")
+        arguments += ["--config", str(tmp_path / "kendall.toml")]
+    found = json.loads(shown(capsys, *arguments, "--json"))["wait-estimates"]
+    assert found["value"] is value
+    assert found["source"].endswith(source)
+
+
+def test_the_negative_form_of_a_switch_has_no_variable_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two variables for one switch could contradict each other."""
+    monkeypatch.setenv("KENDALL_NO_WAIT_ESTIMATES", "1")
+    assert "got KENDALL_NO_WAIT_ESTIMATES" in complaint(capsys, "serve")
+    assert "did you mean 'KENDALL_WAIT_ESTIMATES'?" in complaint(capsys, "serve")
+
+
 def test_a_variable_that_was_meant_for_serve_does_not_stop_advise_or_optimize(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -328,6 +429,8 @@ def test_show_config_can_be_fed_back(serve: Serve, tmp_path: Path, capsys: pytes
         *("here/it is", "--policy", "fixed:batch_size=4,max_wait=0.5", "--patience", "2.5", "--calibrate", "--max-num-seqs", "3"),
         *("--autopilot-policies", "single", "--autopilot-policies", "dynamic", "--allowed-origins", '["https://a.example"]'),
         *("--record-file", 'odd "name"\\n.jsonl', "--engine-arg", "block_size=16", "--log-format", "json", "--max-body-bytes", "4096"),
+        *("--served-model-name", "big", "--served-model-name", "small", "--slo", "p99_queueing_delay=500ms", "--no-wait-estimates"),
+        *("--queue-events", "--rate-limit", "0.5", "--rate-limit-burst", "4", "--overload-status", "503", "--stuck-timeout", "0"),
     ]
     file = tmp_path / "kendall.toml"
     file.write_text(shown(capsys, *arguments))

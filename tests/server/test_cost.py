@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import re
 import weakref
 
-from prometheus_client import CollectorRegistry
+import prometheus_client
+from prometheus_client import CollectorRegistry, generate_latest
 
 from queueing.record import Record
+from server.cost.histogram import Histogram
 from server.cost.stages import EVERY, STAGES, OwnTime
 from server.garbage import collect_everything, settle
 from server.metrics import MAX_POLICIES, Metrics
@@ -132,3 +135,17 @@ def test_what_was_set_aside_is_collected_once_the_engine_is_let_go() -> None:
     finally:
         gc.unfreeze()
         gc.set_threshold(*thresholds)
+
+
+def test_the_histogram_counts_as_the_librarys_does() -> None:
+    """Bounds themselves, what lies below and above all of them, negative numbers, and what is no number."""
+    bounds = (0.1, 0.2, 0.5, 1.0)
+    amounts = [*bounds, -1.0, 0.0, 0.15, 0.3, 7.0, math.inf, math.nan]
+    texts = []
+    for kind in (Histogram, prometheus_client.Histogram):
+        registry = CollectorRegistry()
+        series = kind("waits", "Of a test", ["policy"], registry=registry, buckets=bounds).labels("single")
+        for amount in amounts:
+            series.observe(amount)
+        texts.append(generate_latest(registry))
+    assert texts[0] == texts[1]

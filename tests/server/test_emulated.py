@@ -83,3 +83,23 @@ def test_a_step_tells_how_many_began_in_it() -> None:
         (2, 0, 0),
         (1, 0, 0),
     ]
+
+
+def test_a_client_that_leaves_a_late_loop_takes_no_token_of_others_with_it() -> None:
+    """A cancellation that comes while 20 steps are due and not yet told: the other answer still gets each of its tokens."""
+
+    async def main() -> Listener:
+        engine = EmulatedEngine(LAW)
+        await engine.start()
+        listener = Listener()
+        works = [work_of(request(name, 25), 25) for name in ("a", "b")]
+        staying, leaving = engine.dispatch(0, works, padded=False, joining=True)
+        staying.listener, leaving.listener = listener, Listener()
+        time.sleep(0.02)  # noqa: ASYNC251 - on purpose
+        engine.cancel(["b"])
+        async with asyncio.timeout(5):
+            while len(listener.tokens) < 25:  # noqa: ASYNC110 - the listener is the engine's, not this test's
+                await asyncio.sleep(0.001)
+        return listener
+
+    assert [token.id for token in asyncio.run(main()).tokens] == list(range(2, 27))

@@ -334,6 +334,7 @@ def test_an_observer_that_raises_harms_nobody(caplog: pytest.LogCaptureFixture) 
 
     async def main() -> None:
         async with faulty("capped:max_batch_size=2") as (app, gateway, _, records):
+
             class FullDisk:
                 def __getattr__(self, name: str) -> Any:
                     raise OSError(28, "No space left on device")

@@ -132,9 +132,7 @@ def test_a_client_that_does_not_read_is_cut_off_and_holds_nothing(tmp_path: Path
                 await asyncio.sleep(0.1)
             assert (state["unanswered"], state["in_service"]) == (0, 0)
 
-    records = with_gateway(
-        tmp_path, scene, "--latency", FAST, "--policy", "continuous:max_batch_size=64", "--slow-reader-timeout", "1"
-    )
+    records = with_gateway(tmp_path, scene, "--latency", FAST, "--policy", "continuous:max_batch_size=64", "--slow-reader-timeout", "1")
     outcomes = Counter(record.outcome for record in records)
     assert outcomes["cancelled"] >= 1
     assert outcomes["completed"] >= 1

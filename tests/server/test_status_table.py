@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from server.api.openapi import STATUSES
 from server.errors import MAX_RETRY_AFTER, ApiError
 from tests.server.asgi import call, completion, running
-from tests.server.statuses import ROWS, Row
+from tests.server.statuses import ROWS, WIRE_ROWS, Row, WireRow
 from tests.virtual_time import run_virtual
 
 BACKLOG = ("queue_full", "slo_unattainable", "queue_timeout")
@@ -14,6 +17,8 @@ BACKLOG = ("queue_full", "slo_unattainable", "queue_timeout")
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.status}-{row.says.replace(' ', '-')}")
 def test_status_headers_and_body_are_as_the_table_says(row: Row) -> None:
+    """And it is the call's only outcome: nothing stays in the queue or in the engine."""
+
     async def main() -> None:
         async with row.gateway() as (app, gateway):
             asked = await row.ask(app, gateway)
@@ -33,21 +38,24 @@ def test_status_headers_and_body_are_as_the_table_says(row: Row) -> None:
             else:
                 assert "retry-after" not in asked.headers
             assert asked.headers.get("x-should-retry") == ("false" if row.status == 501 else None)
-
-    run_virtual(main())
-
-
-def test_no_call_of_the_table_is_left_over() -> None:
-    """Each row's outcome is its only one: nothing stays in the queue or in the engine."""
-
-    async def main() -> None:
-        for row in ROWS:
             if not row.starting:
-                async with row.gateway() as (app, gateway):
-                    await row.ask(app, gateway)
-                    assert (gateway.batcher.unanswered, gateway.batcher.queue_length, gateway.batcher.in_service) == (0, 0, 0), row.says
+                assert (gateway.batcher.unanswered, gateway.batcher.queue_length, gateway.batcher.in_service) == (0, 0, 0)
 
     run_virtual(main())
+
+
+@pytest.mark.parametrize("row", WIRE_ROWS, ids=lambda row: f"{row.status}-{row.says.replace(' ', '-')}")
+def test_what_never_became_a_request_is_answered_in_the_same_form(row: WireRow) -> None:
+    status, headers, body = asyncio.run(row.ask())
+    error = body.pop("error")
+    assert not body
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (status, error["code"], error["type"], error["param"]) == (row.status, row.code, row.type, row.param)
+    assert (headers["content-type"], headers["connection"]) == ("application/json", "close")
+
+
+def test_every_status_of_the_document_is_in_the_table() -> None:
+    assert set(STATUSES) == {row.status for row in ROWS} - {405}  # no operation has another one's methods
 
 
 @pytest.mark.parametrize(("asked_for", "sent"), [(None, 1), (0.2, 1), (7.4, 8), (1e9, MAX_RETRY_AFTER)])

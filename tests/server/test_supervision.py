@@ -44,10 +44,7 @@ def test_ways_to_continue(sampling: dict[str, object], made: int, way: str) -> N
 
 
 def test_a_parameter_that_nobody_has_judged_is_taken_to_have_a_state() -> None:
-    from dataclasses import dataclass
-
-    @dataclass(frozen=True, slots=True, kw_only=True)
-    class Later(Sampling):
+    class Later(Sampling, frozen=True, kw_only=True):
         grammar: str | None = None
 
     assert stateful(Later(max_tokens=5)) == []

@@ -1,4 +1,4 @@
-"""Streams that speak while they wait: comments, keep-alives, losses after the headers have left."""
+"""Streams that speak while they wait: comments, keep-alive comments, losses after the headers have left."""
 
 from __future__ import annotations
 

@@ -1,0 +1,156 @@
+"""Which test holds which trap: mistakes that real gateways, batchers and load generators made, and where each is tried here.
+
+The projects named are where the mistake was seen (their tracker's number, where it has one).
+"""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from policies import POLICIES
+from tests.policies.test_decide import ROWS
+
+HERE = Path(__file__).resolve().parent
+TRAPS: dict[str, tuple[str, ...]] = {
+    # between the connection and the queue
+    "a task that is cancelled before its first step never runs its `finally`": (
+        "server/test_http_traps.py::test_trap_1_a_call_whose_task_is_cancelled_at_any_step_leaves_nothing_behind",
+        "server/test_http_traps.py::test_trap_1_the_table_is_emptied_even_where_no_caller_ever_runs_again",
+    ),
+    "on disconnect a plain handler is not cancelled, a streaming one is (production-stack #634, LiteLLM #37140)": (
+        "server/test_http_traps.py::test_trap_2_a_connection_that_closes_frees_queue_and_engine_streamed_or_not",
+        "server/test_http_traps.py::test_trap_2_a_client_that_resets_in_the_middle_of_its_body_never_arrived",
+        "server/test_presence.py::test_a_lost_connection_takes_its_call_out_of_the_engine",
+        "server/test_presence.py::test_a_client_that_leaves_the_queue_gives_its_place_away",
+        "server/test_real_gateway.py::test_a_client_that_leaves_frees_the_engine",
+    ),
+    "behind a middleware the disconnect is not seen (vLLM's recipe)": (
+        "server/test_security.py::test_a_client_behind_the_cors_layer_can_still_leave",
+    ),
+    "a caller leaves at the very instant its batch ends, and settling its future ends the loop": (
+        "server/test_http_traps.py::test_trap_3_a_caller_who_leaves_at_the_instant_of_any_token_or_of_the_end_breaks_nothing",
+    ),
+    "bodies are parsed before they are refused (SMG #2247)": (
+        "server/overload/test_admission.py::test_a_full_queue_refuses_before_it_reads_and_says_when_there_is_room",
+        "server/overload/test_refusal.py::test_the_refusal_is_whole_before_the_body_is_read_and_the_body_is_read_before_it_ends",
+        "server/test_security.py::test_the_hot_routes_refuse_before_the_body_is_read",
+    ),
+    "overflow leaves clients without an answer (SGLang #33858)": (
+        "server/overload/test_admission.py::test_a_full_queue_refuses_before_it_reads_and_says_when_there_is_room",
+        "server/overload/test_admission.py::test_every_call_has_one_outcome_and_one_record",
+        "server/overload/test_twenty_fold.py::test_the_short_form_of_it",
+        "server/overload/test_twenty_fold.py::test_a_minute_of_it",
+    ),
+    "error bodies and labels grow with what clients send": (
+        "server/test_security.py::test_an_error_repeats_at_most_80_characters_of_what_was_sent",
+        "server/test_security.py::test_no_error_text_is_longer_than_its_bound_nor_slow_to_make",
+        "server/test_api_surface.py::test_an_error_stays_small_whatever_came_in",
+        "server/test_security.py::test_every_label_has_a_bound_whatever_clients_and_operators_send",
+        "server/test_cost.py::test_policies_beyond_the_bound_share_one_label",
+    ),
+    # the queue and the policy
+    "a batch's timeout means four things in four systems; here: since the oldest waiting request arrived": (
+        "policies/test_decide.py::test_the_deadline_of_fixed_is_that_of_the_oldest_not_of_the_newest",
+        "server/test_batching_traps.py::test_a_full_batch_leaves_at_once_and_a_partial_one_when_its_oldest_has_waited",
+    ),
+    "a full batch is held for the longest wait (KServe); the timer runs from the loop's turn (LitServe)": (
+        "server/test_batching_traps.py::test_a_full_batch_leaves_at_once_and_a_partial_one_when_its_oldest_has_waited",
+    ),
+    "no comparison of gateway and simulator sees a wrong policy: they share it": (
+        "policies/test_decide.py::test_decision",
+        "test_traps.py::test_every_policy_has_hand_written_decisions_over_several_waiting_requests",
+    ),
+    "a cancelled request keeps its place, or wedges its batch (Ray #50046, #50054)": (
+        "server/test_batching_traps.py::test_members_that_leave_before_the_dispatch_neither_fill_nor_wedge_a_batch",
+        "server/test_http.py::test_a_client_that_leaves_frees_queue_and_engine",
+        "server/test_http.py::test_a_cancelled_member_of_a_padded_batch_leaves_the_others_alone",
+    ),
+    "an exception in sizing a batch ends the loop (Ray #66140)": (
+        "server/test_faults.py::test_a_policy_that_raises_leaves_the_queue_as_it_is_and_is_asked_again",
+        "server/test_faults.py::test_an_observer_that_raises_harms_nobody",
+        "server/test_faults.py::test_a_bug_in_one_answer_ends_that_answer_only",
+        "server/test_http.py::test_an_engine_that_refuses_loses_its_requests_and_not_the_loop",
+    ),
+    "the time in the queue is looked at only when a server is free (Triton #7512)": (
+        "server/test_http.py::test_patience_runs_out_in_the_queue_while_the_engine_is_busy",
+        "server/overload/test_admission.py::test_patience_of_a_call_runs_out_while_the_engine_is_busy",
+        "server/test_faults.py::test_patience_runs_out_while_the_engine_restarts",
+    ),
+    "counters drift with timeouts and cancellations, over hours (Triton #8870)": (
+        "server/test_batching_traps.py::test_no_counter_drifts",
+        "server/test_fault_chaos.py::test_a_hundred_thousand_calls_leave_no_ticket_behind",
+        "server/test_http.py::test_conservation_and_littles_law_under_a_random_load",
+    ),
+    "an outer limit on calls starves the batcher (Ray #43288)": ("server/test_batching_traps.py::test_batches_fill_while_a_backlog_waits",),
+    # the engine
+    "the backlog builds up in the engine: places counted from scraped metrics (llm-d-router #2066)": (
+        "server/test_batching_traps.py::test_the_backlog_waits_here_and_never_in_the_engine",
+        "policies/test_contracts.py::test_a_batch_keeps_within_the_policy_and_the_engine",
+    ),
+    "a place is given out again before its stream has ended (SGLang router #32491)": (
+        "server/test_batching_traps.py::test_a_place_is_held_until_the_last_token_of_its_stream",
+    ),
+    "the members of a batch enter different steps of the engine": ("server/test_vllm_engine.py::test_a_batch_begins_in_one_step",),
+    "health says 200 while nothing moves (SGLang #33858)": (
+        "server/test_faults.py::test_an_engine_that_makes_no_tokens_is_replaced",
+        "server/test_supervision.py::test_stillness_counts_only_what_was_watched_and_only_when_busy",
+        "server/test_faults.py::test_waiting_on_purpose_is_not_standing_still",
+    ),
+    "the engine is lost and the process stays, or ends with status 0 (vLLM #48966)": (
+        "server/test_faults.py::test_a_killed_engine_costs_time_and_nothing_else",
+        "server/test_engine_faults.py::test_an_engine_that_cannot_come_back_ends_the_gateway_with_a_non_zero_status",
+    ),
+    "what the gateway itself costs is not known": (
+        "server/test_cost.py::test_one_call_in_64_tells_the_time_of_its_stages",
+        "bench/test_gateway_bench.py::test_the_command_measures_the_edge_and_writes_what_it_found",
+    ),
+    # arrivals and the model
+    "Poisson arrivals that are none: truncated gaps, whole seconds, one seed in every worker, rescaled ends, drift": (
+        "loadgen/test_timetable.py::test_gaps_are_exponential",
+        "loadgen/test_timetable.py::test_counts_are_dispersed_as_poisson_over_short_and_long_windows",
+        "loadgen/test_timetable.py::test_the_end_is_not_pinned",
+        "loadgen/test_timetable.py::test_no_instant_prefers_a_phase_of_the_second",
+        "loadgen/test_timetable.py::test_senders_together_send_the_one_timetable",
+        "loadgen/test_pacing.py::test_a_slow_preparation_does_not_shift_what_follows",
+        "queueing/test_arrival_audit.py::test_each_disease_is_named_in_the_verdict",
+    ),
+    "a limit of the client's own hides waiting from the delay (vLLM #54101)": (
+        "loadgen/test_closed_loop.py::test_a_limit_in_an_open_loop_counts_the_wait_as_delay_and_says_so",
+        "loadgen/test_summary.py::test_every_duration_counts_from_the_intended_instant",
+    ),
+    "one law for every policy: M/G/1 does not describe a continuously batched engine": (
+        "queueing/test_predict_cli.py::test_predict_prints_the_object_of_the_contract",
+        "queueing/test_models_against_simulation.py::test_the_mean_is_what_the_policy_does",
+    ),
+    "retries and closed loops are taken for Poisson arrivals": (
+        "server/test_arrivals_seen.py::test_one_call_is_one_arrival_and_retries_are_counted",
+        "queueing/test_estimation_verdict.py::test_retrying_clients_are_named_by_their_header",
+        "queueing/test_estimation_verdict.py::test_clients_of_a_closed_loop_are_counted",
+    ),
+}
+
+
+@cache
+def _tests_of(file: str) -> set[str]:
+    tree = ast.parse((HERE / file).read_text())
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+def test_every_trap_has_its_tests(trap: str) -> None:
+    assert TRAPS[trap]
+    for test in TRAPS[trap]:
+        file, _, name = test.partition("::")
+        assert name in _tests_of(file), test
+
+
+def test_every_policy_has_hand_written_decisions_over_several_waiting_requests() -> None:
+    several: dict[str, int] = dict.fromkeys(POLICIES, 0)
+    for row in ROWS:
+        policy, seen, _, _ = row.values
+        several[policy.name] += len(seen.waiting) > 1
+    assert min(several.values()) >= 3, several
