@@ -120,8 +120,10 @@ class Column:
     limits: Limits = ()
 
 
-def grid(title: str, says: str, columns: Sequence[Column], *, key: str, width: int = 24, height: int = 9) -> table.Panel:
-    """One row for each value of the label `key`."""
+def grid(
+    title: str, says: str, columns: Sequence[Column], *, key: str, ascending: bool = False, width: int = 24, height: int = 9
+) -> table.Panel:
+    """One row for each value of the label `key`, by the first column."""
     panel = _filled(table.Panel(), title, says, columns[0].unit, [], limits=(), width=width, height=height)
     for index, column in enumerate(columns):
         panel.with_target(_query(Series(column.expr, ""), _reference(index)).format(PromQueryFormat.TABLE).instant())
@@ -135,7 +137,7 @@ def grid(title: str, says: str, columns: Sequence[Column], *, key: str, width: i
     order = {name: index for index, name in enumerate([key, *named])}
     options: dict[str, Any] = {"excludeByName": {"Time": True}, "renameByName": named, "indexByName": order}
     panel.with_transformation(DataTransformerConfig(id_val="organize", options=options))
-    return panel.sort_by([build.TableSortByFieldState().display_name(columns[0].name).desc(True)])
+    return panel.sort_by([build.TableSortByFieldState().display_name(columns[0].name).desc(not ascending)])
 
 
 def _filled(

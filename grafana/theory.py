@@ -191,6 +191,7 @@ def _what_if() -> Section:
             "in force. A policy that would have no steady state is not there.",
             columns,
             key="policy",
+            ascending=True,
             width=12,
         ),
         lines(
