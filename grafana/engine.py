@@ -163,7 +163,7 @@ def _process() -> Section:
         ),
         lines(
             "Own time of a call, by stage",
-            "Mean stretch of the event loop's time; one call in 64 is measured. `prompt` waits for the tokeniser, `write` for slow readers.",
+            "Mean stretch of the event loop's time; one call in 64 is measured. `prompt` waits for the tokeniser, `write` for the reader.",
             SECONDS,
             [Series(mean("kendall_own_time_seconds", by=("stage",), window="5m"), "{{stage}}")],
             width=8,

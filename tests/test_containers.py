@@ -92,7 +92,7 @@ def test_kustomizations_name_what_exists() -> None:
 def test_manifests_are_valid_by_the_schemas_of_kubernetes(name: str) -> None:
     document = read(BASE / name)
     kubernetes_validate.validate(document, KUBERNETES, strict=True)
-    document["spec"]["selecter"] = document["spec"]["selector"]
+    document["spec"]["matching"] = document["spec"]["selector"]
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(document, KUBERNETES, strict=True)
 
@@ -220,8 +220,8 @@ def test_the_dockerfiles_own_commands_make_an_environment_that_serves(tmp_path: 
     source.mkdir()
     for _, name, rest in (step for step in instructions() if step[0] == "sources"):
         if name == "COPY":
-            *whats, where = rest.split()
-            for what in whats:
+            *sources, where = rest.split()
+            for what in sources:
                 copy(ROOT / what, source / where / what if where == "./" else source / where)
     (run,) = [rest for stage, name, rest in instructions() if stage == "built-emulated" and name == "RUN"]
     run = re.sub(r"--mount=\S+ ", "", run).replace("/opt/kendall", str(made))

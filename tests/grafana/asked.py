@@ -43,7 +43,7 @@ class Asked:
         return f"{self.dashboard}: {self.panel} ({self.reference})"
 
     @property
-    def engine(self) -> bool:
+    def vllm(self) -> bool:
         """Whether only the real engine can answer."""
         return "vllm:" in self.expr
 

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from loadgen.run import run_load
 from loadgen.timetable import draw
 from queueing.distributions import parse_distribution
 from queueing.record import Record, read_run
+from tests.grafana.asked import FILES, faults, filled, queries_of
+from tests.prometheus_server import Prometheus
 
 pytestmark = pytest.mark.engine
 POLICIES = (
@@ -147,6 +150,28 @@ def test_vllms_own_metrics_stand_beside_the_gateways_without_a_clash(served: Ser
     assert grown["vllm:generation_tokens_total"] == grown["kendall_output_tokens_sum"] == 15
     assert grown["vllm:request_success_total"] == grown["kendall_queueing_delay_seconds_count"] == 3
     assert after["vllm:num_requests_running"] == after["kendall_in_service"] == 0
+
+
+def test_prometheus_gets_finite_data_for_every_query_of_the_dashboards_about_vllm(served: Served, tmp_path: Path) -> None:
+    """In the right unit, from the gateway's own port; tests/test_prometheus.py asks all the others."""
+    seconds, scrapes = 6.0, 2.0
+
+    async def main(gateway: GatewayProcess) -> None:
+        await gateway.ask("PUT", "/admin/policy", {"policy": "continuous:max_batch_size=4"})
+        timetable = draw(
+            8.0, round(8.0 * seconds), 8, parse_distribution("deterministic:value=16"), parse_distribution("uniform:low=4,high=24")
+        )
+        await run_load(Target(base_url=gateway.url, model="tiny", max_tokens=24), timetable, seed=8)
+        await asyncio.sleep(scrapes)
+
+    queries = [asked for path in FILES for asked in queries_of(path) if asked.vllm]
+    assert len(queries) > 8
+    with Prometheus(tmp_path, served.gateway.url.removeprefix("http://")) as prometheus:
+        start = datetime.now(tz=UTC).timestamp()
+        served.run(main)
+        end = datetime.now(tz=UTC).timestamp()
+        answers = [(asked, prometheus.over(filled(asked.expr, window="5s", shown="10s"), start, end)) for asked in queries]
+    assert [fault for asked, answer in answers for fault in faults(asked, answer, end - start)] == []
 
 
 def test_errors_are_openais(served: Served) -> None:
