@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 
@@ -44,6 +43,11 @@ class Watched:
     end: float
     records: list[Record]
 
+    @property
+    def longest(self) -> float:
+        """Seconds, of any sojourn."""
+        return max(record.sojourn_time for record in self.records if record.sojourn_time is not None)
+
     def answer(self, asked: Asked) -> list[dict[str, Any]]:
         """As Grafana would ask: over the run, or at its end."""
         expr = filled(asked.expr, window="5s", shown=f"{round(self.end - self.start)}s")
@@ -51,7 +55,7 @@ class Watched:
 
     def faults(self, asked: Asked) -> list[str]:
         """Empty: the panel can be drawn."""
-        return list(faults(asked, self.answer(asked), self.end - self.start))
+        return list(faults(asked, self.answer(asked), self.longest))
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +144,8 @@ def test_what_prometheus_computes_is_what_happened(watched: Watched) -> None:
     assert completed == sum(record.outcome == "completed" for record in of_policy)
     clipped = value(f"kendall_clipped_requests_total{mine}")
     assert clipped == sum(bool(record.clipped) for record in of_policy) > 0
-    assert np.mean([record.output_tokens for record in of_policy]) == pytest.approx(value(f"kendall_output_tokens_sum{mine}") / count)
+    tokens = sum(record.output_tokens or 0 for record in of_policy if record.outcome == "completed")
+    assert tokens == value(f"kendall_output_tokens_sum{mine}")
 
 
 def test_each_switch_of_the_policy_is_marked(watched: Watched) -> None:
@@ -159,10 +164,7 @@ def test_a_broken_panel_is_found(watched: Watched) -> None:
     good = next(asked for asked in queries_of(path) if asked.panel == "Queueing delay")
     assert watched.faults(good) == []
     assert "no data" in watched.faults(broken(good, expr=good.expr.replace("queueing_delay", "queuing_delay")))[0]
-    assert (
-        "no data"
-        in watched.faults(broken(good, expr=good.expr.replace("policy=~", "polcy=~").replace(".*", "x").replace("$policy", "x")))[0]
-    )
+    assert "no data" in watched.faults(broken(good, expr=good.expr.replace("policy=~", "polcy=~").replace("$policy", "x")))[0]
     assert "unit 's'" in watched.faults(broken(good, expr=f"1000 * ({good.expr})"))[0]
     assert "not finite" in watched.faults(broken(good, expr="0 * kendall_queue_length / 0"))[0]
     with pytest.raises(ValueError, match="parse error"):

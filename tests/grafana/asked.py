@@ -14,8 +14,9 @@ FOLDER = Path(__file__).resolve().parents[2] / "grafana/dashboards"
 FILES = sorted(FOLDER.glob("*.json"))
 VARIABLES = ("$instance", "$policy", "$model")
 
-# What a run of the tiny model at 15 requests a second can show. No delay is longer than the run, which milliseconds under "s" would be;
-# a fraction is about 1 at most, which percents under "percentunit" are not, unless it is an error or a speed.
+# What a run at 15 requests a second can show. A delay, also a predicted one, is of the order of the longest sojourn of the run, which
+# milliseconds under "s" would not be; a fraction is about 1 at most, which percents under "percentunit" are not, unless it is an
+# error or a speed.
 BOUNDS = {
     "s": (0.0, math.nan),
     "reqps": (0.0, 100.0),
@@ -26,6 +27,7 @@ BOUNDS = {
     "none": (0.0, 2.0),
 }
 UNBOUNDED = re.compile(r"error|- 1$|speed_ratio")
+ORDER = 10.0  # a bucket's end may lie beyond what it holds, an interval's end beyond what happened
 
 
 @dataclass(frozen=True)
@@ -83,22 +85,22 @@ def filled(expr: str, *, window: str, shown: str) -> str:
     return expr.replace("$__rate_interval", window).replace("$__range", shown)
 
 
-def bounds(asked: Asked, seconds: float) -> tuple[float, float]:
-    """What a value can be in a run of so many seconds."""
+def bounds(asked: Asked, longest: float) -> tuple[float, float]:
+    """What a value can be, `longest` being the longest sojourn of the run in seconds."""
     if asked.unit == "s":
-        return 0.0, 1.5 * seconds  # a bucket's end may lie beyond what it holds
+        return 0.0, ORDER * longest
     if asked.unit == "percentunit" and UNBOUNDED.search(asked.expr):
         return -1.0, 1000.0
     return BOUNDS[asked.unit]
 
 
-def faults(asked: Asked, series: list[dict[str, Any]], seconds: float) -> Iterator[str]:
-    """Why an answer cannot be drawn; `seconds`: how long the run was."""
+def faults(asked: Asked, series: list[dict[str, Any]], longest: float) -> Iterator[str]:
+    """Why an answer cannot be drawn; `longest`: seconds, the longest sojourn of the run."""
     values = [float(value) for each in series for _, value in each["values"]]
     if not values:
         yield f"{asked}: no data"
     if strange := [value for value in values if not math.isfinite(value)]:
         yield f"{asked}: {len(strange)} of {len(values)} values are not finite"
-    low, high = bounds(asked, seconds)
+    low, high = bounds(asked, longest)
     if outside := [value for value in values if math.isfinite(value) and not low <= value <= high]:
         yield f"{asked}: {outside[0]} and {len(outside) - 1} others lie outside {low} to {high}, what unit {asked.unit!r} can be here"

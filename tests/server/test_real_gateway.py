@@ -156,7 +156,7 @@ def test_prometheus_gets_finite_data_for_every_query_of_the_dashboards_about_vll
     """In the right unit, from the gateway's own port; tests/test_prometheus.py asks all the others."""
     seconds, scrapes = 6.0, 2.0
 
-    async def main(gateway: GatewayProcess) -> None:
+    async def main(gateway: GatewayProcess) -> float:
         await gateway.ask("PUT", "/admin/policy", {"policy": "continuous:max_batch_size=4"})
         timetable = draw(
             8.0, round(8.0 * seconds), 8, parse_distribution("deterministic:value=16"), parse_distribution("uniform:low=4,high=24")
@@ -168,10 +168,10 @@ def test_prometheus_gets_finite_data_for_every_query_of_the_dashboards_about_vll
     assert len(queries) > 8
     with Prometheus(tmp_path, served.gateway.url.removeprefix("http://")) as prometheus:
         start = datetime.now(tz=UTC).timestamp()
-        served.run(main)
+        longest = served.run(main)
         end = datetime.now(tz=UTC).timestamp()
         answers = [(asked, prometheus.over(filled(asked.expr, window="5s", shown="10s"), start, end)) for asked in queries]
-    assert [fault for asked, answer in answers for fault in faults(asked, answer, end - start)] == []
+    assert [fault for asked, answer in answers for fault in faults(asked, answer, longest)] == []
 
 
 def test_errors_are_openais(served: Served) -> None:
