@@ -158,11 +158,11 @@ def test_prometheus_gets_finite_data_for_every_query_of_the_dashboards_about_vll
 
     async def main(gateway: GatewayProcess) -> float:
         await gateway.ask("PUT", "/admin/policy", {"policy": "continuous:max_batch_size=4"})
-        timetable = draw(
-            8.0, round(8.0 * seconds), 8, parse_distribution("deterministic:value=16"), parse_distribution("uniform:low=4,high=24")
-        )
-        await run_load(Target(base_url=gateway.url, model="tiny", max_tokens=24), timetable, seed=8)
+        prompts, lengths = parse_distribution("deterministic:value=16"), parse_distribution("uniform:low=4,high=24")
+        timetable = draw(8.0, round(8.0 * seconds), 8, prompts, lengths)
+        result = await run_load(Target(base_url=gateway.url, model="tiny", max_tokens=24), timetable, seed=8)
         await asyncio.sleep(scrapes)
+        return max(record.sojourn_time for record in result.records if record.sojourn_time is not None)
 
     queries = [asked for path in FILES for asked in queries_of(path) if asked.vllm]
     assert len(queries) > 8
