@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -187,15 +188,16 @@ class Answer(Response):
             assert ending.finish_reason is not None
             whole = self.format.choice(choice.index, "".join(choice.text), choice.tokens, ending.finish_reason, ending.stop_reason)
             choices.append(self.format.with_ids(whole, choice.tokens, self._prompt(choice)))
-        body = self.format.whole(choices, self._usage())
-        headers = [*self._start_headers(whole=True), (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        delays = self._delays()
+        body = self.format.whole(choices, self._usage(delays))
+        headers = [*self._start_headers(*delays), (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
         if not self._gone:
             self._release()
 
     async def _write_stream(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [*self._start_headers(whole=False), *STREAM_HEADERS]})
+        await send({"type": "http.response.start", "status": 200, "headers": [*self._start_headers(self._delays()[0]), *STREAM_HEADERS]})
         await self._write_events(send)
 
     async def _write_events(self, send: Send) -> None:
@@ -232,7 +234,7 @@ class Answer(Response):
 
     def _tail(self) -> bytes:
         if self._options.include_usage and not self.error:
-            return self.format.usage(self._usage()) + DONE
+            return self.format.usage(self._usage(self._delays())) + DONE
         return DONE
 
     def _release(self, choices: Sequence[Choice] | None = None) -> None:
@@ -240,28 +242,26 @@ class Answer(Response):
             if choice.ticket is not None:
                 choice.ticket.released()
 
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self, delays: tuple[float, float]) -> dict[str, Any]:
         tickets = [choice.ticket for choice in self._choices if choice.ticket is not None]
         prompt = sum(ticket.work.request.prompt_tokens for ticket in tickets[:: self._options.n])
         output = sum(ticket.ending.output_tokens for ticket in tickets)
-        queue, service = self._delays()
+        queue, service = delays
         timing = {"queueing_delay_ms": queue, "service_ms": service, "batch_size": tickets[0].batch_size}
         return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output, "kendall": timing}
 
     def _delays(self) -> tuple[float, float]:
         """Queueing delay and service so far of the sequence that waited longest, milliseconds."""
         now = self._batcher.now()
-        starts = [
-            (now if choice.ticket.at.dispatched is None else choice.ticket.at.dispatched, choice.ticket)
-            for choice in self._choices
-            if choice.ticket is not None
-        ]
-        dispatched, ticket = max(starts, key=lambda pair: pair[0])
-        return round((dispatched - ticket.work.request.arrived_at) * 1e3, 3), round((now - dispatched) * 1e3, 3)
+        last = -math.inf
+        for choice in self._choices:
+            if choice.ticket is not None:
+                begun = choice.ticket.at.dispatched
+                last = max(last, now if begun is None else begun)
+        return round((last - self._works[0].request.arrived_at) * 1e3, 3), round((now - last) * 1e3, 3)
 
-    def _start_headers(self, *, whole: bool) -> list[tuple[bytes, bytes]]:
-        queue, service = self._delays()
-        timing = f"queue;dur={queue}, service;dur={service}" if whole else f"queue;dur={queue}"
+    def _start_headers(self, queue: float, service: float | None = None) -> list[tuple[bytes, bytes]]:
+        timing = f"queue;dur={queue}" if service is None else f"queue;dur={queue}, service;dur={service}"
         return [
             (b"x-kendall-queueing-delay-ms", str(queue).encode()),
             (b"server-timing", timing.encode()),

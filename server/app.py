@@ -18,6 +18,7 @@ from server.api.answers import ChatAnswer, CompletionAnswer
 from server.api.failures import add_failures
 from server.api.models import add_models
 from server.api.openapi import ANSWERING, answers, body, document, errors
+from server.api.parameters import ADVICE_QUERY, CALL_HEADERS
 from server.api.request_id import stamped
 from server.api.tokenizing import add_tokenizing
 from server.call import answer, direct, parse
@@ -108,11 +109,17 @@ def _add_openai(app: _App, gateway: Gateway) -> None:
     # under /openai, too: KServe has them there
     app.direct = {f"{base}/v1/{name}": direct(gateway, model) for name, model in models.items() for base in ("", "/openai")}
 
-    @app.post("/v1/completions", responses=answers(CompletionAnswer, *ANSWERING, streams=True), openapi_extra=body(CompletionRequest))
+    @app.post(
+        "/v1/completions",
+        responses=answers(CompletionAnswer, *ANSWERING, streams=True),
+        openapi_extra=body(CompletionRequest, CALL_HEADERS),
+    )
     async def completions(request: Request) -> Response:
         return await answer(gateway, request.scope, request.receive, CompletionRequest)
 
-    @app.post("/v1/chat/completions", responses=answers(ChatAnswer, *ANSWERING, streams=True), openapi_extra=body(ChatRequest))
+    @app.post(
+        "/v1/chat/completions", responses=answers(ChatAnswer, *ANSWERING, streams=True), openapi_extra=body(ChatRequest, CALL_HEADERS)
+    )
     async def chat_completions(request: Request) -> Response:
         return await answer(gateway, request.scope, request.receive, ChatRequest)
 
@@ -184,7 +191,7 @@ def _add_live(app: FastAPI, gateway: Gateway) -> None:
         reason = live.why_nothing() if live.prediction is None else None
         return {"prediction": live.prediction, "what_if": live.what_if, "what_if_at": live.what_if_at, "reason": reason}
 
-    @app.get("/admin/advice", responses=errors(400, 401, 403, 500, 503))
+    @app.get("/admin/advice", responses=errors(400, 401, 403, 500, 503), openapi_extra={"parameters": ADVICE_QUERY})
     async def advice(request: Request) -> dict[str, Any]:
         live = gateway.live_model()
         try:

@@ -217,13 +217,9 @@ class Batcher:
         """
         self.take_back()
         self.down = True
-        for slot in self._slots:
-            for request_id in slot.running:
-                self._unsettled[request_id].deafen()  # a padded member that is whole too: its stream will fail
-        for batch in self._batches():
-            for ticket in batch.tickets:
-                if ticket.id in batch.open and (reason := ticket.interrupted(most)):
-                    self.lose(ticket, "failed", "engine_unavailable", f"{reason} ({message})")
+        for ticket in [self._unsettled[request_id] for slot in self._slots for request_id in slot.running]:
+            if reason := ticket.interrupted(most):
+                self.lose(ticket, "failed", "engine_unavailable", f"{reason} ({message})")
 
     def resume(self, capabilities: Capabilities) -> None:
         """Another engine serves: first what was in service goes on, batch by batch under its own policy, then the queue."""

@@ -21,6 +21,7 @@ from server.errors import ApiError
 from server.formats import ChatFormat, CompletionFormat
 from server.gateway import Gateway
 from server.logs import log_prompt
+from server.overload.refusal import Refusal
 from server.receiving import RECEIVED_AT
 from server.schema import FORCED_FIELD, ChatRequest, CompletionRequest
 from server.security.settings import MAX_BODY_BYTES
@@ -126,7 +127,8 @@ def direct(gateway: Gateway, model: type[CompletionRequest] | type[ChatRequest])
         except ClientDisconnect:
             return  # it never arrived
         except ApiError as error:
-            response = JSONResponse(error.body(), error.status, error.headers())
+            cut = error.status == 413  # before the body's end
+            response = Refusal(error) if cut else JSONResponse(error.body(), error.status, error.headers())
             send = stamped(scope, send)
         except Exception:
             log.exception("a call failed before it was queued")

@@ -17,10 +17,11 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, cast
 
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from server.presence import CONNECTION, Connection
 
@@ -32,6 +33,7 @@ _ANCILLARY_BYTES = socket.CMSG_SPACE(_TIMESPEC.size) if hasattr(socket, "CMSG_SP
 _READ_BYTES = 1 << 16
 _RESET = struct.pack("ii", 1, 0)
 READING = 5000  # nanoseconds that a reading of both clocks takes at most, if nothing comes in between
+LONGEST_UNREAD = 60_000_000_000  # nanoseconds that bytes lie with the kernel at most; a stamp of longer ago is another clock's
 
 
 def stamps_arrivals(sock: socket.socket) -> bool:
@@ -105,25 +107,29 @@ class StampedReader:
 
 
 class WallClock:
-    """The wall clock's stamps on the clock of event loops; steps of the wall clock are followed at the next reading."""
+    """The wall clock's stamps on the clock of event loops; what a step of the wall clock came between counts as just come."""
 
     def __init__(self) -> None:
         self._offset = min(self._reading() for _ in range(10))[1]
 
     @staticmethod
-    def _reading() -> tuple[int, int]:
-        """How long it took, and monotonic - wall; wrong by at most half as long. Nanoseconds: floats of this century are coarser."""
+    def _reading() -> tuple[int, int, int]:
+        """How long it took, monotonic - wall (wrong by at most half as long), and monotonic. Nanoseconds: floats are coarser."""
         before = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         wall = time.clock_gettime_ns(time.CLOCK_REALTIME)
         after = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-        return after - before, (before + after) // 2 - wall
+        return after - before, (before + after) // 2 - wall, after
 
     def monotonic(self, wall: int) -> float:
         """The monotonic instant, seconds, of one of the wall clock, nanoseconds."""
-        took, offset = self._reading()
-        if took < READING or abs(offset - self._offset) > took:
+        took, offset, now = self._reading()
+        stepped = abs(offset - self._offset) > took + READING  # the two clocks differ by steps only: both are slewed alike
+        if took < READING or stepped:
             self._offset = offset  # else this process stood still between the readings: the last one is better
-        return (wall + self._offset) * 1e-9
+        at = wall + self._offset
+        if stepped or not now - LONGEST_UNREAD < at <= now:
+            at = now
+        return at * 1e-9
 
 
 def _stamp(ancillary: list[tuple[int, int, bytes]], clock: WallClock) -> float | None:
@@ -143,6 +149,7 @@ class StampedProtocol(HttpToolsProtocol):
     _connection: Connection
     _reader: StampedReader | None = None
     _slow: asyncio.TimerHandle | None = None
+    _before: Sequence[RequestResponseCycle] = ()  # pipelined requests before the last one, answered or not
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Read it here, where the kernel stamps."""
@@ -160,6 +167,9 @@ class StampedProtocol(HttpToolsProtocol):
         if self._reader is not None:
             self._reader.close()
         super().connection_lost(exc)
+        for cycle in self._before:  # uvicorn tells the last one only, and would answer the others on a closed connection
+            cycle.disconnected = True
+            cycle.message_event.set()
         self._connection.lose()
 
     def _read_on(self) -> None:
@@ -192,6 +202,15 @@ class StampedProtocol(HttpToolsProtocol):
         """From the reader with its stamp, or from the transport."""
         self._received_at = time.clock_gettime(time.CLOCK_MONOTONIC) if at is None else at
         super().data_received(data)
+
+    def on_headers_complete(self) -> None:
+        """A request begins; the one before it may still be without an answer."""
+        before = self.cycle
+        super().on_headers_complete()
+        if before is None or before.response_complete:
+            self._before = ()
+        elif before is not self.cycle:
+            self._before = (*self._before, before)
 
     def on_message_complete(self) -> None:
         """The last byte is there."""

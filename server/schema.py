@@ -132,6 +132,9 @@ class Generation(BaseModel):
 
     def form(self) -> Structured | None:
         """The form that the answer must take. Raises ValueError where there are two."""
+        texts = self.guided_json is None and self.guided_regex is None and self.guided_choice is None and self.guided_grammar is None
+        if texts and self.response_format is None and self.structured_outputs is None:
+            return None  # nearly always
         guided: dict[Kind, Any] = {
             "json": self.guided_json,
             "regex": self.guided_regex,

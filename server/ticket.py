@@ -111,14 +111,13 @@ class Ticket:
         self.stream = stream
         stream.listener = listener(stream, self, self.work)
 
-    def deafen(self) -> None:
-        """Hear no more of the engine that had its work."""
+    def interrupted(self, most: int) -> str | None:
+        """The engine is gone: hear no more of it, be ready for the next one. Returns why it cannot go on there, or None."""
+        self.interruptions += 1
         if self.stream is not None:
             self.stream.listener = None
-
-    def interrupted(self, most: int) -> str | None:
-        """The engine is gone: be ready for the next one. Returns why it cannot go on there, or None."""
-        self.interruptions += 1
+        if self.ending.finish_reason is not None:
+            return None  # whole; it leaves with its batch
         if self.interruptions > most:
             return f"{self.interruptions} engines were lost while this request was in service: it may be the cause"
         return prepare(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -48,11 +49,14 @@ def answers(model: type[BaseModel], *statuses: int, streams: bool = False) -> De
     return {200: good} | errors(*statuses)
 
 
-def body(model: type[BaseModel]) -> dict[str, Any]:
-    """What FastAPI takes as `openapi_extra` where the route itself reads a body of this model."""
+def body(model: type[BaseModel], parameters: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """What FastAPI takes as `openapi_extra` where the route itself reads a body of this model, and these parameters."""
     if model not in _BODIES:
         _BODIES.append(model)
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}}}}
+    extra = {"parameters": list(parameters)} if parameters else {}
+    return extra | {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}}}
+    }
 
 
 def document(app: FastAPI) -> None:

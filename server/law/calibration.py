@@ -68,7 +68,7 @@ class Calibrator:
                 measured += [await self._batches.measure(grid[index], rng)]
             if self._on_progress is not None:
                 self._on_progress(done + 1, len(order))
-        fit = fit_law(measured, rng)
+        fit = _fit(measured, rng)
         turnaround = solve_turnaround(fit.law, loop, float(np.mean(held)))
         fit = dataclasses.replace(fit, law=dataclasses.replace(fit.law, turnaround=turnaround))
         return profile_of(self._gateway, fit, measured, loop.prompt_tokens, name=plan.name)
@@ -107,6 +107,15 @@ class Calibrator:
     def _grid(self, plan: CalibrationRequest) -> list[Cell]:
         longest = plan.max_output_tokens or self._gateway.max_output_tokens or 64
         return design(self._capabilities, plan.prompt_tokens or PROMPT_TOKENS, plan.max_batch_size, longest)
+
+
+def _fit(measured: Sequence[Measured], rng: np.random.Generator) -> Fit:
+    """Raises ApiError: what was measured tells no law, which is not the gateway's failure."""
+    try:
+        return fit_law(measured, rng)
+    except ValueError as error:
+        remedy = "measure again, when the machine is calm, with longer answers, larger batches or more repeats"
+        raise ApiError(409, "no_law_fits", f"{error}: {remedy}") from None
 
 
 def profile_of(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from policies import SpecError, parse_policy
-from queueing.advice.advise import advise, parse_objective
+from queueing.advice.advise import TARGETS, advise, parse_objective
 from queueing.advice.what_if import what_ifs
 from queueing.autopilot.bounds import Bounds
 from queueing.autopilot.controller import Autopilot, Mode
@@ -177,6 +177,8 @@ def ask_what_ifs() -> list[Answer]:
 def ask_advice(parameters: Mapping[str, str]) -> list[Answer]:
     """What would be best for an objective. Raises SpecError; empty before there are estimates."""
     objective = parse_objective(parameters)
+    if (target := parameters.get("target")) not in (None, *TARGETS):  # also before there is anything to be advised
+        raise SpecError(f"got target {target!r}; expected one of {', '.join(TARGETS)}")
     question, estimates = _memory.question, _memory.estimates
     if question is None or estimates is None:
         return []

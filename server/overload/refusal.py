@@ -22,8 +22,9 @@ LINGER = 1.0  # seconds before a close
 class Refusal(JSONResponse):
     """`error` to a call whose body may still be on its way."""
 
-    def __init__(self, error: ApiError, request_id: str) -> None:
-        super().__init__(error.body(), error.status, error.headers() | {"x-request-id": request_id})
+    def __init__(self, error: ApiError, request_id: str | None = None) -> None:
+        named = {} if request_id is None else {"x-request-id": request_id}
+        super().__init__(error.body(), error.status, error.headers() | named)
         self.error = error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

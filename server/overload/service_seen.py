@@ -75,6 +75,11 @@ class ServiceSeen:
             self._gap.add(now - self._departed_at)
         self._departed_at = now if somebody_waits else None
 
+    @property
+    def any(self) -> bool:
+        """Whether a request was served."""
+        return self._slot.mean > 0
+
     def in_service(self, now: float) -> list[InService]:
         """The batches that are being served."""
         return [InService(size, now - began) for began, size in self._serving.values()]

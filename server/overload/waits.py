@@ -13,7 +13,7 @@ from prometheus_client import Counter
 
 from policies import Fixed
 from queueing.record import Record
-from queueing.wait_ahead import BatchService, SlotService, Together, Waiting, company
+from queueing.wait_ahead import BatchService, SlotService, Together, Wait, Waiting, company
 from server.batch import Batch
 from server.cost.histogram import Histogram
 from server.overload.service_seen import ServiceSeen
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 RATIOS = (0.1, 0.2, 0.33, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
 SHORT = 0.001  # seconds: ratios of shorter waits say nothing
+AT_ONCE = Wait(0.0)
 FRESH = 0.001  # seconds for which an answer is given again: under overload the same question comes thousands of times a second
 
 
@@ -90,6 +91,8 @@ class Waits:
         question = place, joining, batcher.in_service
         if self._last is not None and self._last[0] == question and now - self._last[1] < FRESH:
             return self._last[2]
+        if self._slot_is_free(place):
+            return AT_ONCE  # nearly always below saturation
         service = self.service()
         if isinstance(service, SlotService):
             found: Waiting | None = service.wait(place, batcher.in_service)
@@ -97,6 +100,13 @@ class Waits:
             found = None if service is None else self._batch_wait(service, place, joining, now)
         self._last = question, now, found
         return found
+
+    def _slot_is_free(self, place: int) -> bool:
+        """Whether a continuous engine takes it at once; False while nothing is known of service at all."""
+        gateway, batcher = self._gateway, self._gateway.batcher
+        if not batcher.policy.joins_running or not (self._seen.any or (gateway.live is not None and gateway.live.ahead is not None)):
+            return False
+        return place < gateway.effective_max_batch_size() * batcher.capabilities.servers - batcher.in_service
 
     def _batch_wait(self, service: BatchService, place: int, joining: int, now: float) -> Waiting:
         batcher = self._gateway.batcher

@@ -109,7 +109,9 @@ class LimitedProtocol(StampedProtocol):
     def _nothing_sent(self) -> bool:
         if self.cycle is None:
             return True
-        return not self.cycle.response_started if self._in_body else self.cycle.response_complete
+        if self._in_body:
+            return not (self.cycle.response_started or self.pipeline)  # what is pipelined waits for the answer before it
+        return self.cycle.response_complete
 
     def _refuse(self, status: int, code: str, message: str) -> None:
         """Answer past uvicorn, unless an answer has begun, and close."""

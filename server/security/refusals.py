@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.responses import JSONResponse
 
 from server.errors import ApiError
+from server.overload.refusal import Refusal
 
 
 def refusal(status: int, code: str, message: str) -> JSONResponse:
@@ -27,6 +28,6 @@ NOT_HERE = refusal(
 )
 
 
-def too_large(most: int) -> JSONResponse:
-    """For a body that says itself that it is larger."""
-    return refusal(413, "body_too_large", f"got a body of more than {most} bytes; expected less")
+def too_large(most: int) -> Refusal:
+    """For a body that says itself that it is larger: nobody waits for its end."""
+    return Refusal(ApiError(413, "body_too_large", f"got a body of more than {most} bytes; expected less"))

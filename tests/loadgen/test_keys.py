@@ -63,13 +63,21 @@ def test_load_sends_its_key_and_writes_it_nowhere(served: Served, tmp_path: Path
 
 
 def test_advise_and_calibrate_send_the_admin_key(served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    profile = ("--repeats", "2", "--max-batch-size", "2", "--max-output-tokens", "4", "--output", str(tmp_path / "profile.json"))
-    for command in (("advise", served.url), ("calibrate", served.url, *profile)):
+    measure = ("calibrate", served.url, "--speed-only", "--output", str(tmp_path / "profile.json"))
+    for command in (("advise", served.url), measure):
         assert status(*command) == 2
         assert "answered 401" in capsys.readouterr().err
         assert status(*command, "--api-key", API) == 2
         assert "answered 403" in capsys.readouterr().err
     assert status("advise", served.url, "--admin-key", ADMIN) == 1  # it is let in, and has nothing to advise from
+    assert status(*measure, "--admin-key", ADMIN) == 2
+    assert "answered 409" in capsys.readouterr().err  # let in: nothing was measured here that a speed could be compared with
+
+
+@pytest.mark.slow
+def test_calibrate_measures_with_the_admin_key_and_writes_it_nowhere(served: Served, tmp_path: Path) -> None:
+    """Long answers: in a few tokens a busy machine hides what a token costs, and no law fits."""
+    profile = ("--repeats", "3", "--max-batch-size", "4", "--max-output-tokens", "64", "--output", str(tmp_path / "profile.json"))
     assert status("calibrate", served.url, *profile, "--admin-key", ADMIN) == 0
     assert ADMIN not in (tmp_path / "profile.json").read_text()
 

@@ -100,8 +100,8 @@ def _waits(records: list[Record], service: BatchService | SlotService, policy: o
         at = record.arrived_at
         assert at is not None
         assert record.queueing_delay is not None
-        place = int(np.count_nonzero((arrived < at) & (begun > at)))
-        inside = np.flatnonzero((begun <= at) & (free > at))
+        place = int(np.count_nonzero((arrived < at) & (begun >= at)))  # those that its own arrival starts with it waited until then
+        inside = np.flatnonzero((begun < at) & (free > at))
         wait: Waiting
         if isinstance(service, SlotService):
             wait = service.wait(place, len(inside))
@@ -109,7 +109,7 @@ def _waits(records: list[Record], service: BatchService | SlotService, policy: o
             served = [InService(len(inside), at - float(begun[inside[0]]))] if len(inside) else []
             wait = service.wait(place, served)
             if isinstance(policy, Fixed):
-                first = np.sort(arrived[(arrived <= at) & (begun > at)])[place // service.largest * service.largest]
+                first = np.sort(arrived[(arrived <= at) & (begun >= at)])[place // service.largest * service.largest]
                 together = company(place, place + 1, service.largest, rate, float(first) + policy.max_wait - at)
                 wait = wait if together is None else Together(wait, together)  # type: ignore[arg-type]
         found.append((record.queueing_delay, wait))
@@ -142,10 +142,11 @@ def test_the_mean_and_the_levels_are_those_of_simulated_requests(text: str, load
     assert observed.mean() > 0
     assert predicted.mean() == pytest.approx(observed.mean(), rel=tolerance)
     waiting = [(delay, wait) for delay, wait in waits if wait.mean > 1e-3]
-    assert len(waiting) > 500
+    assert len(waiting) > 2000
     for level in (0.5, 0.9):
-        inside = np.mean([delay <= wait.quantile(level) for delay, wait in waiting])
-        assert inside == pytest.approx(level, abs=0.08)
+        over = np.array([delay - wait.quantile(level) for delay, wait in waiting[::4]])  # a level may be an atom: many end with `max_wait`
+        assert np.mean(over < -1e-6) < level + 0.08
+        assert np.mean(over < 1e-6) > level - 0.08
 
 
 @pytest.mark.parametrize(

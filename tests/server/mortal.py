@@ -44,6 +44,8 @@ class MortalEngine(EmulatedEngine):
 
     async def start(self) -> Capabilities:
         await self.stop()
+        for server in self._servers:
+            vars(server).pop("_schedule", None)
         if self.life:
             await asyncio.sleep(self.start_takes)
             if self.start_fails:
@@ -85,6 +87,7 @@ class MortalEngine(EmulatedEngine):
         for server in self._servers:
             if server._timer is not None:
                 server._timer.cancel()
+            server._schedule = lambda: None  # type: ignore[method-assign]
 
 
 class Forgetful(MortalEngine):

@@ -91,6 +91,12 @@ class SocketCall:
         self.writer.close()
 
 
+def events(body: bytes) -> list[dict[str, Any]]:
+    """The data of a stream (chunked or not), without its `[DONE]`."""
+    lines = [line[6:].strip() for line in body.split(b"\n") if line.startswith(b"data: ")]
+    return [json.loads(line) for line in lines if line.endswith(b"}")]
+
+
 def stream_text(body: bytes) -> tuple[str, bool]:
     """The text of a stream (chunked or not), and whether it came to its end without an error."""
     lines = [line[6:] for line in body.split(b"\n") if line.startswith(b"data: ")]

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from queueing.advice.advise import TARGETS
+from queueing.advice.measure import BESIDE, FIELDS
+from queueing.optimisation.objective import OBJECTIVES
 from server.api.structured import StructuredOutputs, form_of
 from server.api.unserved import HINTS, UNSERVED
 from server.engines.base import Structured
@@ -388,9 +391,17 @@ def test_the_document_says_what_the_two_hot_routes_take_and_all_references_lead_
             assert not set(schemas[name]["properties"]) & set(UNSERVED)
         for path in PATHS.values():
             operation = document["paths"][path]["post"]
-            assert set(operation["responses"]) >= {"200", "400", "401", "404", "413", "429", "500", "501", "503", "504"}
+            assert set(operation["responses"]) >= {"200", "400", "401", "404", "413", "429", "500", "501", "503"}
             assert set(operation["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
             assert operation["requestBody"]["required"] is True
+            assert {"x-llm-d-inference-ttl", "x-llm-d-slo-ttft-ms"} <= {each["name"] for each in operation["parameters"]}
+            assert (
+                "patience"
+                in schemas[operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].split("/")[-1]]["properties"]
+            )
+        asked = {each["name"]: each["schema"] for each in document["paths"]["/admin/advice"]["get"]["parameters"]}
+        assert set(asked) == {*FIELDS, *BESIDE}
+        assert (set(asked["objective"]["enum"]), set(asked["target"]["enum"])) == (set(OBJECTIVES), set(TARGETS))
         assert '"422"' not in text
 
     on_gateway(main)

@@ -40,26 +40,26 @@ def request(name: str, output_tokens: int) -> Request:
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_steps_that_are_due_are_done_together_and_none_is_lost(padded: bool) -> None:
-    """A loop that stood still for 30 ms makes up for the steps of 1 ms, some in each of its turns."""
+    """A loop that stood still for 80 ms makes up for the steps of 1 ms, some in each of its turns."""
 
     async def main() -> tuple[list[int], Listener]:
         engine = EmulatedEngine(LAW)
         await engine.start()
         listener = Listener()
-        work = work_of(request("a", 25), 25)
+        work = work_of(request("a", 70), 70)
         (stream,) = engine.dispatch(0, [work], padded=padded, joining=False)
         stream.listener = listener
-        time.sleep(0.03)  # noqa: ASYNC251 - on purpose
+        time.sleep(0.08)  # noqa: ASYNC251 - on purpose
         counts = []
-        while len(listener.tokens) < 25:
+        while len(listener.tokens) < 70:
             await asyncio.sleep(0)
             counts.append(len(listener.tokens))
         return counts, listener
 
     counts, listener = asyncio.run(main())
     assert max(after - before for before, after in zip([0, *counts], counts, strict=False)) == MOST_AT_ONCE
-    assert [token.id for token in listener.tokens] == list(range(2, 27))
-    assert [token.ends for token in listener.tokens] == [False] * 24 + [True]
+    assert [token.id for token in listener.tokens] == list(range(2, 72))
+    assert [token.ends for token in listener.tokens] == [False] * 69 + [True]
 
 
 def test_a_step_tells_how_many_began_in_it() -> None:

@@ -175,3 +175,29 @@ def test_the_wall_clock_is_read_on_the_monotonic_one() -> None:
     before = now()
     read = clock.monotonic(time.clock_gettime_ns(time.CLOCK_REALTIME))
     assert before - 1e-3 < read < now() + 1e-3
+
+
+@pytest.mark.parametrize("step", [3600.0, 2.0, -2.0, -3600.0])
+def test_a_step_of_the_wall_clock_between_stamp_and_reading_does_not_move_an_arrival(monkeypatch: pytest.MonkeyPatch, step: float) -> None:
+    """Nor any that come after it."""
+    stepped = 0
+
+    def read(clock: int) -> int:
+        return clock_gettime_ns(clock) + (stepped if clock == time.CLOCK_REALTIME else 0)
+
+    clock_gettime_ns = time.clock_gettime_ns
+    monkeypatch.setattr(time, "clock_gettime_ns", read)
+    clock = WallClock()
+    stamp = read(time.CLOCK_REALTIME)
+    before = now()
+    stepped = int(step * 1e9)
+    assert before - 1e-3 <= clock.monotonic(stamp) <= now()
+    stamp, before = read(time.CLOCK_REALTIME), now()
+    assert before - 1e-3 <= clock.monotonic(stamp) <= now()
+
+
+@pytest.mark.parametrize("wrong", [3600.0, -3600.0])
+def test_a_stamp_of_before_a_step_on_a_connection_of_after_it_is_not_believed(wrong: float) -> None:
+    stamp = time.clock_gettime_ns(time.CLOCK_REALTIME) + int(wrong * 1e9)
+    before = now()
+    assert before <= WallClock().monotonic(stamp) <= now()

@@ -451,6 +451,22 @@ def test_an_engine_that_refuses_with_a_path_in_its_words_does_not_tell_it() -> N
     run_virtual(main())
 
 
+def test_a_calibration_that_measured_too_little_is_refused_with_what_to_do() -> None:
+    """One batch size cannot tell the law's terms apart: nothing in the gateway failed."""
+
+    async def main() -> None:
+        async with running() as (app, gateway):
+            asked = await call(app, "POST", "/admin/calibrate", {"repeats": 2, "max_batch_size": 1})
+            assert asked.status == 409
+            error = asked.json()["error"]
+            assert error["code"] == "no_law_fits"
+            assert "expected a grid of sizes and lengths: measure again" in error["message"]
+            assert (await call(app, "POST", "/v1/completions", completion())).status == 200
+            assert not gateway.calibrating
+
+    run_virtual(main())
+
+
 # what logs and metrics tell
 
 

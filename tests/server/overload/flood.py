@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass, field
+from typing import cast
 
 import uvloop
 
@@ -23,14 +24,22 @@ class Flood:
     latencies: dict[int, list[float]] = field(default_factory=dict)
     delays: list[float] = field(default_factory=list)
     retry_after: list[float] = field(default_factory=list)
+    lateness: list[float] = field(default_factory=list)  # of the sending, seconds: the sender has little to do, so this is the machine
 
     @property
     def answered(self) -> int:
         return sum(len(each) for each in self.latencies.values())
 
     def quantile(self, status: int, level: float) -> float:
-        found = sorted(self.latencies[status])
-        return found[min(len(found) - 1, int(level * len(found)))]
+        return _quantile(self.latencies[status], level)
+
+    def late(self, level: float) -> float:
+        return _quantile(self.lateness, level)
+
+
+def _quantile(values: list[float], level: float) -> float:
+    found = sorted(values)
+    return found[min(len(found) - 1, int(level * len(found)))]
 
 
 def request_bytes(**fields: object) -> bytes:
@@ -50,8 +59,7 @@ class _Connection(asyncio.Protocol):
         self._closing = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's does not derive from it
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self._closing:
@@ -106,6 +114,7 @@ async def flood(port: int, *, connections: int, rate: float, seconds: float, req
             await asyncio.sleep(due - loop.time())
         elif index % 50 == 0:
             await asyncio.sleep(0)
+        found.lateness.append(loop.time() - due)
         protocols[index % connections].fire()
     for _ in range(300):
         if found.answered + found.lost >= found.sent:

@@ -1,4 +1,9 @@
-"""Twenty times what the engine serves, over 2,000 connections: refusals are quick, memory is bounded, the admitted keep their delay."""
+"""Twenty times what the engine serves, over 2,000 connections: refusals are quick, memory is bounded, the admitted keep their delay.
+
+Counts, costs and memory are judged in every run. Times are judged where the machine let both sides run: the sender's lateness and the
+time that the gateway's thread stood ready without a processor (Linux's schedstat) say so; a run that was held back is repeated, and
+where none was free of that the machine cannot say anything about times.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +24,15 @@ import pytest
 from loadgen.gateway_process import GatewayProcess, free_port
 from queueing.latency import parse_law
 from tests.server.overload.flood import Flood, request_bytes, run_flood
+from tests.support import missing
 
 LAW = "k1=0.25e-3,k2=2e-3,k3=25e-6,k4=9e-3"
-TOKENS, BATCH, BOUND = 16, 8, 40
+TOKENS, BATCH, BOUND = 32, 8, 40
 SERVICE = parse_law(LAW).padded(BATCH, TOKENS)  # of a full batch, seconds
 CAPACITY = BATCH / SERVICE  # requests per second
 CONNECTIONS = 2000
+MOST_LATE, MOST_HELD = 0.01, 0.05  # seconds at p99; of the gateway's own time on a processor
+MOST_CPU = 0.8 / (20 * CAPACITY)  # seconds per call, connecting included: one core keeps up
 log = logging.getLogger(__name__)
 ARGUMENTS = ["tiny", "--engine", "emulated", "--latency", LAW, "--policy", f"capped:max_batch_size={BATCH}"]
 
@@ -73,6 +81,12 @@ def outcomes(process: GatewayProcess) -> dict[str, float]:
     return found
 
 
+def processor(process: GatewayProcess) -> tuple[float, float]:
+    """Seconds that the gateway's thread ran, and stood ready without a processor."""
+    ran, held, _ = Path(f"/proc/{process.pid}/schedstat").read_text().split()
+    return int(ran) * 1e-9, int(held) * 1e-9
+
+
 def conserved(process: GatewayProcess, seconds: float) -> Flood:
     """Flood it; every call has one answer, and the gateway's own counts are those of the clients."""
     before = outcomes(process)
@@ -80,26 +94,46 @@ def conserved(process: GatewayProcess, seconds: float) -> Flood:
     after = outcomes(process)
     summary = {status: len(each) for status, each in found.latencies.items()}
     counts = f"sent {found.sent}, held back {found.held_back}, by status {summary}"
-    log.info("%s; refusals p99 %.1f ms; longest delay %.0f ms", counts, found.quantile(429, 0.99) * 1e3, max(found.delays))
+    times = f"refusals p50 {found.quantile(429, 0.5) * 1e3:.1f} ms, p99 {found.quantile(429, 0.99) * 1e3:.1f} ms"
+    log.info("%s; %s; longest delay %.0f ms; sender's p99 lateness %.1f ms", counts, times, max(found.delays), found.late(0.99) * 1e3)
     assert set(summary) == {200, 429}
     assert found.lost == 0
     assert sum(summary.values()) == found.sent
-    assert found.sent > 0.9 * 20 * CAPACITY * seconds, counts
+    assert found.sent + found.held_back == round(20 * CAPACITY * seconds)
     assert after.get("completed", 0) - before.get("completed", 0) == summary[200]
     assert after.get("rejected", 0) - before.get("rejected", 0) == summary[429]
     assert not {name for name in ("failed", "abandoned", "cancelled") if after.get(name, 0) > before.get(name, 0)}
+    assert all(each > 0 for each in found.retry_after)
+    assert len({round(each) for each in found.retry_after}) > 50, "they do not all come back at once"
     return found
 
 
-def check(process: GatewayProcess, seconds: float) -> None:
+def check(process: GatewayProcess, seconds: float) -> str:
+    """Judge one flood; says what held it back where its times cannot be judged."""
+    ran, held = processor(process)
     found = conserved(process, seconds)
-    assert len(found.latencies[200]) > 0.85 * CAPACITY * seconds, "overload does not cost throughput"
+    ran, held = (now - before for now, before in zip(processor(process), (ran, held), strict=True))
+    late, per_call = found.late(0.99), ran / found.sent
+    log.info("gateway ran %.2f s, %.0f us per call; held back %.2f s; %d MiB", ran, per_call * 1e6, held, resident(process) >> 20)
+    assert per_call < MOST_CPU
+    if late > MOST_LATE or held > MOST_HELD * seconds:
+        return f"sender late by {late * 1e3:.0f} ms at p99, gateway held back for {held:.2f} of {seconds:g} s"
     assert found.quantile(429, 0.99) < 0.05
+    assert found.sent > 0.99 * 20 * CAPACITY * seconds
+    assert len(found.latencies[200]) > 0.85 * CAPACITY * seconds, "overload does not cost throughput"
     behind = (BOUND - BATCH) / BATCH + 1  # batches that start before it and the one in service
     assert max(found.delays) < 1.25 * behind * SERVICE * 1e3
     drained = (BOUND / BATCH + 1) * SERVICE * 1e3
-    assert all(0 < each < 1.25 * drained for each in found.retry_after), "nobody is sent away for longer than the backlog takes"
-    assert len({round(each) for each in found.retry_after}) > 100, "and they do not all come back at once"
+    assert max(found.retry_after) < 1.25 * drained, "nobody is sent away for longer than the backlog takes"
+    return ""
+
+
+def check_repeatedly(process: GatewayProcess, seconds: float, attempts: int) -> None:
+    held_back = [check(process, seconds)]
+    while held_back[-1] and len(held_back) < attempts:
+        held_back.append(check(process, seconds))
+    if held_back[-1]:
+        missing("a calm machine", "; ".join(held_back))
 
 
 @pytest.mark.slow
@@ -107,13 +141,15 @@ def test_a_minute_of_it(gateway: GatewayProcess) -> None:
     """60 s; memory after the first ten does not grow."""
     check(gateway, 10.0)
     warm = resident(gateway)
-    check(gateway, 50.0)
-    assert resident(gateway) < warm + (32 << 20)
-    assert resident(gateway) < 1 << 30
+    try:
+        check_repeatedly(gateway, 60.0, 2)
+    finally:
+        assert resident(gateway) < warm + (32 << 20)
+        assert resident(gateway) < 1 << 30
 
 
 def test_the_short_form_of_it(gateway: GatewayProcess) -> None:
-    check(gateway, 2.5)
+    check_repeatedly(gateway, 2.0, 2)
 
 
 def test_policies_are_switched_under_it_and_nothing_is_lost(gateway: GatewayProcess) -> None:
