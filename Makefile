@@ -1,10 +1,11 @@
 # Every target makes the environment first (tools/setup_env.py, silent when up to date).
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-system demo test test-all check audit bench conformance screenshots clean
+.PHONY: help setup setup-system demo test test-all check audit bench conformance screenshots dashboards manifests clean
 
 PYTHON ?= python3
 BIN := .venv/bin
 CACHES := .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+OPERATOR_RULES := docker/k8s/base/prometheusrule.yaml
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +30,7 @@ check: setup ## lint, format, types, direction of imports, spelling
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy kendall.py tools/setup_env.py tools/audit.py tools/vendor.py
+	$(BIN)/mypy -p grafana
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 
@@ -43,6 +45,14 @@ conformance: setup ## openai-python's tests, schemathesis and the statuses on th
 
 screenshots: setup ## pictures of the live page in docs/page (needs Chromium; three minutes); ARGS=FOLDER
 	@$(BIN)/python -m tests.page.screenshots $(ARGS)
+
+dashboards: setup ## grafana/dashboards/*.json from the code beside them
+	@$(BIN)/python -m grafana.generate
+
+manifests: ## docker/k8s/base/prometheusrule.yaml from docker/rules.yml
+	@sed -n '1,/^spec:/p' $(OPERATOR_RULES) >$(OPERATOR_RULES).new
+	@sed -n '/^groups:/,$$p' docker/rules.yml | sed 's/^\(.\)/  \1/' >>$(OPERATOR_RULES).new
+	@mv $(OPERATOR_RULES).new $(OPERATOR_RULES)
 
 clean: ## remove caches and builds, keep .venv and runs
 	@rm -rf $(CACHES) build dist *.egg-info

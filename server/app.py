@@ -23,6 +23,7 @@ from server.api.request_id import stamped
 from server.api.tokenizing import add_tokenizing
 from server.call import answer, direct, parse
 from server.errors import ApiError
+from server.exposition import exposition
 from server.gateway import Gateway
 from server.law.calibration import Calibrator
 from server.page import Feed, add_page
@@ -143,7 +144,7 @@ def _add_state(app: FastAPI, gateway: Gateway) -> None:
 
     @app.get("/metrics", response_class=PlainTextResponse, responses=errors(401))
     async def metrics() -> Response:
-        return Response(gateway.metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(exposition(gateway.metrics), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/load", responses=errors(401))
     async def load() -> dict[str, int]:

@@ -94,6 +94,7 @@ class Gateway:
         self.metrics.gauge_of("in_service", "Sequences in service", lambda: self.batcher.in_service)
         self.metrics.gauge_of("engine_up", "1: the engine serves; 0: it restarts or is lost", lambda: self.supervisor.serving)
         self.metrics.gauge_of("engine_restarts", "Times that a lost engine came up again", lambda: self.supervisor.restarts)
+        self.metrics.serves(capabilities.engine, self.settings.served_model_name)
         self.metrics.switched(format_policy(self._policy), self.max_output_tokens, 0, changed_policy=False)
         if (timeout := self.settings.supervision.stuck_timeout) > 0:
             watch = StuckWatch(self._batcher, timeout, lambda: self.law, self._on_stuck)

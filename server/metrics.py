@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from importlib import metadata
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics, generate_latest
 
@@ -51,6 +52,7 @@ class Metrics:
         self.clipped = Counter("kendall_clipped_requests", "Ended by the gateway's limit", ["policy"], registry=self.registry)
         self.tokens = Counter("kendall_generated_tokens", "Output tokens, whatever became of them", ["policy"], registry=self.registry)
         self.switches = Counter("kendall_policy_switches", "Changes of the policy", registry=self.registry)
+        self.engine_info = self._gauge("engine_info", "What serves", ["engine", "model", "version"])
         self.policy_info = self._gauge("policy_info", "The policy in force", ["policy", "max_output_tokens", "epoch"])
         self.predicted = self._gauge("predicted_queueing_delay_seconds", "What the model says", ["policy", "method", "stat"])
         self.observed = self._gauge("observed_queueing_delay_seconds", "Over the window of the prediction", ["policy", "stat"])
@@ -64,6 +66,8 @@ class Metrics:
         self.joules = self._gauge("energy_joules", "Drawn by the engine's devices since the start, as far as they tell")
         self.energy = self._gauge("energy_estimate_joules", "c[b] = beta b + c0 of a batch of b, and per output token", ["term"])
         self.speed = self._gauge("engine_speed_ratio", "Measured service time over the calibrated law's; above 1 is slower")
+        self.predicted_utilisation = self._gauge("predicted_utilisation", "Fraction of time that a server is busy, by the model")
+        self.predicted_batch_size = self._gauge("predicted_batch_size", "Mean sequences of a dispatch, by the model")
         self.error = self._gauge("prediction_error_ratio", "observed / predicted - 1", ["policy"])
         self.load = self._gauge("load", "Arrival rate / largest stable arrival rate of the policy in force")
         self.utilisation = self._gauge("utilisation", "Fraction of the window in which a server was busy")
@@ -72,6 +76,10 @@ class Metrics:
     def gauge_of(self, name: str, help_text: str, read: Callable[[], float]) -> None:
         """A gauge that is read when scraped."""
         self._gauge(name, help_text).set_function(read)
+
+    def serves(self, engine: str, model: str) -> None:
+        """An engine came up: dashboards find the gateways of a model by this."""
+        self.engine_info.labels(engine, model, metadata.version("kendall")).set(1)
 
     def on_arrival(self, ticket: Ticket) -> None:
         """Counted when its outcome is known."""

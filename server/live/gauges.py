@@ -20,6 +20,8 @@ class LiveGauges:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
+        self.clear()
+        metrics.speed.set(math.nan)
 
     def clear(self) -> None:
         """A new epoch: nothing is averaged across."""
@@ -27,7 +29,8 @@ class LiveGauges:
         for gauge in (metrics.predicted, metrics.observed, metrics.predicted_sojourn, metrics.observed_sojourn, metrics.error):
             gauge.clear()
         metrics.assumption_holds.clear()
-        metrics.load.set(math.nan)
+        for gauge in (metrics.load, metrics.predicted_utilisation, metrics.predicted_batch_size):
+            gauge.set(math.nan)
 
     def show(self, found: Mapping[str, Any]) -> None:
         """A look, as `/admin/prediction` has it."""
@@ -42,6 +45,8 @@ class LiveGauges:
         if comparison["error"] is not None:
             metrics.error.labels(policy).set(comparison["error"])
         metrics.load.set(_number(found["load"]))
+        metrics.predicted_utilisation.set(_number(found.get("utilisation")))
+        metrics.predicted_batch_size.set(_number((found.get("batch_size") or {}).get("mean")))
         metrics.speed.set(_number(found["speed"]))
         for name, assumption in comparison["assumptions"].items():
             metrics.assumption_holds.labels(name).set(_number(assumption["holds"]))

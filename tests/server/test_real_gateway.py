@@ -9,12 +9,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from loadgen.client import Target
 from loadgen.gateway_process import GatewayProcess, free_port
@@ -22,6 +25,8 @@ from loadgen.run import run_load
 from loadgen.timetable import draw
 from queueing.distributions import parse_distribution
 from queueing.record import Record, read_run
+from tests.grafana.asked import FILES, faults, filled, queries_of
+from tests.prometheus_server import Prometheus
 
 pytestmark = pytest.mark.engine
 POLICIES = (
@@ -120,6 +125,53 @@ def test_greedy_answers_do_not_depend_on_the_policy_or_on_streaming(served: Serv
             texts.add(client.completions.create(**arguments).choices[0].text)
             texts.add("".join(part.choices[0].text for part in client.completions.create(**arguments, stream=True)))
     assert len(texts) == 1
+
+
+def test_vllms_own_metrics_stand_beside_the_gateways_without_a_clash(served: Served) -> None:
+    """Each family once, and both count the same tokens and requests."""
+
+    def scrape() -> dict[str, float]:
+        text = httpx.get(f"{served.gateway.url}/metrics").text
+        families = list(text_string_to_metric_families(text))
+        assert len({family.name for family in families}) == len(families)
+        samples: dict[str, float] = {}
+        for family in families:
+            for sample in family.samples:
+                samples[sample.name] = samples.get(sample.name, 0.0) + sample.value
+        return samples
+
+    served.run(lambda gateway: gateway.ask("PUT", "/admin/policy", {"policy": "single"}))
+    before = scrape()
+    with served.openai() as client:
+        for _ in range(3):
+            client.completions.create(model="tiny", prompt="the queue", max_tokens=5, extra_body={"ignore_eos": True})
+    after = scrape()
+    grown = {name: after[name] - before[name] for name in after.keys() & before.keys()}
+    assert grown["vllm:generation_tokens_total"] == grown["kendall_output_tokens_sum"] == 15
+    assert grown["vllm:request_success_total"] == grown["kendall_queueing_delay_seconds_count"] == 3
+    assert after["vllm:num_requests_running"] == after["kendall_in_service"] == 0
+
+
+def test_prometheus_gets_finite_data_for_every_query_of_the_dashboards_about_vllm(served: Served, tmp_path: Path) -> None:
+    """In the right unit, from the gateway's own port; tests/test_prometheus.py asks all the others."""
+    seconds, scrapes = 6.0, 2.0
+
+    async def main(gateway: GatewayProcess) -> float:
+        await gateway.ask("PUT", "/admin/policy", {"policy": "continuous:max_batch_size=4"})
+        prompts, lengths = parse_distribution("deterministic:value=16"), parse_distribution("uniform:low=4,high=24")
+        timetable = draw(8.0, round(8.0 * seconds), 8, prompts, lengths)
+        result = await run_load(Target(base_url=gateway.url, model="tiny", max_tokens=24), timetable, seed=8)
+        await asyncio.sleep(scrapes)
+        return max(record.sojourn_time for record in result.records if record.sojourn_time is not None)
+
+    queries = [asked for path in FILES for asked in queries_of(path) if asked.vllm]
+    assert len(queries) > 8
+    with Prometheus(tmp_path, served.gateway.url.removeprefix("http://")) as prometheus:
+        start = datetime.now(tz=UTC).timestamp()
+        longest = served.run(main)
+        end = datetime.now(tz=UTC).timestamp()
+        answers = [(asked, prometheus.over(filled(asked.expr, window="5s", shown="10s"), start, end)) for asked in queries]
+    assert [fault for asked, answer in answers for fault in faults(asked, answer, longest)] == []
 
 
 def test_errors_are_openais(served: Served) -> None:

@@ -527,6 +527,9 @@ LABELS = {  # each with the most values it may have in one family
     "stage": 8,
     "max_output_tokens": 1,
     "epoch": 1,
+    "engine": 1,
+    "model": 1,
+    "version": 1,
 }
 
 

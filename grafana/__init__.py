@@ -1,0 +1,1 @@
+"""The Grafana dashboards as code: `python -m grafana.generate` writes grafana/dashboards/*.json."""

@@ -1,0 +1,178 @@
+"""Engine: vLLM's own metrics beside the gateway's."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from grafana.frame import Section, dashboard
+from grafana.panels import ATTENTION, BYTES, COUNT, FRACTION, PER_SECOND, SECONDS, STATE, TOKENS_PER_SECOND, Series, lines, number
+from grafana.queries import gauge, mean, quantile, rate
+
+INSTANCE = ("instance",)
+
+
+def build() -> Dashboard:
+    """What both count, side by side; then what only vLLM knows."""
+    says = "vLLM's own metrics (vllm:...) beside the gateway's, from the same scrape. An emulated engine has none of its own."
+    return dashboard("kendall-engine", "Kendall / Engine", says, [_life(), _queues(), _times(), _tokens(), _process()])
+
+
+def _life() -> Section:
+    return "Life", [
+        number(
+            "Engine", "What serves.", STATE, Series(gauge("kendall_engine_info"), "{{engine}} {{model}} (Kendall {{version}})"), width=8
+        ),
+        number(
+            "Serves",
+            "1: the engine serves; 0: it is being started again or is lost.",
+            COUNT,
+            Series(gauge("kendall_engine_up"), "{{instance}}"),
+        ),
+        number(
+            "Restarts",
+            "Times that a lost engine came up again since the gateway started.",
+            COUNT,
+            Series(gauge("kendall_engine_restarts"), "{{instance}}"),
+            limits=[(1.0, "orange"), (3.0, "red")],
+        ),
+        number(
+            "KV cache",
+            "Fraction of vLLM's KV cache in use.",
+            FRACTION,
+            Series(gauge("vllm:kv_cache_usage_perc"), "{{instance}}"),
+            limits=[(0.8, "orange"), (0.95, "red")],
+        ),
+        number(
+            "Speed",
+            "Measured service time over the calibrated law's: above 1 it is slower.",
+            FRACTION,
+            Series(gauge("kendall_engine_speed_ratio", known="> 0"), "{{instance}}"),
+            limits=[(1.15, "orange"), (1.5, "red")],
+        ),
+    ]
+
+
+def _queues() -> Section:
+    return "Who waits where", [
+        lines(
+            "In service and running",
+            "The gateway's count and vLLM's. The gateway's is the larger for the moments between a dispatch and the engine's next step.",
+            COUNT,
+            [Series(gauge("kendall_in_service"), "Kendall {{instance}}"), Series(gauge("vllm:num_requests_running"), "vLLM {{instance}}")],
+        ),
+        lines(
+            "Waiting",
+            "Requests in the gateway's queue and in the engine's. The engine's stays at 0: all waiting is done in the gateway.",
+            COUNT,
+            [
+                Series(gauge("kendall_queue_length"), "Kendall {{instance}}"),
+                Series(gauge("vllm:num_requests_waiting"), "vLLM {{instance}}"),
+            ],
+        ),
+        lines(
+            "Queueing delay, mean",
+            "In the gateway's queue and in the engine's.",
+            SECONDS,
+            [
+                Series(mean("kendall_queueing_delay_seconds", by=INSTANCE), "Kendall {{instance}}"),
+                Series(mean("vllm:request_queue_time_seconds", by=INSTANCE), "vLLM {{instance}}"),
+            ],
+            limits=ATTENTION,
+        ),
+        lines(
+            "Preemptions",
+            "Sequences a second that vLLM took out for want of KV memory. Above 0: lower max_num_seqs or the batch size.",
+            PER_SECOND,
+            [Series(rate("vllm:num_preemptions_total", by=INSTANCE), "{{instance}}")],
+            limits=[(0.01, "red")],
+        ),
+    ]
+
+
+def _times() -> Section:
+    return "Times", [
+        lines(
+            "Time to first token, p95",
+            "Kendall: from arrival, the queue included. vLLM: from the hand-over.",
+            SECONDS,
+            [
+                Series(quantile("kendall_time_to_first_token_seconds", 0.95, by=INSTANCE), "Kendall {{instance}}"),
+                Series(quantile("vllm:time_to_first_token_seconds", 0.95, by=INSTANCE), "vLLM {{instance}}"),
+            ],
+            limits=ATTENTION,
+        ),
+        lines(
+            "Between tokens, mean",
+            "Kendall: mean over the answers. vLLM: mean over the tokens.",
+            SECONDS,
+            [
+                Series(mean("kendall_inter_token_latency_seconds", by=INSTANCE), "Kendall {{instance}}"),
+                Series(mean("vllm:inter_token_latency_seconds", by=INSTANCE), "vLLM {{instance}}"),
+            ],
+        ),
+        lines(
+            "Service, mean",
+            "Kendall: dispatch until the server was free again. vLLM: first scheduled to last token of a request.",
+            SECONDS,
+            [
+                Series(mean("kendall_service_time_seconds", by=INSTANCE), "Kendall {{instance}}"),
+                Series(mean("vllm:request_inference_time_seconds", by=INSTANCE), "vLLM {{instance}}"),
+            ],
+        ),
+        lines(
+            "Sequences of a batch",
+            "Kendall: mean sequences of a dispatch. vLLM: mean tokens of an engine step (while decoding, one a sequence).",
+            COUNT,
+            [
+                Series(mean("kendall_batch_size", by=INSTANCE), "Kendall {{instance}}"),
+                Series(mean("vllm:iteration_tokens_total", by=INSTANCE), "vLLM {{instance}}"),
+            ],
+        ),
+    ]
+
+
+def _tokens() -> Section:
+    return "Tokens", [
+        lines(
+            "Output tokens",
+            "vLLM: made, padding of static batches included. Kendall: of completed answers.",
+            TOKENS_PER_SECOND,
+            [
+                Series(rate("vllm:generation_tokens_total", by=INSTANCE), "made by vLLM {{instance}}"),
+                Series(rate("kendall_output_tokens_sum", by=INSTANCE), "answered by Kendall {{instance}}"),
+            ],
+        ),
+        lines(
+            "Prompt tokens",
+            "Computed by vLLM; waiting in the gateway's queue they are at `kendall_queued_tokens`.",
+            TOKENS_PER_SECOND,
+            [Series(rate("vllm:prompt_tokens_total", by=INSTANCE), "{{instance}}")],
+        ),
+    ]
+
+
+def _process() -> Section:
+    return "The gateway's process", [
+        lines(
+            "Processor",
+            "Fraction of one core that the gateway's own process takes; the engine has its own.",
+            FRACTION,
+            [Series(rate("process_cpu_seconds_total", by=INSTANCE), "{{instance}}")],
+            limits=[(0.7, "orange"), (0.9, "red")],
+            width=8,
+        ),
+        lines(
+            "Own time of a call, by stage",
+            "Mean stretch of the event loop's time; one call in 64 is measured. `prompt` waits for the tokeniser, `write` for the reader.",
+            SECONDS,
+            [Series(mean("kendall_own_time_seconds", by=("stage",), window="5m"), "{{stage}}")],
+            width=8,
+        ),
+        lines(
+            "Memory",
+            "Resident memory of the gateway's own process.",
+            BYTES,
+            [Series(gauge("process_resident_memory_bytes"), "{{instance}}")],
+            width=8,
+        ),
+    ]

@@ -1,0 +1,158 @@
+"""Overview: what an operator looks at first."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from grafana.frame import Section, dashboard
+from grafana.panels import ATTENTION, COUNT, FRACTION, HOLDS, LOAD, PER_SECOND, SECONDS, STATE, Series, lines, number, states
+from grafana.queries import gauge, mean, quantile, rate, share
+
+LEVELS = (0.5, 0.95, 0.99)
+
+
+def build() -> Dashboard:
+    """Arrival rate, queue length, delays and service apart, utilisation."""
+    says = "Arrivals, queue, queueing delay and service time apart, utilisation: one look at each gateway."
+    return dashboard("kendall", "Kendall / Overview", says, [_now(), _queue(), _delays(), _service(), _health()])
+
+
+def _now() -> Section:
+    per_gateway = "{{instance}}"
+    return "Now", [
+        number("Policy", "The policy in force.", STATE, Series(gauge("kendall_policy_info"), "{{policy}}")),
+        number(
+            "Load",
+            "Arrival rate over the largest that is stable under the policy in force, by the model. Above 0.9 the delay explodes.",
+            FRACTION,
+            Series(gauge("kendall_load", known=">= 0"), per_gateway),
+            limits=LOAD,
+        ),
+        number(
+            "Utilisation",
+            "Fraction of the last minute in which a server was busy. For batches it may be near 1 at a moderate load.",
+            FRACTION,
+            Series(gauge("kendall_utilisation"), per_gateway),
+            limits=[(0.9, "orange")],
+        ),
+        number("Arrival rate", "Requests that arrive.", PER_SECOND, Series(gauge("kendall_arrival_rate"), per_gateway)),
+        number("Waiting", "Requests in the queue.", COUNT, Series(gauge("kendall_queue_length"), per_gateway)),
+        number("In service", "Sequences in the engine.", COUNT, Series(gauge("kendall_in_service"), per_gateway)),
+    ]
+
+
+def _queue() -> Section:
+    return "Arrivals and queue", [
+        lines(
+            "Arrival rate and throughput",
+            "Requests that arrive, over the last minute, and requests that are completed. Apart for long: the queue grows.",
+            PER_SECOND,
+            [
+                Series(gauge("kendall_arrival_rate"), "arriving {{instance}}"),
+                Series(rate("kendall_requests_total", 'outcome="completed"', by=("instance",)), "completed {{instance}}"),
+            ],
+        ),
+        lines(
+            "Queue length",
+            "Requests waiting, and sequences in service.",
+            COUNT,
+            [
+                Series(gauge("kendall_queue_length"), "waiting {{instance}}"),
+                Series(gauge("kendall_in_service"), "in service {{instance}}"),
+            ],
+        ),
+    ]
+
+
+def _quantiles(histogram: str) -> list[Series]:
+    return [Series(quantile(histogram, level), f"p{level * 100:.0f} {{{{policy}}}}") for level in LEVELS]
+
+
+def _delays() -> Section:
+    return "Delays", [
+        lines(
+            "Queueing delay",
+            "From arrival to dispatch, of dispatched requests: what the policy decides.",
+            SECONDS,
+            _quantiles("kendall_queueing_delay_seconds"),
+            limits=ATTENTION,
+        ),
+        lines(
+            "Service time",
+            "From dispatch until the server could be dispatched to again: what the engine takes.",
+            SECONDS,
+            _quantiles("kendall_service_time_seconds"),
+            limits=ATTENTION,
+        ),
+        lines(
+            "Sojourn time",
+            "From arrival to the last byte of the answer: what a client sees.",
+            SECONDS,
+            _quantiles("kendall_sojourn_time_seconds"),
+            limits=ATTENTION,
+        ),
+        lines(
+            "Time to first token",
+            "From arrival to the first token.",
+            SECONDS,
+            _quantiles("kendall_time_to_first_token_seconds"),
+            limits=ATTENTION,
+        ),
+    ]
+
+
+def _service() -> Section:
+    return "Service", [
+        lines(
+            "Load and utilisation",
+            "Load: arrival rate over the largest stable one. Utilisation: fraction of time that a server is busy, seen and by the model.",
+            FRACTION,
+            [
+                Series(gauge("kendall_load", known=">= 0"), "load {{instance}}"),
+                Series(gauge("kendall_utilisation"), "utilisation {{instance}}"),
+                Series(gauge("kendall_predicted_utilisation", known=">= 0"), "utilisation by the model {{instance}}"),
+            ],
+            limits=LOAD,
+        ),
+        lines(
+            "Batch size",
+            "Mean sequences of a dispatch; for continuous: in service after it.",
+            COUNT,
+            [Series(mean("kendall_batch_size"), "{{policy}}")],
+        ),
+    ]
+
+
+def _health() -> Section:
+    completed = rate("kendall_requests_total", 'outcome="completed"')
+    limit = "max by (instance) (" + gauge("kendall_max_clipped_fraction") + ")"
+    return "Health", [
+        lines(
+            "Outcomes",
+            "How requests ended: each exactly one way.",
+            PER_SECOND,
+            [Series(rate("kendall_requests_total", by=("outcome",)), "{{outcome}}")],
+            stacked=True,
+            width=8,
+        ),
+        lines(
+            "Clipped answers",
+            "Fraction of the completed answers that the gateway's token limit cut, and the most that is allowed.",
+            FRACTION,
+            [
+                Series(share(rate("kendall_clipped_requests_total"), completed), "{{policy}}"),
+                Series(limit, "allowed {{instance}}"),
+            ],
+            width=8,
+        ),
+        states(
+            "Engine and self-checks",
+            "Whether the engine serves, and whether conservation, Little's law and the utilisation law hold in the gateway's own counters.",
+            [
+                Series(gauge("kendall_engine_up"), "engine {{instance}}"),
+                Series(gauge("kendall_self_check_holds"), "{{check}} {{instance}}"),
+            ],
+            HOLDS,
+            width=8,
+        ),
+    ]

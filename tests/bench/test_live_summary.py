@@ -1,0 +1,36 @@
+"""The README's numbers come from the files of the validation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.live.summary import BEGIN, END, README, ROOT, cells, table, written
+
+
+def test_the_readmes_table_is_what_the_cells_files_say() -> None:
+    """`python -m bench.live.summary` writes it; a new validation makes this fail until it is run."""
+    text = README.read_text()
+    assert written(text, table(cells())) == text
+
+
+def test_a_cell_that_does_not_hold_is_bold_and_is_counted(tmp_path: Path) -> None:
+    folder = tmp_path / "cells"
+    folder.mkdir()
+    for path in (ROOT / "docs/live-validation/cells").glob("*load0.5.1.json"):
+        result = json.loads(path.read_text())
+        if result["policy"] == "dynamic":
+            for name in ("value", "low", "high"):
+                result["observed"][name] *= 3
+        (folder / path.name).write_text(json.dumps(result))
+    found = table(cells(tmp_path))
+    (dynamic,) = (line for line in found.splitlines() if line.startswith("| `dynamic`"))
+    assert "| **" in dynamic
+    assert "5 of 6 cells hold" in found
+
+
+def test_a_readme_without_the_place_is_an_error() -> None:
+    with pytest.raises(ValueError, match="without one place"):
+        written(f"{BEGIN} {END} {BEGIN} {END}", "")

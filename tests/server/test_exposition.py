@@ -1,0 +1,55 @@
+"""What stands beside the gateway's own metrics does not clash with them."""
+
+from __future__ import annotations
+
+from collections import Counter as Count
+
+import pytest
+from prometheus_client import REGISTRY, Counter, Gauge
+from prometheus_client.parser import text_string_to_metric_families
+
+from server.exposition import exposition
+from server.metrics import Metrics
+
+
+def families(text: bytes) -> Count[str]:
+    return Count(family.name for family in text_string_to_metric_families(text.decode()))
+
+
+def test_vllms_collectors_are_shown_and_a_library_of_the_same_process_is_not() -> None:
+    theirs = Counter("vllm:generation_tokens", "As vLLM names it", ["model_name"])
+    other = Gauge("kendall_queue_length", "A library that takes our name in the default registry")
+    try:
+        theirs.labels("tiny").inc(7)
+        text = exposition(Metrics())
+    finally:
+        for collector in (theirs, other):
+            REGISTRY.unregister(collector)
+    assert b'vllm:generation_tokens_total{model_name="tiny"} 7.0' in text
+    found = families(text)
+    assert found["process_resident_memory_bytes"] == 1
+    assert found["kendall_queueing_delay_seconds"] == 1
+    assert "kendall_queue_length" not in found, "ours comes from our registry, and no gateway has started"
+    assert set(found.values()) == {1}
+
+
+def test_a_second_gateway_in_the_process_is_no_clash() -> None:
+    first, second = Metrics(), Metrics()
+    first.arrival_rate.set(1)
+    second.arrival_rate.set(2)
+    assert b"kendall_arrival_rate 1.0" in exposition(first)
+    assert b"kendall_arrival_rate 2.0" in exposition(second)
+
+
+def test_an_engine_that_is_started_again_registers_its_collectors_again() -> None:
+    """As vLLM does it: the old ones out, new ones of the same name in; what was read before stays readable."""
+    old = Gauge("vllm:num_requests_running", "One life")
+    with pytest.raises(ValueError, match="Duplicated"):
+        Gauge("vllm:num_requests_running", "A clash, if the old one stayed")
+    REGISTRY.unregister(old)
+    new = Gauge("vllm:num_requests_running", "The next life")
+    try:
+        new.set(3)
+        assert exposition(Metrics()).count(b"\nvllm:num_requests_running ") == 1
+    finally:
+        REGISTRY.unregister(new)

@@ -1,0 +1,277 @@
+"""Containers without a container engine: schemas, a linter, and the Dockerfile's own commands run in a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.support import missing
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCKER = ROOT / "docker"
+BASE, GPU = DOCKER / "k8s/base", DOCKER / "k8s/gpu"
+KUBERNETES = "1.31"  # the oldest that is supported: what is valid there is valid later
+
+
+def read(path: Path) -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load(path.read_text())
+    return document
+
+
+def check(document: Any, name: str) -> None:
+    """By the schema that check-jsonschema ships. Raises jsonschema.ValidationError."""
+    text = resources.files("check_jsonschema").joinpath("builtin_schemas", "vendor", f"{name}.json").read_text()
+    schema = json.loads(text)
+    jsonschema.validators.validator_for(schema)(schema).validate(document)
+
+
+# compose
+
+
+def test_compose_is_valid_by_the_compose_specification() -> None:
+    compose = read(DOCKER / "compose.yaml")
+    check(compose, "compose-spec")
+    compose["services"]["gateway"]["port"] = compose["services"]["gateway"].pop("ports")
+    with pytest.raises(jsonschema.ValidationError):
+        check(compose, "compose-spec")
+
+
+def test_compose_says_only_flags_that_the_command_has() -> None:
+    for name in ("gateway", "gateway-gpu", "load"):
+        command = read(DOCKER / "compose.yaml")["services"][name]["command"]
+        assert_flags_exist(command[0], command[1:])
+
+
+def assert_flags_exist(command: str, arguments: list[str]) -> None:
+    import kendall
+
+    known = {flag for parameter in kendall._command(command).params for flag in parameter.opts}
+    asked = {argument.split("=")[0] for argument in arguments if argument.startswith("--")}
+    assert asked <= known
+
+
+def test_what_stops_a_container_waits_longer_than_the_drain() -> None:
+    from server.settings import Settings
+
+    grace = read(DOCKER / "compose.yaml")["services"]["gateway"]["stop_grace_period"]
+    assert int(grace.removesuffix("s")) > Settings(model="m", served_model_name="m").shutdown_timeout + 10
+
+
+# Kubernetes
+
+
+def manifests() -> Iterator[tuple[Path, dict[str, Any]]]:
+    for name in read(BASE / "kustomization.yaml")["resources"]:
+        yield BASE / name, read(BASE / name)
+
+
+def test_kustomizations_name_what_exists() -> None:
+    assert {path.name for path, _ in manifests()} == {path.name for path in BASE.glob("*.yaml")} - {"kustomization.yaml"}
+    gpu = read(GPU / "kustomization.yaml")
+    assert [(GPU / name).resolve() for name in gpu["resources"]] == [BASE]
+    assert all((GPU / patch["path"]).is_file() for patch in gpu["patches"])
+    assert gpu["images"][0]["name"] == deployment()["spec"]["template"]["spec"]["containers"][0]["image"].split(":")[0]
+
+
+@pytest.mark.parametrize("name", ["deployment.yaml", "service.yaml"])
+def test_manifests_are_valid_by_the_schemas_of_kubernetes(name: str) -> None:
+    document = read(BASE / name)
+    kubernetes_validate.validate(document, KUBERNETES, strict=True)
+    document["spec"]["matching"] = document["spec"]["selector"]
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(document, KUBERNETES, strict=True)
+
+
+def deployment() -> dict[str, Any]:
+    return read(BASE / "deployment.yaml")
+
+
+def container() -> dict[str, Any]:
+    found: dict[str, Any] = deployment()["spec"]["template"]["spec"]["containers"][0]
+    return found
+
+
+def test_the_gpu_patch_gives_a_valid_deployment() -> None:
+    merged = merge(deployment(), read(GPU / "deployment.yaml"))
+    kubernetes_validate.validate(merged, KUBERNETES, strict=True)
+    assert merged["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert merged["spec"]["strategy"] == {"type": "Recreate"}
+
+
+def merge(base: Any, patch: Any) -> Any:
+    """A strategic merge of what is used here: null deletes, containers are merged by name."""
+    if isinstance(base, dict) and isinstance(patch, dict):
+        merged = base | {key: merge(base.get(key), value) for key, value in patch.items()}
+        return {key: value for key, value in merged.items() if value is not None}
+    if isinstance(base, list) and isinstance(patch, list) and all("name" in each for each in base + patch):
+        named = {each["name"]: each for each in patch}
+        return [merge(each, named.get(each["name"], {})) for each in base]
+    return patch
+
+
+def test_the_pod_is_given_time_to_drain() -> None:
+    """preStop, then --shutdown-timeout, then letting the engine go, within the grace period; clients are told 503 by then."""
+    grace = deployment()["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    before = int(container()["lifecycle"]["preStop"]["exec"]["command"][1])
+    drain = int(next(argument for argument in container()["args"] if argument.startswith("--shutdown-timeout")).split("=")[1])
+    assert before + drain + 15 <= grace
+    readiness = container()["readinessProbe"]
+    assert before > readiness["periodSeconds"] * readiness["failureThreshold"]
+
+
+def test_probes_ask_what_the_gateway_answers_without_a_key() -> None:
+    from server.security.routes import DECISIONS
+
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        path = container()[probe]["httpGet"]["path"]
+        assert DECISIONS[path] == "open", path
+
+
+def test_the_pod_says_only_flags_that_the_command_has() -> None:
+    command, *arguments = container()["args"]
+    assert_flags_exist(command, arguments)
+
+
+def test_labels_ports_and_job_fit_together() -> None:
+    labels = deployment()["spec"]["template"]["metadata"]["labels"]
+    service, monitor = read(BASE / "service.yaml"), read(BASE / "servicemonitor.yaml")
+    assert deployment()["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert service["spec"]["selector"].items() <= labels.items()
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    (port,) = service["spec"]["ports"]
+    assert port["targetPort"] == container()["ports"][0]["name"]
+    assert monitor["spec"]["endpoints"][0]["port"] == port["name"]
+    job = service["metadata"]["labels"][monitor["spec"]["jobLabel"]]
+    assert f'up{{job="{job}"}}' in (DOCKER / "rules.yml").read_text()
+
+
+def test_the_operators_rules_are_the_rules() -> None:
+    """`make manifests` writes them."""
+    assert read(BASE / "prometheusrule.yaml")["spec"] == read(DOCKER / "rules.yml")
+
+
+# the image
+
+
+def test_hadolint_has_nothing_to_say() -> None:
+    hadolint = shutil.which("hadolint", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if hadolint is None:
+        missing("hadolint", "it is in requirements/dev.txt")
+    result = subprocess.run([hadolint, str(DOCKER / "Dockerfile")], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (0, "")
+
+
+def instructions() -> list[tuple[str, str, str]]:
+    """(stage, instruction, rest), continued lines joined, comments left out."""
+    text = re.sub(r"(?m)^#.*\n", "", (DOCKER / "Dockerfile").read_text()).replace("\\\n", " ")
+    stage, found = "", []
+    for line in filter(None, (line.strip() for line in text.splitlines())):
+        name, _, rest = line.partition(" ")
+        if name == "FROM":
+            stage = rest.split(" AS ")[1]
+        found.append((stage, name, " ".join(rest.split())))
+    return found
+
+
+def bases() -> dict[str, str]:
+    return {stage: rest.split(" AS ")[0] for stage, name, rest in instructions() if name == "FROM"}
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda", "emulated"])
+def test_a_target_runs_without_rights_has_a_check_and_its_own_flavour(target: str) -> None:
+    lineage = [target]
+    while (base := bases()[lineage[-1]]) in bases():
+        lineage.append(base)
+    mine = [(name, rest) for stage, name, rest in instructions() if stage in lineage]
+    users = [rest for stage, name, rest in instructions() if stage == target and name == "USER"]
+    assert users == ["10001"], "a number: Kubernetes' runAsNonRoot cannot know a name"
+    assert any("useradd" in rest and "--uid 10001" in rest for name, rest in mine if name == "RUN")
+    assert any(name == "HEALTHCHECK" for name, _ in mine)
+    assert ("COPY", f"--from=built-{target} /opt/kendall /opt/kendall") in mine
+    built = [rest for stage, name, rest in instructions() if stage == f"built-{target}" and name == "RUN"]
+    assert len(built) == 1
+    assert f"--flavour {target} " in built[0]
+    assert "sources" not in lineage, "the sources and the build's tools stay behind"
+
+
+def test_the_last_stage_is_the_cpu_image() -> None:
+    assert instructions()[-1][0] == "cpu"
+
+
+@pytest.mark.slow
+def test_the_dockerfiles_own_commands_make_an_environment_that_serves(tmp_path: Path) -> None:
+    """The target `emulated`, step by step in a folder: what COPY brings, what RUN does, what CMD starts, what HEALTHCHECK asks."""
+    source, made = tmp_path / "src", tmp_path / "opt/kendall"
+    source.mkdir()
+    for _, name, rest in (step for step in instructions() if step[0] == "sources"):
+        if name == "COPY":
+            *sources, where = rest.split()
+            for what in sources:
+                copy(ROOT / what, source / where / what if where == "./" else source / where)
+    (run,) = [rest for stage, name, rest in instructions() if stage == "built-emulated" and name == "RUN"]
+    run = re.sub(r"--mount=\S+ ", "", run).replace("/opt/kendall", str(made))
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # python and uv, as the stage before has them
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("KENDALL_", "VIRTUAL_ENV", "PYTHON"))}
+    subprocess.run(["sh", "-c", run], cwd=source, env=environment | {"PATH": path}, check=True, timeout=300)
+    assert not list(made.glob("lib/python*/site-packages/pip")), "nothing is installed into a container that runs"
+    source.rename(tmp_path / "gone")  # a copy was installed, no link
+    starts_and_is_healthy(made / "bin", tmp_path)
+
+
+def copy(what: Path, where: Path) -> None:
+    if what.is_dir():
+        shutil.copytree(what, where, ignore=shutil.ignore_patterns("__pycache__"))
+    else:
+        where.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(what, where)
+
+
+def starts_and_is_healthy(binaries: Path, home: Path) -> None:
+    steps = {name: rest for stage, name, rest in instructions() if stage == "runtime"}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    command = [*json.loads(steps["ENTRYPOINT"]), *json.loads(steps["CMD"])]
+    check = json.loads(steps["HEALTHCHECK"].split("CMD ")[1])
+    assert "8080" in command
+    assert "8080" in check[-1]
+    command = [port if part == "8080" else part for part in command]
+    check = [part.replace("8080", port) for part in check]
+    environment = {"PATH": f"{binaries}:/usr/bin:/bin", "HOME": str(home), "KENDALL_API_KEY": "a-key-of-this-test-alone"}
+    gateway = subprocess.Popen([str(binaries / command[0]), *command[1:]], cwd=home, env=environment)
+    try:
+        answers = []
+        while len(answers) < 120 and 0 not in answers:
+            assert gateway.poll() is None, "the gateway ended"
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                gateway.wait(0.5)
+            asked = subprocess.run([str(binaries / check[0]), *check[1:]], env=environment, capture_output=True, check=False)
+            answers.append(asked.returncode)
+        assert answers[-1] == 0
+    finally:
+        gateway.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            gateway.wait(20)
+        gateway.kill()
+    assert gateway.wait() == -15 or gateway.returncode == 0
+
+
+# what goes with a release
+
+
+def test_the_citation_is_valid() -> None:
+    check(json.loads(json.dumps(read(ROOT / "CITATION.cff"), default=str)), "citation-file-format")

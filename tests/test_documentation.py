@@ -1,0 +1,71 @@
+"""The documentation points at what exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "docker").glob("*.md"), *(ROOT / "requirements").glob("*.md")])
+OWN = [page for page in PAGES if page.name != "HANDOVER.md"]
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", OWN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if re.match(r"\w+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors(target), link
+
+
+def test_the_index_names_every_page() -> None:
+    index = (ROOT / "docs/README.md").read_text()
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.name == "README.md" or f"({page.name})" in index, page.name
+
+
+def test_the_notices_name_every_file_of_others_and_every_package_that_is_asked_for() -> None:
+    notices = (ROOT / "THIRD_PARTY_NOTICES.md").read_text()
+    for folder in (path for path in ROOT.glob("*/**/vendor") if ".venv" not in path.parts):
+        for licence in folder.glob("LICENSE*"):
+            assert licence.name in notices, licence
+            assert str(folder.relative_to(ROOT)) in notices
+    asked = [line.split("<")[0] for line in (ROOT / "requirements/base.in").read_text().splitlines() if line and line[0] not in "#-"]
+    assert [name for name in asked if f"| {name} |" not in notices] == []
+
+
+def test_the_page_of_versions_says_the_versions_that_the_code_has() -> None:
+    """Each schema's number, Python's and vLLM's, and the dashboards'."""
+    import tomllib
+
+    from grafana_foundation_sdk.models.dashboard import Dashboard
+
+    from queueing import profile, record
+    from queueing.estimation import estimates
+    from server.live import state_file
+
+    text = (ROOT / "docs/versions.md").read_text()
+    rows = {cells[1].strip(): cells[2].strip() for line in text.splitlines() if len(cells := line.split("|")) > 3}
+    for what, module in (("run file", record), ("latency profile", profile), ("state file", state_file), ("estimates", estimates)):
+        (version,) = (version for name, version in rows.items() if name.startswith(what))
+        assert version == str(module.SCHEMA_VERSION)
+    assert rows["Grafana dashboards"] == str(Dashboard().schema_version)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pinned = project["optional-dependencies"]["cuda"][0].partition("==")[2]
+    assert f"| vLLM | {pinned.removesuffix('.0')} (pinned" in text
+    assert "| Python | 3.11, 3.12 |" in text
+    assert project["requires-python"] == ">=3.11,<3.13"
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == project["version"]
