@@ -5,6 +5,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 CACHES := .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+PURE := tests/policies tests/queueing
 OPERATOR_RULES := docker/k8s/base/prometheusrule.yaml
 
 help: ## this list
@@ -19,8 +20,9 @@ setup-system: ## Prometheus and Chromium from Debian's packages, for the tests t
 demo: setup ## the gateway under load, observed beside predicted; ARGS="..."
 	@$(BIN)/kendall demo $(ARGS)
 
-test: setup ## the quick tests; ARGS="..."
-	@$(BIN)/pytest -q -m "not slow" $(ARGS)
+test: setup ## the quick tests, first those that know no clock, two at a time; ARGS="..."
+	@$(BIN)/pytest -q -m "not slow" -n 2 $(PURE) $(ARGS)
+	@$(BIN)/pytest -q -m "not slow" $(addprefix --ignore=,$(PURE)) $(ARGS)
 
 test-all: setup ## every test
 	@$(BIN)/pytest -q $(ARGS)
