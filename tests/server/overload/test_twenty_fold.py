@@ -160,7 +160,7 @@ def test_a_minute_of_it(gateway: GatewayProcess) -> None:
 
 
 def test_the_short_form_of_it(gateway: GatewayProcess) -> None:
-    check_repeatedly(gateway, 2.0, 2)
+    check_repeatedly(gateway, 1.5, 2)
 
 
 def test_policies_are_switched_under_it_and_nothing_is_lost(gateway: GatewayProcess) -> None:
@@ -179,7 +179,7 @@ def test_policies_are_switched_under_it_and_nothing_is_lost(gateway: GatewayProc
     with ThreadPoolExecutor(1) as pool:
         switching = pool.submit(switch)
         try:
-            conserved(gateway, 2.5)
+            conserved(gateway, 1.5)
         finally:
             over.set()
         switching.result()
