@@ -10,7 +10,7 @@ from bisect import bisect_left
 import prometheus_client
 
 
-class Histogram(prometheus_client.Histogram):
+class Histogram(prometheus_client.Histogram):  # type: ignore[misc]  # the library is not followed by mypy
     """The library's in all but `observe`."""
 
     def observe(self, amount: float, exemplar: dict[str, str] | None = None) -> None:

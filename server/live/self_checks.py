@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kendall.live")
 NEVER = float("inf")
+MOST = 50_000  # records of one stretch; where nobody looks (`--prediction-interval 0`) a new stretch begins unjudged
 Stay = tuple[float, float, float, float, int]  # arrived, left, dispatched, server free, server
 
 
@@ -58,6 +59,8 @@ class SelfChecks:
         begun = NEVER if record.dispatched_at is None else record.dispatched_at
         free = now if record.server_free_at is None else record.server_free_at
         released = left if record.released_at is None else record.released_at
+        if len(self._stays) >= MOST:
+            self._begin(now)
         self._stays.append((arrived, released, begun, free, record.server_id or 0))
 
     def look(self, now: float, unanswered: Iterable[Ticket], waiting: int, servers: int) -> list[Check]:
@@ -78,10 +81,14 @@ class SelfChecks:
             little_law(self._area / span, stays[:, 0], stays[:, 1], start, now),
             utilisation_law(self._busy.fraction(start, now, servers), (stays[:, 2], stays[:, 3], stays[:, 4]), start, now, servers=servers),
         ]
-        self._since, self._area = now, 0.0
-        self._stays.clear()
+        self._begin(now)
         self._tell(found)
         return found
+
+    def _begin(self, now: float) -> None:
+        self._count(now)
+        self._since, self._area = now, 0.0
+        self._stays.clear()
 
     def _count(self, now: float) -> None:
         self._area += self._number * (now - self._last)

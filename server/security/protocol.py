@@ -62,9 +62,9 @@ class LimitedProtocol(StampedProtocol):
         if len(self.headers) > MAX_HEADERS:
             self._headers_refused = True
             raise ValueError("too many headers")
+        super().on_headers_complete()  # raises, too: a URL that is none
         self._in_head, self._in_body = False, True
         self._clear_deadline()
-        super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """The body is whole too."""

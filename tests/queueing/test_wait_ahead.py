@@ -119,14 +119,14 @@ def _waits(records: list[Record], service: BatchService | SlotService, policy: o
 @pytest.mark.parametrize(
     ("text", "load", "tolerance"),
     [
-        ("single", 0.8, 0.04),
+        pytest.param("single", 0.8, 0.04, marks=pytest.mark.slow),
         ("capped:max_batch_size=4", 0.8, 0.04),
-        ("dynamic", 0.6, 0.04),
-        ("elastic:max_batch_size=4", 0.8, 0.04),
-        ("fixed:batch_size=4", 0.7, 0.05),
+        pytest.param("dynamic", 0.6, 0.04, marks=pytest.mark.slow),
+        pytest.param("elastic:max_batch_size=4", 0.8, 0.04, marks=pytest.mark.slow),
+        pytest.param("fixed:batch_size=4", 0.7, 0.05, marks=pytest.mark.slow),
         ("fixed:batch_size=4,max_wait=0.05", 0.7, 0.08),
         ("continuous:max_batch_size=4", 0.9, 0.08),
-        ("continuous:max_batch_size=16", 0.95, 0.08),
+        pytest.param("continuous:max_batch_size=16", 0.95, 0.08, marks=pytest.mark.slow),
     ],
 )
 def test_the_mean_and_the_levels_are_those_of_simulated_requests(text: str, load: float, tolerance: float) -> None:

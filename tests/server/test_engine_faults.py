@@ -232,7 +232,7 @@ def test_a_gateway_killed_while_its_engine_starts_leaves_no_process(tmp_path: Pa
     """An engine waits minutes for a gateway that does not answer its greeting."""
 
     async def main() -> None:
-        async with asyncio.timeout(90), gateway(tmp_path, "tiny", "--engine", "vllm") as running:
+        async with asyncio.timeout(300), gateway(tmp_path, "tiny", "--engine", "vllm") as running:
             while not (below := [pid for pid in descendants(running.pid) if descendants(pid)]):  # noqa: ASYNC110 - its child
                 await asyncio.sleep(0.02)
             await asyncio.sleep(after)

@@ -125,11 +125,13 @@ async def play(
     while not gateway.supervisor.serving:  # noqa: ASYNC110
         await asyncio.sleep(1.0)
     await asyncio.sleep(0.0)
-    batcher = gateway.batcher
+    batcher, live = gateway.batcher, gateway.live_model()
+    live.check()
     return {
         "records": records,
         "left": (batcher.unanswered, batcher.in_service, batcher.queue_length, len(batcher._expiries)),
         "tasks": len(asyncio.all_tasks()) - before,
+        "broken": [each["name"] for each in live.checks if not each["holds"]],
         "restarts": gateway.supervisor.restarts - restarts_before,
         "in_emulation": sum(len(server._answers) for server in engine._servers),
         "faults": sum(getattr(observer, "faults", 0) for observer in batcher._observers),
@@ -144,6 +146,7 @@ def check(chaos: Chaos, found: dict[str, Any]) -> None:
     tell("virtual", calls=len(chaos.calls), sequences=len(records), outcomes=outcomes, interrupted=interrupted, **happened)
     assert len({record.request_id for record in records}) == len(records), "one record each"
     assert set(outcomes) <= {"completed", "cancelled"}, outcomes
+    assert found["broken"] == []
     assert found["left"] == (0, 0, 0, 0)
     assert (found["tasks"], found["in_emulation"], found["faults"]) == (0, 0, 0)
     whole = 0
@@ -199,6 +202,7 @@ def test_a_hundred_thousand_calls_leave_no_task_and_no_memory_behind(caplog: pyt
                 check(chaos, await play(chaos, app, gateway, engine, records, deaths_every=2.0, switch_every=1.0))
                 del chaos
                 records.clear()
+                engine.given.clear()
                 rounds.append(what_is_held())
                 tell("memory", **rounds[-1])
 

@@ -16,8 +16,9 @@ from queueing.record import Record
 from server.batch import Batch
 from server.batcher import Batcher
 from server.engines.emulated import EmulatedEngine
+from server.live import self_checks
 from server.live.busy import BusyTime
-from server.live.self_checks import SelfChecks
+from server.live.self_checks import SelfChecks, Stay
 from server.ticket import Ticket
 from tests.server.harness import Immediate, work_of
 from tests.virtual_time import run_virtual
@@ -102,3 +103,25 @@ def test_each_breaks_on_its_own_kind_of_miscount(fault: str, broken: str) -> Non
     """A record that is lost, an answer said to have left later than it did, a service said to have lasted longer."""
     found = run_virtual(watched(parse_policy("capped:max_batch_size=4"), fault))
     assert broken in {check.name for check in found if not check.holds}
+
+
+def test_where_nobody_looks_little_is_kept_and_the_laws_hold_at_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway without predictions; a stretch that nobody judged is left out."""
+    most = 7
+    held: list[int] = []
+
+    class Kept(list[Stay]):
+        def append(self, stay: Stay) -> None:
+            super().append(stay)
+            held.append(len(self))
+
+    def begin(checks: SelfChecks, now: float, busy: BusyTime) -> None:
+        first(checks, now, busy)
+        checks._stays = Kept()
+
+    first = SelfChecks.__init__
+    monkeypatch.setattr(SelfChecks, "__init__", begin)
+    monkeypatch.setattr(self_checks, "MOST", most)
+    found = run_virtual(watched(parse_policy("capped:max_batch_size=4"), None))
+    assert max(held) == most
+    assert [check for check in found if not check.holds] == []

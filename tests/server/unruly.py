@@ -273,7 +273,7 @@ async def reset_somewhere(c: Client) -> None:
 
 
 async def reads_late(c: Client) -> None:
-    await c.send(call(2000, stream=True) * 4)
+    await c.send(call(300, stream=True) * 4)
     await asyncio.sleep(READER_PATIENCE + 0.5)
     await c.read()
 

@@ -100,6 +100,15 @@ class _Connection(asyncio.Protocol):
             self._transport.close()
 
 
+async def _accepted(port: int) -> None:
+    """Connections are taken in their order: one that is answered says that those before it are taken, and the storm of connecting over."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /version HTTP/1.1\r\nhost: flood\r\n\r\n")
+    await reader.readuntil(b"\r\n\r\n")
+    writer.close()
+    await writer.wait_closed()
+
+
 async def flood(port: int, *, connections: int, rate: float, seconds: float, request: bytes) -> Flood:
     """Offer `rate` calls per second, evenly over the connections; returns when every call is answered, or 30 s later."""
     loop, found = asyncio.get_running_loop(), Flood()
@@ -107,6 +116,7 @@ async def flood(port: int, *, connections: int, rate: float, seconds: float, req
     for _ in range(connections):
         _, protocol = await loop.create_connection(lambda: _Connection(found, request), "127.0.0.1", port)
         protocols.append(protocol)
+    await _accepted(port)
     start, total = loop.time(), round(rate * seconds)
     for index in range(total):
         due = start + index / rate
