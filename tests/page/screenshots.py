@@ -1,6 +1,6 @@
 """Pictures of the live page: `python -m tests.page.screenshots [FOLDER]`, which is `make screenshots`. Some three minutes.
 
-light, dark, phone   a gateway under load, after a switch of the policy
+light, overview (its upper part), dark, phone   a gateway under load, after a switch of the policy
 empty                one that has just started
 error                one that went away while the page was open
 """
@@ -19,7 +19,7 @@ from tests.page.browser import Browser, PageError, chromium
 from tests.page.site import loaded, serving
 
 FOLDER = Path("docs/page")
-WIDE, TALL, PHONE = (1280, 900), (1280, 1480), (360, 2200)
+WIDE, TALL, PHONE = (1280, 900), (1280, 1600), (360, 2200)
 BEFORE, AFTER = 60.0, 85.0  # seconds of load before and after the switch
 RATE = 23.0  # requests/s, load about 0.7
 AGREES = "document.title.startsWith('Agree')"
@@ -49,7 +49,7 @@ async def main(folder: Path) -> None:
 
 async def full(browser: Browser, url: str, folder: Path) -> None:
     """The page with everything on it."""
-    for name, theme, size in (("light", "light", WIDE), ("dark", "dark", TALL), ("phone", "light", PHONE)):
+    for name, theme, size in (("light", "light", WIDE), ("overview", "light", TALL), ("dark", "dark", TALL), ("phone", "light", PHONE)):
         async with browser.page(*size) as page:
             await page.resize(*size, scale=2 if name == "phone" else 1)
             await page.open(f"{url}/?theme={theme}")
