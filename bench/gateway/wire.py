@@ -37,17 +37,23 @@ class Connection:
     """One connection that is kept open, and the answer that it is reading."""
 
     def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port))
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.socket.setblocking(False)
+        self._port = port
+        self.idle = True  # no answer is awaited
+        self.open()
         self.answer = bytearray()
         self.asked_at = self.first_event_at = self.ended_at = 0.0
         self._length: int | None = None  # of the whole answer; None while its head is not there
         self._chunked = False
 
+    def open(self) -> None:
+        """Connect, at first or anew: servers close what was idle for some seconds."""
+        self.socket = socket.create_connection(("127.0.0.1", self._port))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket.setblocking(False)
+
     def ask(self, request: bytes) -> None:
         """Send it all; the answer before must be over."""
-        self.answer = bytearray()
+        self.answer, self.idle = bytearray(), False
         self.first_event_at, self._length, self._chunked = 0.0, None, False
         self.asked_at = time.perf_counter()
         if self.socket.send(request) != len(request):
@@ -65,7 +71,7 @@ class Connection:
             self.first_event_at = time.perf_counter()
         over = self.answer.endswith(_END) if self._chunked else len(self.answer) >= (self._length or 0)
         if over:
-            self.ended_at = time.perf_counter()
+            self.ended_at, self.idle = time.perf_counter(), True
         return over
 
     def _read_head(self) -> bool:
@@ -121,12 +127,26 @@ class Pool:
         """Those whose answers are over, after at most `timeout` seconds."""
         for number, _ in self._poll.poll(timeout):
             connection = self._by_number[number]
-            if connection.read():
+            if connection.idle:
+                self._renew(connection)
+            elif connection.read():
                 yield connection
+
+    def _renew(self, connection: Connection) -> None:
+        """The server has closed it while nobody asked."""
+        if connection.socket.recv(1):
+            raise WireError("got more of an answer behind its end")
+        self._poll.unregister(connection.socket)
+        del self._by_number[connection.socket.fileno()]
+        connection.socket.close()
+        connection.open()
+        self._poll.register(connection.socket, select.EPOLLIN)
+        self._by_number[connection.socket.fileno()] = connection
 
     def keep_asking(self, requests: Iterable[bytes], seconds: float = float("inf")) -> Load:
         """A closed loop: whoever is answered asks the next one, until there are none left or time is up. Waits for what was asked."""
         load, left = Load(), iter(requests)
+        list(self.answered(0.0))  # those that were closed since the last loop are opened anew
         began, cpu = time.perf_counter(), time.process_time()
         open_answers = 0
         for connection, request in zip(self._connections, left, strict=False):

@@ -52,7 +52,7 @@ class LiveModel:
         self._feed = Feed()
         self._feed.begin_epoch(0, now)
         self._recent: deque[float] = deque()  # arrivals of the last minute, for the gauge
-        self._busy = BusyTime(SHOWN)
+        self._busy = BusyTime(max(SHOWN, 2 * gateway.settings.prediction_interval))  # the self-checks look that far back
         self._self_checks = SelfChecks(now, self._busy)
         self.meter = _meter(gateway, capabilities)
         self._metered = MeteredBatches(self.meter)

@@ -89,6 +89,24 @@ def test_a_closed_loop_ends_with_its_time_and_waits_for_what_it_asked() -> None:
         assert pool.keep_asking([post("/x", {})]).answers == 1, "nothing was left behind"
 
 
+def test_a_connection_that_was_closed_while_idle_is_opened_anew() -> None:
+    """Servers close what was idle for seconds; the answers of the others take longer than that on a slow machine."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def speak() -> None:
+        for _ in range(3):
+            client, _ = server.accept()
+            client.recv(65536)
+            client.sendall(WHOLE)
+            client.close()
+
+    threading.Thread(target=speak, daemon=True).start()
+    with server, Pool(server.getsockname()[1], 1) as pool:
+        for _ in range(2):
+            assert pool.keep_asking([post("/x", {})]).answers == 1
+            assert list(pool.answered(5.0)) == [], "it was closed behind the answer, and opened anew"
+
+
 def test_an_open_loop_sends_at_its_instants_and_times_the_first_event() -> None:
     with answering(cut(STREAM, len(HEAD), -10)) as port, Pool(port, 8) as pool:
         found = pool.ask_at([(0.02 * k, post("/x", {})) for k in range(5)])

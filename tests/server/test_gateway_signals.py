@@ -63,7 +63,7 @@ def test_sigterm_lets_what_has_arrived_be_answered_and_takes_nothing_new(tmp_pat
     assert Counter(record.outcome for record in records) == {"completed": 3}
 
 
-@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("second", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_second_signal_tells_the_others_and_ends_the_gateway(tmp_path: Path, second: signal.Signals) -> None:
     """In service and waiting alike, each with a clear error, within seconds rather than the shutdown time."""
 
@@ -83,6 +83,7 @@ def test_a_second_signal_tells_the_others_and_ends_the_gateway(tmp_path: Path, s
     assert Counter(record.outcome for record in records) == {"failed": 2}
 
 
+@pytest.mark.slow
 def test_what_is_not_answered_within_the_shutdown_time_is_told(tmp_path: Path) -> None:
     async def scene(running: GatewayProcess) -> None:
         made = await SocketCall(running.url, body(1500)).send()
