@@ -16,6 +16,7 @@ from server.answer import Answer, AnswerOptions
 from server.api.models import check_model
 from server.api.request_id import asked_id, stamped
 from server.api.unserved import refuse_unserved
+from server.api.works import works_of
 from server.arrivals_seen import is_retry
 from server.errors import ApiError
 from server.formats import ChatFormat, CompletionFormat
@@ -92,7 +93,16 @@ async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[C
     if gateway.settings.logs.prompts:
         log_prompt(own_id or call_id, call)
     demand = gateway.overload.demand(scope, call)
-    works = await gateway.works(call, call_id, arrived_at, own_id, received_at, retry=retry, patience=demand.patience)
+    works = await works_of(
+        gateway,
+        call,
+        call_id,
+        arrived_at,
+        client_request_id=own_id,
+        received_at=received_at,
+        retry=retry,
+        patience=demand.patience,
+    )
     if timing is not None:
         timing.end("prompt")
     gateway.arrivals.saw(received_at, batcher.epoch, retry=retry)

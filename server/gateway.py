@@ -5,29 +5,25 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from policies import Policy, Request, SpecError, format_policy, parse_policy, policy_batch_size
+from policies import Policy, SpecError, format_policy, parse_policy, policy_batch_size
 from queueing.latency import LatencyModel, parse_law
 from queueing.profile import Profile
 from queueing.record import Header
-from server.api.prompts import encode
-from server.api.sampling import check_sampling, sampling_of
 from server.arrivals_seen import ArrivalsSeen
 from server.batch import Observer
 from server.batcher import Batcher
 from server.clock import clock_of
 from server.cost.stages import Timing
-from server.engines.base import Capabilities, Engine, Work
+from server.engines.base import Capabilities, Engine
 from server.errors import ApiError
 from server.live import LiveModel
 from server.metrics import Metrics
 from server.overload.control import Overload
 from server.recorder import Recorder
-from server.schema import CalibrationRequest, ChatRequest, CompletionRequest, Generation, PolicyChange
-from server.security.limits import check_prompt
+from server.schema import CalibrationRequest, PolicyChange
 from server.settings import Settings
 from server.supervision.progress import StuckWatch
 from server.supervision.steady import Steady
@@ -292,61 +288,6 @@ class Gateway:
     def begin_timing(self) -> Timing | None:
         """For one call in some dozens: what times its stages. None before it is up, too: it then refuses calls."""
         return self.metrics.own_time.begin(self.now) if self.ready else None
-
-    async def works(
-        self,
-        call: CompletionRequest | ChatRequest,
-        call_id: str,
-        arrived_at: float,
-        client_request_id: str | None = None,
-        received_at: float | None = None,
-        *,
-        retry: bool = False,
-        patience: float | None = None,
-    ) -> list[Work]:
-        """The sequences of a call: prompts tokenised, limits applied, one per choice."""
-        prompts = await encode(self.steady, self.batcher.capabilities, call)
-        works: list[Work] = []
-        for prompt in prompts:
-            limit = self._limit(call, len(prompt))
-            for choice in range(call.n):
-                seed = None if call.seed is None else call.seed + choice
-                request = Request(
-                    id=f"{call_id}-{len(works)}",
-                    arrived_at=arrived_at,
-                    prompt_tokens=len(prompt),
-                    max_output_tokens=limit,
-                    predicted_output_tokens=call.predicted_output_tokens,
-                    priority=call.priority,
-                    deadline=math.inf if patience is None else arrived_at + patience,
-                )
-                sampling = sampling_of(call, limit, seed)
-                forced = call.kendall_forced_output_tokens
-                works.append(Work(request, prompt, sampling, forced, (), client_request_id, received_at, retry, call.cache_salt))
-        await check_sampling(self.steady, works[0].sampling)  # the others differ in limit and seed only
-        return works
-
-    def _limit(self, call: Generation, prompt_tokens: int) -> int:
-        bounds = self.batcher.capabilities
-        room = min(bounds.max_model_len, bounds.kv_cache_tokens) - prompt_tokens
-        if room < 1 or prompt_tokens > bounds.max_num_batched_tokens:
-            raise ApiError(
-                400,
-                "context_length_exceeded",
-                f"got a prompt of {prompt_tokens} tokens; expected at most {bounds.max_model_len - 1}: shorten it",
-                param="prompt",
-            )
-        check_prompt(prompt_tokens, self.settings.security.max_prompt_tokens)
-        own = call.client_limit()
-        if own is not None and own > room:
-            raise ApiError(
-                400,
-                "context_length_exceeded",
-                f"got max_tokens={own} with a prompt of {prompt_tokens} tokens; "
-                f"expected at most {room}, the model's context is {bounds.max_model_len}",
-                param="max_tokens",
-            )
-        return min(limit for limit in (own, self.max_output_tokens, room) if limit is not None)
 
     def next_call_id(self, prefix: str) -> str:
         """A fresh id for a call."""

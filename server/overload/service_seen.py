@@ -109,5 +109,6 @@ class ServiceSeen:
         mean = self._slot.mean
         if not mean > 0:
             return None
-        gap = self._gap.mean if self._gap.weight > 1 and self._gap.mean > 0 else mean / count
+        least = mean / count  # full slots do not do more; the gaps of answers that end together are no gaps at all
+        gap = max(self._gap.mean, least) if self._gap.weight > 1 else least
         return SlotService(slots=count, throughput=1 / gap, scv=self._slot.variance / mean**2, first_token=self._first_token.mean)

@@ -62,6 +62,7 @@ def test_load_sends_its_key_and_writes_it_nowhere(served: Served, tmp_path: Path
     assert not any(API.encode() in content for content in written)
 
 
+@pytest.mark.slow
 def test_advise_and_calibrate_send_the_admin_key(served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     measure = ("calibrate", served.url, "--speed-only", "--output", str(tmp_path / "profile.json"))
     for command in (("advise", served.url), measure):

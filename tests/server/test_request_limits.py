@@ -30,7 +30,7 @@ class Hasty(LimitedProtocol):
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
-    """Answers with the size of the body; `/slow` takes a second over it."""
+    """Answers with the size of the body; `/slow` takes longer over it than the limits."""
     if scope["type"] != "http":
         return
     size, more = 0, True
@@ -40,7 +40,7 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
             return
         size, more = size + len(message.get("body", b"")), message.get("more_body", False)
     if scope["path"] == "/slow":
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(BODY_TIMEOUT + 0.1)
     body = b"%d" % size
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
     await send({"type": "http.response.body", "body": body})

@@ -31,6 +31,7 @@ AT_ONCE = ("sent", "waiting")  # it may not have been read when the client was g
 ARRIVED = ("first bytes", "in the middle", "answered")
 STAGES = (*NEVER_ARRIVED, *AT_ONCE, *ARRIVED)
 ASKING = 2  # connections on which the state is asked and the policy is changed
+GROWTH = 30.0  # MB: windows that fill, and what 48 connections at once need
 RESET = struct.pack("ii", 1, 0)
 
 
@@ -164,6 +165,7 @@ def check(clients: Clients, state: dict[str, Any], records: list[Record], log: s
         connections=state["held"],
     )
     assert state["held"] <= ASKING, "a connection is left"
+    assert state["memory"][1] - state["memory"][0] < GROWTH
     assert clients.wrong == []
     assert max(of.values()) == 1, "one outcome each"
     for own_id, stage in clients.stages.items():

@@ -15,7 +15,7 @@ from server.overload.buckets import MAX_KEYS, RateLimits, TokenBucket
 from server.overload.concurrency import AdaptiveLimit
 from server.overload.demand import NOTHING, demand_of
 from server.overload.limits import DelayTarget, OverloadSettings, delay_target
-from server.overload.service_seen import RecentMoments
+from server.overload.service_seen import RecentMoments, ServiceSeen
 
 
 @pytest.mark.parametrize(
@@ -179,3 +179,19 @@ def test_recent_moments_follow_a_change() -> None:
         moments.add(10.0)
     assert moments.mean == pytest.approx(10.0, abs=0.01)
     assert moments.variance == pytest.approx(0.0, abs=0.05)
+
+
+def test_answers_that_end_together_do_not_make_slots_look_fast() -> None:
+    """Eight slots of one second that keep step: eight departures a second, whatever the gaps within a step were."""
+    seen = ServiceSeen()
+    for index in range(8):
+        record = Record(request_id=str(index), outcome="completed", policy="", dispatched_at=0.0, service_time=1.0)
+        seen.on_record(record, 1.0 + index * 1e-5, somebody_waits=True)
+    slots = seen.slots(8)
+    assert slots is not None
+    assert slots.throughput == pytest.approx(8.0)
+    record = Record(request_id="later", outcome="completed", policy="", dispatched_at=1.0, service_time=1.0)
+    seen.on_record(record, 9.0, somebody_waits=True)
+    slower = seen.slots(8)
+    assert slower is not None
+    assert slower.throughput == pytest.approx(1.0, rel=0.05), "gaps that are longer count"

@@ -104,7 +104,6 @@ def conserved(process: GatewayProcess, seconds: float) -> Flood:
     assert after.get("rejected", 0) - before.get("rejected", 0) == summary[429]
     assert not {name for name in ("failed", "abandoned", "cancelled") if after.get(name, 0) > before.get(name, 0)}
     assert all(each > 0 for each in found.retry_after)
-    assert len({round(each) for each in found.retry_after}) > 50, "they do not all come back at once"
     return found
 
 
@@ -113,7 +112,9 @@ def shortfalls(found: Flood, seconds: float) -> list[str]:
     behind = (BOUND - BATCH) / BATCH + 1  # batches that start before it and the one in service
     drained = BOUND / BATCH + 1  # all that are here, and one more
     served = len(found.latencies[200])
+    instants = len({round(each) for each in found.retry_after})
     judged = {
+        f"sent back at {instants} instants": instants > 50,
         f"p99 of refusals {found.quantile(429, 0.99) * 1e3:.0f} ms": found.quantile(429, 0.99) < 0.05,
         f"sent {found.sent}, held back {found.held_back}": found.sent > 0.99 * 20 * CAPACITY * seconds,
         f"served {served}: overload costs throughput": served > 0.85 * CAPACITY * seconds,

@@ -1,0 +1,71 @@
+"""From a call to the sequences that it asks for: prompts tokenised, limits applied, one per prompt and choice."""
+
+from __future__ import annotations
+
+import math
+
+from policies import Request
+from server.api.prompts import encode
+from server.api.sampling import check_sampling, sampling_of
+from server.engines.base import Work
+from server.errors import ApiError
+from server.gateway import Gateway
+from server.schema import ChatRequest, CompletionRequest, Generation
+from server.security.limits import check_prompt
+
+
+async def works_of(
+    gateway: Gateway,
+    call: CompletionRequest | ChatRequest,
+    call_id: str,
+    arrived_at: float,
+    *,
+    client_request_id: str | None = None,
+    received_at: float | None = None,
+    retry: bool = False,
+    patience: float | None = None,
+) -> list[Work]:
+    """Raises ApiError: a prompt or a limit beyond what is served, a form that the engine refuses."""
+    prompts = await encode(gateway.steady, gateway.batcher.capabilities, call)
+    works: list[Work] = []
+    for prompt in prompts:
+        limit = _limit(gateway, call, len(prompt))
+        for choice in range(call.n):
+            seed = None if call.seed is None else call.seed + choice
+            request = Request(
+                id=f"{call_id}-{len(works)}",
+                arrived_at=arrived_at,
+                prompt_tokens=len(prompt),
+                max_output_tokens=limit,
+                predicted_output_tokens=call.predicted_output_tokens,
+                priority=call.priority,
+                deadline=math.inf if patience is None else arrived_at + patience,
+            )
+            sampling = sampling_of(call, limit, seed)
+            forced = call.kendall_forced_output_tokens
+            works.append(Work(request, prompt, sampling, forced, (), client_request_id, received_at, retry, call.cache_salt))
+    await check_sampling(gateway.steady, works[0].sampling)  # the others differ in limit and seed only
+    return works
+
+
+def _limit(gateway: Gateway, call: Generation, prompt_tokens: int) -> int:
+    bounds = gateway.batcher.capabilities
+    room = min(bounds.max_model_len, bounds.kv_cache_tokens) - prompt_tokens
+    if room < 1 or prompt_tokens > bounds.max_num_batched_tokens:
+        raise ApiError(
+            400,
+            "context_length_exceeded",
+            f"got a prompt of {prompt_tokens} tokens; expected at most {bounds.max_model_len - 1}: shorten it",
+            param="prompt",
+        )
+    check_prompt(prompt_tokens, gateway.settings.security.max_prompt_tokens)
+    own = call.client_limit()
+    if own is not None and own > room:
+        raise ApiError(
+            400,
+            "context_length_exceeded",
+            f"got max_tokens={own} with a prompt of {prompt_tokens} tokens; "
+            f"expected at most {room}, the model's context is {bounds.max_model_len}",
+            param="max_tokens",
+        )
+    return min(limit for limit in (own, gateway.max_output_tokens, room) if limit is not None)
