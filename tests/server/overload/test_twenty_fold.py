@@ -161,7 +161,8 @@ def test_a_minute_of_it(gateway: GatewayProcess) -> None:
 
 
 def test_the_short_form_of_it(gateway: GatewayProcess) -> None:
-    check_repeatedly(gateway, 1.5, 2)
+    """Its counts and costs anywhere; its times where the machine lets both sides run."""
+    log.info("times: %s", check(gateway, 1.5) or "judged")
 
 
 def test_policies_are_switched_under_it_and_nothing_is_lost(gateway: GatewayProcess) -> None:
