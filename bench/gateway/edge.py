@@ -27,6 +27,7 @@ PROMPT = list(range(100, 116))
 CONNECTIONS = {"whole": 32, "stream": 32}
 WARM_UP, SECONDS = 0.3, 0.7  # of each load: short ones, so that neighbours of the machine meet both servers alike
 LEAST_REQUESTS, LEAST_TOKENS = 1 / 3, 0.6  # of the bare handler's rates
+BOUND = "1000"  # of the queue: far away, but looked at twice a request
 LEAST_SHARE = 0.9  # of its core
 
 
@@ -93,7 +94,7 @@ def measure(folder: Path, rounds: int, seconds: float, seed: int) -> Iterator[Ru
     rng = np.random.default_rng(seed)
     cpus = sorted(os.sched_getaffinity(0))
     law = ["--engine", "emulated", "--latency", LAW, "--policy", "continuous:max_batch_size=64"]
-    gateway = ["loadgen.gateway_child", str(os.getpid()), "serve", "tiny", *law, "--port", "{port}"]
+    gateway = ["loadgen.gateway_child", str(os.getpid()), "serve", "tiny", *law, "--max-num-queued-reqs", BOUND, "--port", "{port}"]
     try:
         os.sched_setaffinity(0, cpus[:1])
         with ExitStack() as stack:
