@@ -61,7 +61,7 @@ def test_a_run_is_replaced_at_once(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["run.jsonl"]
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_killed_generator_keeps_what_it_measured(server_url: str, tmp_path: Path, processes: int) -> None:
     """SIGKILL in mid-run: every answer that had ended is in a run file, and no sender goes on alone."""
     command = [sys.executable, "-m", "loadgen.load_cli", "--base-url", server_url, "--request-rate", "60", "--num-prompts", "6000"]

@@ -24,6 +24,7 @@ def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
     return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in sorted((folder / "cells").iterdir())}
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_is_gone_on_with_and_its_finished_cells_are_not_touched(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     process = start(folder, *GRID)

@@ -56,6 +56,7 @@ async def answered(gateway: GatewayProcess, path: str, key: str) -> dict[str, An
     raise AssertionError(f"{path} never had {key}")
 
 
+@pytest.mark.slow
 def test_what_is_known_survives_a_restart(tmp_path: Path) -> None:
     """Estimates and the autopilot's memory are in the state file; after a restart advice rests on them before a single request."""
     state = tmp_path / "state.json"
