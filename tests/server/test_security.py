@@ -433,7 +433,7 @@ def test_an_error_repeats_at_most_80_characters_of_what_was_sent(method: str, pa
 @pytest.mark.parametrize(
     ("message", "told"),
     [
-        ("cannot open /work/models/llama/config.json", "cannot open (path)"),
+        ("cannot open /srv/models/llama/config.json", "cannot open (path)"),
         ("in '/home/user/x.py', line 3", "in '(path)', line 3"),
         ("<Engine object at 0x7f3a2b1c4d5e> failed", "<Engine object at (address)> failed"),
         ("POST /v1/chat/completions: Not Found", "POST /v1/chat/completions: Not Found"),
