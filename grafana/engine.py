@@ -58,25 +58,19 @@ def _queues() -> Section:
             "In service and running",
             "The gateway's count and vLLM's. The gateway's is the larger for the moments between a dispatch and the engine's next step.",
             COUNT,
-            [Series(gauge("kendall_in_service"), "Kendall {{instance}}"), Series(gauge("vllm:num_requests_running"), "vLLM {{instance}}")],
+            _beside(gauge("kendall_in_service"), gauge("vllm:num_requests_running")),
         ),
         lines(
             "Waiting",
             "Requests in the gateway's queue and in the engine's. The engine's stays at 0: all waiting is done in the gateway.",
             COUNT,
-            [
-                Series(gauge("kendall_queue_length"), "Kendall {{instance}}"),
-                Series(gauge("vllm:num_requests_waiting"), "vLLM {{instance}}"),
-            ],
+            _beside(gauge("kendall_queue_length"), gauge("vllm:num_requests_waiting")),
         ),
         lines(
             "Queueing delay, mean",
             "In the gateway's queue and in the engine's.",
             SECONDS,
-            [
-                Series(mean("kendall_queueing_delay_seconds", by=INSTANCE), "Kendall {{instance}}"),
-                Series(mean("vllm:request_queue_time_seconds", by=INSTANCE), "vLLM {{instance}}"),
-            ],
+            _beside(mean("kendall_queueing_delay_seconds", by=INSTANCE), mean("vllm:request_queue_time_seconds", by=INSTANCE)),
             limits=ATTENTION,
         ),
         lines(
@@ -95,38 +89,29 @@ def _times() -> Section:
             "Time to first token, p95",
             "Kendall: from arrival, the queue included. vLLM: from the hand-over.",
             SECONDS,
-            [
-                Series(quantile("kendall_time_to_first_token_seconds", 0.95, by=INSTANCE), "Kendall {{instance}}"),
-                Series(quantile("vllm:time_to_first_token_seconds", 0.95, by=INSTANCE), "vLLM {{instance}}"),
-            ],
+            _beside(
+                quantile("kendall_time_to_first_token_seconds", 0.95, by=INSTANCE),
+                quantile("vllm:time_to_first_token_seconds", 0.95, by=INSTANCE),
+            ),
             limits=ATTENTION,
         ),
         lines(
             "Between tokens, mean",
             "Kendall: mean over the answers. vLLM: mean over the tokens.",
             SECONDS,
-            [
-                Series(mean("kendall_inter_token_latency_seconds", by=INSTANCE), "Kendall {{instance}}"),
-                Series(mean("vllm:inter_token_latency_seconds", by=INSTANCE), "vLLM {{instance}}"),
-            ],
+            _beside(mean("kendall_inter_token_latency_seconds", by=INSTANCE), mean("vllm:inter_token_latency_seconds", by=INSTANCE)),
         ),
         lines(
             "Service, mean",
             "Kendall: dispatch until the server was free again. vLLM: first scheduled to last token of a request.",
             SECONDS,
-            [
-                Series(mean("kendall_service_time_seconds", by=INSTANCE), "Kendall {{instance}}"),
-                Series(mean("vllm:request_inference_time_seconds", by=INSTANCE), "vLLM {{instance}}"),
-            ],
+            _beside(mean("kendall_service_time_seconds", by=INSTANCE), mean("vllm:request_inference_time_seconds", by=INSTANCE)),
         ),
         lines(
             "Sequences of a batch",
             "Kendall: mean sequences of a dispatch. vLLM: mean tokens of an engine step (while decoding, one a sequence).",
             COUNT,
-            [
-                Series(mean("kendall_batch_size", by=INSTANCE), "Kendall {{instance}}"),
-                Series(mean("vllm:iteration_tokens_total", by=INSTANCE), "vLLM {{instance}}"),
-            ],
+            _beside(mean("kendall_batch_size", by=INSTANCE), mean("vllm:iteration_tokens_total", by=INSTANCE)),
         ),
     ]
 
@@ -176,3 +161,8 @@ def _process() -> Section:
             width=8,
         ),
     ]
+
+
+def _beside(kendall: str, vllm: str) -> list[Series]:
+    """The gateway's and the engine's own view of one quantity."""
+    return [Series(kendall, "Kendall {{instance}}"), Series(vllm, "vLLM {{instance}}")]

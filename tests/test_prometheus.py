@@ -26,6 +26,7 @@ from queueing.distributions import parse_distribution
 from queueing.record import Record, read_run
 from tests.grafana.asked import FILES, Asked, faults, filled, queries_of
 from tests.prometheus_server import ROOT, Prometheus
+from tests.serving import started
 
 LAW = "k1=1.8e-05,k2=0.0044,k3=0.00013,k4=0.0035,kp=5.4e-05,cv=0.08,turnaround=0.0095"  # docs/live-validation.md
 POLICIES = ("dynamic", "continuous:max_batch_size=4")
@@ -66,22 +67,16 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     records = folder / "records.jsonl"
     arguments = ["tiny", "--engine", "emulated", "--policy", POLICIES[0], "--latency", LAW, "--allow-forced-lengths"]
     arguments += ["--prediction-interval", "1", "--what-if-interval", "5", "--max-output-tokens", "24", "--record-file", str(records)]
-    with asyncio.Runner() as runner:
-        gateway = GatewayProcess(arguments, port, folder / "gateway.log")
-        with Prometheus(folder, f"127.0.0.1:{port}") as prometheus:
-            runner.run(gateway.__aenter__())
-            try:
-                start, end = runner.run(_drive(gateway))
-                yield Watched(prometheus, start, end, read_run(records)[1])
-            finally:
-                runner.run(gateway.__aexit__(None, None, None))
+    gateway = GatewayProcess(arguments, port, folder / "gateway.log")
+    with Prometheus(folder, f"127.0.0.1:{port}") as prometheus, started(gateway) as runner:
+        start, end = runner.run(_drive(gateway))
+        yield Watched(prometheus, start, end, read_run(records)[1])
 
 
 async def _drive(gateway: GatewayProcess) -> tuple[float, float]:
     """Load under each policy. Returns when it began and ended."""
     target = Target(base_url=gateway.url, model="tiny", max_tokens=32)
     lengths, prompts = parse_distribution("uniform:low=1,high=31"), parse_distribution("deterministic:value=32")
-    await gateway.ready()
     start = _unix_time()
     for number, policy in enumerate(POLICIES):
         await gateway.ask("PUT", "/admin/policy", {"policy": policy})

@@ -39,6 +39,8 @@ class Connection:
     def __init__(self, port: int) -> None:
         self._port = port
         self.idle = True  # no answer is awaited
+        self.missed = False  # the server closed it, as idle, in the instant in which it was asked
+        self.request = b""
         self.open()
         self.answer = bytearray()
         self.asked_at = self.first_event_at = self.ended_at = 0.0
@@ -53,7 +55,7 @@ class Connection:
 
     def ask(self, request: bytes) -> None:
         """Send it all; the answer before must be over."""
-        self.answer, self.idle = bytearray(), False
+        self.request, self.answer, self.idle = request, bytearray(), False
         self.first_event_at, self._length, self._chunked = 0.0, None, False
         self.asked_at = time.perf_counter()
         if self.socket.send(request) != len(request):
@@ -61,7 +63,13 @@ class Connection:
 
     def read(self) -> bool:
         """Take what is there; whether the answer is over now."""
-        data = self.socket.recv(_READ_BYTES)
+        try:
+            data = self.socket.recv(_READ_BYTES)
+        except ConnectionResetError:
+            data = b""
+        self.missed = not data and not self.answer and bool(self.ended_at)
+        if self.missed:
+            return False
         if not data:
             raise WireError(f"the connection was closed within an answer: {bytes(self.answer[:200])!r}")
         self.answer += data
@@ -131,6 +139,9 @@ class Pool:
                 self._renew(connection)
             elif connection.read():
                 yield connection
+            elif connection.missed:
+                self._renew(connection)
+                connection.ask(connection.request)
 
     def _renew(self, connection: Connection) -> None:
         """The server has closed it while nobody asked."""
@@ -140,6 +151,7 @@ class Pool:
         del self._by_number[connection.socket.fileno()]
         connection.socket.close()
         connection.open()
+        connection.ended_at = 0.0
         self._poll.register(connection.socket, select.EPOLLIN)
         self._by_number[connection.socket.fileno()] = connection
 

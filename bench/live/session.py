@@ -128,8 +128,9 @@ class Session:
         return [point for point in self.points if not self._results(point)]
 
     def _unsure(self) -> list[Point]:
-        """Measured once; first those whose mean is not known, then those of a machine that was not quiet."""
+        """Measured once; first those whose mean is not known, then those of a machine that was not quiet; of each the short ones first."""
         once = [(point, found[0]) for point in self.points if len(found := self._results(point)) == 1]
+        once.sort(key=lambda each: float(each[1]["seconds"]))
         short = [point for point, result in once if out_of_time(result)]
         return short + [point for point, result in once if result["noise"] and not out_of_time(result)]
 

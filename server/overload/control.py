@@ -31,6 +31,7 @@ from server.overload.events import Places, QueueStream
 from server.overload.limits import DelayTarget, OverloadSettings, delay_target
 from server.overload.refusal import Refusal
 from server.overload.waits import Waits
+from server.security.guard import CALLER
 
 if TYPE_CHECKING:
     from starlette.types import Scope
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from server.schema import Generation
     from server.ticket import Ticket
 
-KEY = "kendall.api_key"  # of a request's scope: the name of the key that was checked; without keys all are one client
 TTFT_LEVEL = 0.9  # at which a call's own budget is kept, as llm-d's predictor has it
 
 
@@ -275,7 +275,8 @@ class Overload:
 
 
 def _key(scope: Scope) -> str:
-    return str(scope.get(KEY, ""))
+    """Of whoever calls; without keys all are one client."""
+    return str(scope.get(CALLER, ""))
 
 
 def _record_of(work: Work) -> Record:

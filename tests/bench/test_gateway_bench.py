@@ -107,6 +107,31 @@ def test_a_connection_that_was_closed_while_idle_is_opened_anew() -> None:
             assert list(pool.answered(5.0)) == [], "it was closed behind the answer, and opened anew"
 
 
+@pytest.mark.parametrize("closes", ["idle", "at once"])
+def test_a_request_that_meets_a_closing_connection_is_sent_again(closes: str) -> None:
+    """Only where the connection had answered before: a server that answers nobody is at fault."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def speak() -> None:
+        while True:
+            try:
+                client, _ = server.accept()
+            except OSError:
+                return
+            with client:
+                if client.recv(65536) and closes == "idle":
+                    client.sendall(WHOLE)
+                    client.recv(65536)
+
+    threading.Thread(target=speak, daemon=True).start()
+    with server, Pool(server.getsockname()[1], 1) as pool:
+        if closes == "idle":
+            assert pool.keep_asking([post("/x", {})] * 4).answers == 4
+        else:
+            with pytest.raises(WireError, match="closed within an answer"):
+                pool.keep_asking([post("/x", {})])
+
+
 def test_an_open_loop_sends_at_its_instants_and_times_the_first_event() -> None:
     with answering(cut(STREAM, len(HEAD), -10)) as port, Pool(port, 8) as pool:
         found = pool.ask_at([(0.02 * k, post("/x", {})) for k in range(5)])

@@ -13,6 +13,7 @@ import kendall
 from loadgen.gateway_process import GatewayClient, GatewayError, GatewayProcess, free_port
 from loadgen.keys import Keys
 from loadgen.sweep.gateway import GivenGateway
+from tests.serving import started
 
 API, ADMIN = "sk-client-0123456789", "sk-admin-0123456789"
 LAW = "k1=0.1e-3,k2=0.5e-3,k3=10e-6,k4=0.2e-3"
@@ -31,18 +32,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         *("tiny", "--engine", "emulated", "--latency", LAW, "--prediction-interval", "0", "--record-file", str(folder / "records.jsonl")),
         *("--api-key", API, "--admin-key", ADMIN, "--metrics-need-key", "--log-format", "json", "--allow-forced-lengths"),
     ]
-    with asyncio.Runner() as runner:
-        gateway = GatewayProcess(arguments, free_port(0), folder / "gateway.log")
-
-        async def start() -> None:
-            await gateway.__aenter__()
-            await gateway.ready()
-
-        runner.run(start())
-        try:
-            yield Served(gateway.url, folder)
-        finally:
-            runner.run(gateway.__aexit__(None, None, None))
+    gateway = GatewayProcess(arguments, free_port(0), folder / "gateway.log")
+    with started(gateway):
+        yield Served(gateway.url, folder)
 
 
 def status(*arguments: str) -> int:

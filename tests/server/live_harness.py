@@ -29,6 +29,7 @@ from queueing.prediction import largest_stable_rate
 from queueing.profile import Profile
 from queueing.record import Record
 from tests.server.live_machine import stopped_half_of_the_time
+from tests.serving import started
 
 Look = dict[str, Any]  # `prediction` of GET /admin/prediction
 LENGTHS = parse_distribution("uniform:low=4,high=28")
@@ -84,21 +85,13 @@ def serving(gateway: GatewayProcess, repeats: int, *, warm: bool = True, **about
 
     `about`: the other fields of the site.
     """
-    with asyncio.Runner() as runner:
-
-        async def start() -> LatencyModel:
-            await gateway.__aenter__()
-            await gateway.ready()
-            body = {"max_output_tokens": LONGEST, "max_batch_size": BOUND, "prompt_tokens": PROMPT, "repeats": repeats}
-            return Profile.from_dict(await gateway.ask("POST", "/admin/calibrate", body)).law.at_speed(1.0)
-
-        try:
-            site = Site(gateway=gateway, runner=runner, law=runner.run(start()), **about)
-            if warm:
-                runner.run(looked(site, CAPPED, sent(site, site.poisson(0.5, 0)), 2.0))
-            yield site
-        finally:
-            runner.run(gateway.__aexit__(None, None, None))
+    body = {"max_output_tokens": LONGEST, "max_batch_size": BOUND, "prompt_tokens": PROMPT, "repeats": repeats}
+    with started(gateway) as runner:
+        law = Profile.from_dict(runner.run(gateway.ask("POST", "/admin/calibrate", body))).law.at_speed(1.0)
+        site = Site(gateway=gateway, runner=runner, law=law, **about)
+        if warm:
+            runner.run(looked(site, CAPPED, sent(site, site.poisson(0.5, 0)), 2.0))
+        yield site
 
 
 @contextlib.contextmanager

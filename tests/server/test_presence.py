@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import uvicorn
 import uvloop
 
 from server.answer import Answer
@@ -21,6 +20,7 @@ from server.receiving import StampedProtocol
 from server.ticket import Ticket
 from tests.server.asgi import Call, call, completion, running
 from tests.server.test_http import counted
+from tests.serving import on_a_socket
 from tests.virtual_time import run_virtual
 
 
@@ -162,21 +162,9 @@ async def waiter(scope: Any, receive: Any, send: Any) -> None:
 @pytest.fixture(params=["asyncio", "uvloop"], scope="module")
 def port(request: pytest.FixtureRequest) -> Iterator[int]:
     """Where a server whose connections call back listens."""
-    make: Callable[[], asyncio.AbstractEventLoop] = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}[request.param]
-    sock = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(waiter, http=StampedProtocol, ws="none", lifespan="off", log_level="critical", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
-
-    def serve() -> None:
-        with asyncio.Runner(loop_factory=make) as runner:
-            runner.run(server.serve(sockets=[sock]))
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    yield sock.getsockname()[1]
-    server.should_exit = True
-    thread.join(10)
-    assert not thread.is_alive()
+    loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    with on_a_socket(waiter, StampedProtocol, loops[request.param]) as port:
+        yield port
 
 
 def post(path: str, body: bytes = b"") -> bytes:

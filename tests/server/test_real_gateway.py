@@ -27,6 +27,7 @@ from queueing.distributions import parse_distribution
 from queueing.record import Record, read_run
 from tests.grafana.asked import FILES, faults, filled, queries_of
 from tests.prometheus_server import Prometheus
+from tests.serving import started
 
 pytestmark = pytest.mark.engine
 POLICIES = (
@@ -69,18 +70,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         "--policy",
         "single",
     ]
-    with asyncio.Runner() as runner:
-        gateway = GatewayProcess(arguments, free_port(0), folder / "gateway.log")
-
-        async def start() -> None:
-            await gateway.__aenter__()
-            await gateway.ready()
-
-        runner.run(start())
-        try:
-            yield Served(gateway, runner, folder)
-        finally:
-            runner.run(gateway.__aexit__(None, None, None))
+    gateway = GatewayProcess(arguments, free_port(0), folder / "gateway.log")
+    with started(gateway) as runner:
+        yield Served(gateway, runner, folder)
 
 
 def test_the_official_client_completes_streams_and_chats(served: Served) -> None:

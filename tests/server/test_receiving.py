@@ -9,14 +9,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import uvicorn
 import uvloop
 
-from server.receiving import RECEIVED_AT, StampedProtocol, WallClock, stamps_arrivals
+from server.receiving import RECEIVED_AT, StampedProtocol, WallClock
+from tests.serving import on_a_socket
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's stamps are Linux's")
 
@@ -47,22 +47,8 @@ gone = threading.Event()
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"], scope="module")
 def port(request: pytest.FixtureRequest) -> Iterator[int]:
     """Where a server with stamps listens."""
-    make: Callable[[], asyncio.AbstractEventLoop] = request.param
-    sock = socket.create_server(("127.0.0.1", 0))
-    assert stamps_arrivals(sock)
-    config = uvicorn.Config(echo, http=StampedProtocol, ws="none", lifespan="off", log_level="error", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
-
-    def serve() -> None:
-        with asyncio.Runner(loop_factory=make) as runner:
-            runner.run(server.serve(sockets=[sock]))
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    yield sock.getsockname()[1]
-    server.should_exit = True
-    thread.join(10)
-    assert not thread.is_alive()
+    with on_a_socket(echo, StampedProtocol, request.param) as port:
+        yield port
 
 
 class Client:

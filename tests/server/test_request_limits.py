@@ -6,20 +6,18 @@ import asyncio
 import json
 import socket
 import ssl
-import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 import uvloop
 
 from server.security.exposure import uvicorn_tls
 from server.security.protocol import MAX_HEAD_BYTES, MAX_HEADERS, LimitedProtocol
 from server.security.settings import TlsSettings
+from tests.serving import on_a_socket, self_signed
 
 HEAD_TIMEOUT, BODY_TIMEOUT = 0.3, 0.6
 
@@ -46,29 +44,10 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def serving(make: Callable[[], asyncio.AbstractEventLoop], **options: Any) -> Iterator[int]:
-    """The port of a server in a thread."""
-    sock = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        echo, http=Hasty, ws="none", lifespan="off", log_config=None, log_level="critical", timeout_graceful_shutdown=1, **options
-    )
-    server = uvicorn.Server(config)
-
-    def serve() -> None:
-        with asyncio.Runner(loop_factory=make) as runner:
-            runner.run(server.serve(sockets=[sock]))
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    yield sock.getsockname()[1]
-    server.should_exit = True
-    thread.join(10)
-    assert not thread.is_alive()
-
-
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"], scope="module")
 def port(request: pytest.FixtureRequest) -> Iterator[int]:
-    yield from serving(request.param)
+    with on_a_socket(echo, Hasty, request.param) as port:
+        yield port
 
 
 def connect(port: int) -> socket.socket:
@@ -197,18 +176,7 @@ def test_a_half_closed_connection_is_let_go(port: int) -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("tls")
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
-    command += [
-        "-addext",
-        "subjectAltName=DNS:localhost,IP:127.0.0.1",
-        "-keyout",
-        str(folder / "key.pem"),
-        "-out",
-        str(folder / "cert.pem"),
-    ]
-    subprocess.run(command, check=True, capture_output=True)
-    return folder / "cert.pem", folder / "key.pem"
+    return self_signed(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.mark.parametrize("own_certificate", [False, True])
@@ -216,17 +184,12 @@ def test_tls_serves_and_asks_clients_for_a_certificate_where_it_is_said_whose(
     certificate: tuple[Path, Path], own_certificate: bool
 ) -> None:
     cert, key = certificate
-    servers = serving(
-        uvloop.new_event_loop, **uvicorn_tls(TlsSettings(certfile=cert, keyfile=key, ca_certs=cert if own_certificate else None))
-    )
-    port = next(servers)
-    try:
+    tls = TlsSettings(certfile=cert, keyfile=key, ca_certs=cert if own_certificate else None)
+    with on_a_socket(echo, Hasty, uvloop.new_event_loop, **uvicorn_tls(tls)) as port:
         context = ssl.create_default_context(cafile=str(cert))
         assert asks(port, context).startswith(b"HTTP/1.1 200") != own_certificate
         context.load_cert_chain(cert, key)
         assert asks(port, context).startswith(b"HTTP/1.1 200")
-    finally:
-        next(servers, None)
 
 
 def asks(port: int, context: ssl.SSLContext) -> bytes:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import re
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from server.security.routes import DECISIONS
 from server.security.settings import SecuritySettings, TlsSettings
 from server.security.wording import public
 from tests.server.asgi import Call, call, completion, running
+from tests.serving import self_signed
 from tests.virtual_time import run_virtual
 
 API, ADMIN = "sk-client-0123456789", "sk-admin-0123456789"
@@ -561,18 +561,8 @@ def test_every_label_has_a_bound_whatever_clients_and_operators_send() -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> TlsSettings:
-    folder = tmp_path_factory.mktemp("tls")
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
-    command += [
-        "-addext",
-        "subjectAltName=DNS:localhost,IP:127.0.0.1",
-        "-keyout",
-        str(folder / "key.pem"),
-        "-out",
-        str(folder / "cert.pem"),
-    ]
-    subprocess.run(command, check=True, capture_output=True)
-    return TlsSettings(keyfile=folder / "key.pem", certfile=folder / "cert.pem")
+    certfile, keyfile = self_signed(tmp_path_factory.mktemp("tls"))
+    return TlsSettings(keyfile=keyfile, certfile=certfile)
 
 
 def test_tls_files_are_checked_before_anything_starts(certificate: TlsSettings, tmp_path: Path) -> None:

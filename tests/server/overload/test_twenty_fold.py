@@ -7,7 +7,6 @@ fell short is repeated; where each was, the machine cannot say anything about ti
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import logging
@@ -24,6 +23,7 @@ import pytest
 from loadgen.gateway_process import GatewayProcess, free_port
 from queueing.latency import parse_law
 from tests.server.overload.flood import Flood, request_bytes, run_flood
+from tests.serving import started
 from tests.support import missing
 
 LAW = "k1=0.25e-3,k2=2e-3,k3=25e-6,k4=9e-3"
@@ -46,17 +46,11 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess
     arguments = [*ARGUMENTS, "--max-num-queued-reqs", str(BOUND), "--prediction-interval", "5"]
     process = GatewayProcess(arguments, free_port(0), tmp_path_factory.mktemp("flood") / "gateway.log")
 
-    async def start() -> None:
-        await process.__aenter__()
-        await process.ready()
-
-    with asyncio.Runner() as runner:
-        runner.run(start())
-        try:
+    try:
+        with started(process):
             yield process
-        finally:
-            runner.run(process.__aexit__(None, None, None))
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def offered(process: GatewayProcess, seconds: float) -> Flood:
