@@ -7,8 +7,9 @@ edge     On an engine that takes no time, against a bare FastAPI handler: at lea
          streamed events a second, by processor second, with queue, policy, metrics and live model on.
 
 The servers stand side by side and take turns, in random order, for `--rounds` rounds; a ratio is the geometric mean of the ratios within
-the rounds, with Student's interval. Everything is on one machine: on two cores the sender and the server have one each in `edge`,
-and in `engine` all share both, as they come. A quiet machine is needed.
+the rounds, with Student's interval; a difference of delays is the middle one, with the interval of Wilcoxon's signed ranks. Everything
+is on one machine: on two cores the sender and the server have one each in `edge`, and in `engine` all share both, as they come. A quiet
+machine is needed.
 
     .venv/bin/python bench/gateway.py [--part edge] [--rounds N] [--json FILE] [--page docs/benchmarks.md]
 
@@ -65,6 +66,15 @@ def run_edge(folder: Path, rounds: int, given: argparse.Namespace) -> tuple[list
     return edge.findings(runs), edge.configuration(rounds, given.seconds) | {"measured": [asdict(each) for each in runs]}
 
 
+def judged_anew(report: dict[str, Any]) -> dict[str, Any]:
+    """The same rounds, by the rules of now."""
+    for part, (kind, findings) in {"engine": (engine.Round, engine.findings), "edge": (edge.Run, edge.findings)}.items():
+        if part in report:
+            rounds: list[Any] = [kind(**each) for each in report[part]["measured"]]
+            report[part]["findings"] = [finding.to_dict() for finding in findings(rounds)]
+    return report
+
+
 def installed() -> dict[str, str]:
     """Versions of what is compared."""
     found = {}
@@ -85,7 +95,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="file for the numbers")
     parser.add_argument("--page", type=Path, help="page whose section is written anew from the numbers")
-    parser.add_argument("--from", type=Path, dest="measured", help="measure nothing: the numbers of an earlier run, for --page")
+    parser.add_argument("--from", type=Path, dest="measured", help="measure nothing: judge the rounds of an earlier run anew, for --page")
     given = parser.parse_args()
     if given.measured and not given.page:
         parser.error("--from needs --page, the page to write")
@@ -96,7 +106,9 @@ def main() -> int:
     """Measure, print, judge."""
     given = arguments()
     if given.measured:
-        write(json.loads(given.measured.read_text()), given.page)
+        again = judged_anew(json.loads(given.measured.read_text()))
+        given.measured.write_text(json.dumps(again, indent=1))
+        write(again, given.page)
         return 0
     report: dict[str, Any] = {"hardware": hardware(), "versions": installed(), "seed": given.seed}
     everything: list[Finding] = []

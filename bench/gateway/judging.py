@@ -1,4 +1,9 @@
-"""Ratios and differences of rounds that stood side by side, with Student's intervals, and the bounds they are held against."""
+"""Ratios and differences of rounds that stood side by side, with their intervals, and the bounds they are held against.
+
+Rates of work average over what the machine does meanwhile: their logarithms get Student's interval. A delay of one round can be
+four times that of the next where the machine stood still for a moment, on whichever server: differences of delays get the interval of
+Wilcoxon's signed ranks (Hodges and Lehmann 1963), which one such round cannot move.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +44,21 @@ def ratio_of(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
 
 
 def difference_of(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
-    """The mean of the rounds' differences."""
-    return mean_of([a - b for a, b in zip(ours, theirs, strict=True)])
+    """The middle of the rounds' differences: the median of the means of all pairs of them. Six rounds at least for an interval."""
+    found = np.array([a - b for a, b in zip(ours, theirs, strict=True)])
+    pairs = np.sort([(found[i] + found[j]) / 2 for i in range(found.size) for j in range(i, found.size)])
+    outside = _left_out(found.size)
+    low, high = (-math.inf, math.inf) if outside is None else (pairs[outside], pairs[-1 - outside])
+    return Estimate(float(np.median(pairs)), float(low), float(high), found.size)
+
+
+def _left_out(rounds: int, confidence: float = 0.95) -> int | None:
+    """How many pairs lie outside the interval on each side; None where so few rounds cannot have one of that confidence."""
+    ways = np.ones(1)  # to reach each sum of the ranks that are positive
+    for rank in range(1, rounds + 1):
+        ways = np.concatenate([ways, np.zeros(rank)]) + np.concatenate([np.zeros(rank), ways])
+    rejected = int(np.searchsorted(np.cumsum(ways) / 2.0**rounds, (1 - confidence) / 2, side="right"))  # sums 0, 1, ...
+    return rejected - 1 if rejected else None
 
 
 @dataclass(frozen=True, slots=True)

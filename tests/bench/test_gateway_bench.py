@@ -13,7 +13,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy.stats import wilcoxon
 
 from bench.gateway.judging import Finding, difference_of, mean_of, ratio_of
 from bench.gateway.page import BEGIN, END, write
@@ -156,8 +158,19 @@ def test_ratios_are_of_rounds_and_their_interval_is_students() -> None:
     spread = ratio_of([1.0, 4.0], [1.0, 1.0])  # log 1 and log 4: mean log 2, t of one degree is 12.706
     assert math.isclose(spread.value, 2.0)
     assert math.isclose(math.log(spread.high / spread.value), 12.706 * math.log(4) / math.sqrt(2) / math.sqrt(2), rel_tol=1e-3)
-    assert math.isclose(difference_of([5.0, 7.0], [1.0, 3.0]).value, 4.0)
     assert mean_of([3.0]).high == math.inf, "one round says nothing about the next"
+
+
+def test_differences_of_delays_have_the_interval_of_signed_ranks() -> None:
+    assert math.isclose(difference_of([5.0, 7.0], [1.0, 3.0]).value, 4.0)
+    assert difference_of([1.0] * 5, [0.0] * 5).high == math.inf, "five rounds cannot be sure to 95 %"
+    for rounds in (6, 10, 20):
+        seen = np.random.default_rng(rounds).normal(3.0, 1.0, rounds)
+        found = difference_of(seen.tolist(), [0.0] * rounds)
+        for end, outwards in ((found.low, -1e-9), (found.high, 1e-9)):
+            assert wilcoxon(seen - end - outwards).pvalue <= 0.05 < wilcoxon(seen - end + outwards).pvalue
+    stalled = difference_of([*seen[:-1].tolist(), 1000.0], [0.0] * rounds)
+    assert stalled.high - stalled.low < 2, "one round that stood still moves nothing"
 
 
 def test_a_bound_is_held_against_the_value_or_against_the_upper_end() -> None:
