@@ -95,12 +95,12 @@ def serving(gateway: GatewayProcess, repeats: int, *, warm: bool = True, **about
 
 
 @contextlib.contextmanager
-def real_site(folder: Path, *, warm: bool = True) -> Iterator[Site]:
-    """A gateway on the real engine; this process keeps off the engine's CPU while it serves."""
+def real_site(folder: Path, *, repeats: int = 5, warm: bool = True) -> Iterator[Site]:
+    """A gateway on the real engine; this process keeps off the engine's CPU while it serves. `repeats`: of each cell of its law."""
     records, interval, cpus = folder / "records.jsonl", 2.0, os.sched_getaffinity(0)
     gateway = GatewayProcess(arguments(interval, records, "--engine", "vllm"), free_port(0), folder / "gateway.log")
     slower = partial(stopped_half_of_the_time, gateway)
-    with serving(gateway, 5, warm=warm, records=records, interval=interval, seconds=40.0, slowed=slower) as site:
+    with serving(gateway, repeats, warm=warm, records=records, interval=interval, seconds=40.0, slowed=slower) as site:
         share_the_gateways_cpus()
         try:
             yield site
