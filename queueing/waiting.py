@@ -78,7 +78,8 @@ class WaitingQueue(Sequence[Waiting]):
         return None
 
     def _compact(self) -> None:
-        if self._head > _COMPACT and 2 * self._head > len(self._items):
+        """Let go of those taken: all where nobody waits any more, else when they are many and more than those who wait."""
+        if self._head == len(self._items) or (self._head > _COMPACT and 2 * self._head > len(self._items)):
             del self._items[: self._head]
             self._head = 0
 

@@ -16,6 +16,7 @@ from queueing.latency import parse_law
 from queueing.record import Record
 from server.gateway import Gateway
 from server.live import LiveModel
+from server.page import history
 from server.supervision import restarts
 from server.supervision.settings import SupervisionSettings
 from server.ticket import Ticket
@@ -199,8 +200,12 @@ def test_ten_thousand_calls_with_thirty_percent_disconnects_at_every_stage() -> 
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_calls_leave_no_task_and_no_memory_behind(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hundred_thousand_calls_leave_no_task_and_no_memory_behind(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One gateway, ten rounds, with deaths and disconnects. What it holds is counted after each; windows are full after the second."""
+    monkeypatch.setattr(history, "FINE", 90)  # rows; the page's own quarter of an hour would be full in the last round only
+    monkeypatch.setattr(history, "COARSE", 9)
     caplog.set_level(logging.CRITICAL + 1, "kendall")  # what it keeps would be counted
     rounds = []
 
