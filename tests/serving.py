@@ -33,9 +33,15 @@ def started(gateway: GatewayProcess) -> Iterator[asyncio.Runner]:
 
 
 @contextlib.contextmanager
-def on_a_socket(app: Any, protocol: type[asyncio.Protocol], make: Callable[[], asyncio.AbstractEventLoop], **options: Any) -> Iterator[int]:
-    """The port of uvicorn with this protocol, on an event loop of its own. `options`: more of `uvicorn.Config`."""
-    sock = socket.create_server(("127.0.0.1", 0))
+def on_a_socket(
+    app: Any,
+    protocol: type[asyncio.Protocol],
+    make: Callable[[], asyncio.AbstractEventLoop],
+    sock: socket.socket | None = None,
+    **options: Any,
+) -> Iterator[int]:
+    """The port of uvicorn with this protocol, on an event loop of its own. `sock` listens already; `options`: more of `uvicorn.Config`."""
+    sock = sock or socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(
         uvicorn.Config(
             app,

@@ -43,7 +43,7 @@ class Connection:
         self.request = b""
         self.open()
         self.answer = bytearray()
-        self.asked_at = self.first_event_at = self.ended_at = 0.0
+        self.asked_at = self.first_event_at = 0.0
         self._length: int | None = None  # of the whole answer; None while its head is not there
         self._chunked = False
 
@@ -52,6 +52,7 @@ class Connection:
         self.socket = socket.create_connection(("127.0.0.1", self._port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.setblocking(False)
+        self.ended_at = 0.0  # of its last answer; 0 before there is one
 
     def ask(self, request: bytes) -> None:
         """Send it all; the answer before must be over."""
@@ -151,7 +152,6 @@ class Pool:
         del self._by_number[connection.socket.fileno()]
         connection.socket.close()
         connection.open()
-        connection.ended_at = 0.0
         self._poll.register(connection.socket, select.EPOLLIN)
         self._by_number[connection.socket.fileno()] = connection
 

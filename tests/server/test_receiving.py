@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from server.receiving import RECEIVED_AT, StampedProtocol, WallClock
+from server.receiving import RECEIVED_AT, StampedProtocol, WallClock, stamps_arrivals
 from tests.serving import on_a_socket
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's stamps are Linux's")
@@ -47,7 +47,9 @@ gone = threading.Event()
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"], scope="module")
 def port(request: pytest.FixtureRequest) -> Iterator[int]:
     """Where a server with stamps listens."""
-    with on_a_socket(echo, StampedProtocol, request.param) as port:
+    sock = socket.create_server(("127.0.0.1", 0))
+    assert stamps_arrivals(sock)
+    with on_a_socket(echo, StampedProtocol, request.param, sock) as port:
         yield port
 
 
