@@ -31,7 +31,8 @@ check: setup ## lint, format, types, direction of imports, spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy kendall.py tools/setup_env.py tools/audit.py tools/vendor.py
+	$(BIN)/mypy -p kendall
+	$(BIN)/mypy tools/setup_env.py tools/audit.py tools/vendor.py
 	$(BIN)/mypy -p grafana
 	$(BIN)/lint-imports
 	$(BIN)/codespell

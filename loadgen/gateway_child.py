@@ -23,7 +23,7 @@ def end_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    import kendall
+    from kendall import cli
 
     end_with(int(sys.argv[1]))
-    kendall.main(sys.argv[2:])
+    cli.main(sys.argv[2:])

@@ -58,9 +58,9 @@ def test_compose_says_only_flags_that_the_command_has() -> None:
 
 
 def assert_flags_exist(command: str, arguments: list[str]) -> None:
-    import kendall
+    from kendall import cli
 
-    known = {flag for parameter in kendall._command(command).params for flag in parameter.opts}
+    known = {flag for parameter in cli._command(command).params for flag in parameter.opts}
     asked = {argument.split("=")[0] for argument in arguments if argument.startswith("--")}
     assert asked <= known
 

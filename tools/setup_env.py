@@ -81,9 +81,7 @@ def _digest(venv: Path, dev: bool) -> str:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     files = sorted((ROOT / "requirements").glob("*.txt"))
     if not dev:  # a copy of the sources is installed, not a link to them
-        files += sorted(
-            path for name in OWN for path in [ROOT / f"{name}.py", *ROOT.glob(f"{name}/**/*")] if path.suffix != ".pyc" and path.is_file()
-        )
+        files += sorted(path for name in OWN for path in ROOT.glob(f"{name}/**/*") if path.suffix != ".pyc" and path.is_file())
     parts = [sys.version, str(venv), json.dumps(project, sort_keys=True), *(file.read_bytes().hex() for file in files)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 

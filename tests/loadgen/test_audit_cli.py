@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import kendall
+from kendall import cli
 from loadgen.audit import asked, streams_of
 from queueing.record import Header, Record, write_run
 
@@ -46,7 +46,7 @@ def gateway_run(path: Path, instants: list[float], late: float = 0.001, epochs: 
 
 def run(*arguments: str | Path) -> int:
     with pytest.raises(SystemExit) as stop:
-        kendall.main(["audit", *map(str, arguments)])
+        cli.main(["audit", *map(str, arguments)])
     return int(stop.value.code or 0)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import kendall
+from kendall import cli
 from loadgen.gateway_process import GatewayClient, GatewayError, GatewayProcess, free_port
 from loadgen.keys import Keys
 from loadgen.sweep.gateway import GivenGateway
@@ -39,7 +39,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def status(*arguments: str) -> int:
     with pytest.raises(SystemExit) as stop:
-        kendall.main(list(arguments))
+        cli.main(list(arguments))
     return int(stop.value.code or 0)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import kendall
+from kendall import cli
 from policies import parse_policy
 from policies.text import SpecError
 from queueing.distributions import parse_distribution
@@ -167,12 +167,12 @@ def test_no_stable_choice_says_why() -> None:
 )
 def test_wrong_arguments_say_what_was_expected(arguments: list[str], part: str) -> None:
     with pytest.raises(SpecError, match=part):
-        kendall._command("optimize").main([*arguments, *ARGUMENTS], standalone_mode=False)
+        cli._command("optimize").main([*arguments, *ARGUMENTS], standalone_mode=False)
 
 
 def run(*arguments: str) -> int:
     """Exit status of the command as the shell sees it."""
-    return kendall._run("optimize", [*arguments, *ARGUMENTS])
+    return cli._run("optimize", [*arguments, *ARGUMENTS])
 
 
 def test_the_command_prints_the_object_of_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,7 +196,7 @@ def test_no_stable_choice_exits_3_and_wrong_arguments_2(capsys: pytest.CaptureFi
 
 
 def test_every_option_has_an_environment_twin() -> None:
-    options = {parameter.name: parameter.envvar for parameter in kendall._command("optimize").params}
+    options = {parameter.name: parameter.envvar for parameter in cli._command("optimize").params}
     assert options["max_clipped_fraction"] == "KENDALL_MAX_CLIPPED_FRACTION"
 
 
@@ -312,5 +312,5 @@ def test_a_given_limit_bounds_the_search_and_does_not_hide_what_it_clips(capsys:
 def test_a_law_without_end_needs_no_limit_where_the_limit_is_sought(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--target", "max-output-tokens", "--objective", "v1", "--theta", str(119 / 120), "--arrival-rate", "0.025", "--json"]
     law = ["--output-tokens", "lognormal:mu=7,sigma=0.7", "--latency", "a=0.022032,c=0.7764"]
-    assert kendall._run("optimize", [*arguments, *law]) == 0
+    assert cli._run("optimize", [*arguments, *law]) == 0
     assert json.loads(capsys.readouterr().out)["best"]["max_output_tokens"] == pytest.approx(1324, abs=2)

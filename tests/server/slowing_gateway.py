@@ -47,8 +47,8 @@ class SlowingGateway(GatewayProcess):
 
 
 if __name__ == "__main__":
-    import kendall
+    from kendall import cli
 
     end_with(int(sys.argv[1]))
     emulated.EmulatedEngine = SlowingEngine  # type: ignore[misc]
-    kendall.main(sys.argv[2:])
+    cli.main(sys.argv[2:])

@@ -37,8 +37,8 @@ def step_the_wall_clock() -> None:
 
 
 if __name__ == "__main__":
-    import kendall
+    from kendall import cli
 
     end_with(int(sys.argv[1]))
     step_the_wall_clock()
-    kendall.main(sys.argv[2:])
+    cli.main(sys.argv[2:])

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-import kendall
+from kendall import cli
 from queueing.advice.forecast import Advice, Forecast, Knobs
 from queueing.estimation.interval import UNKNOWN, Estimate
 from queueing.result import Prediction
@@ -74,7 +74,7 @@ def stub() -> Iterator[Stub]:
 
 def run(*arguments: str) -> int:
     with pytest.raises(SystemExit) as stop:
-        kendall.main(["advise", *arguments])
+        cli.main(["advise", *arguments])
     return int(stop.value.code or 0)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-import kendall
+import kendall.cli
 from policies import SpecError
 from server import cli, logs, serving
 from server.configuration.file import key_of
@@ -43,7 +43,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
         monkeypatch.setattr(serving, "serve", lambda settings: found.append(settings) or 0)
         monkeypatch.setattr(cli, "configure_logs", lambda _: None)
         with pytest.raises(SystemExit) as stop:
-            kendall.main(["serve", *arguments])
+            kendall.cli.main(["serve", *arguments])
         assert stop.value.code == 0
         return found[0]
 
@@ -52,7 +52,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
 
 def status(*arguments: str) -> int:
     with pytest.raises(SystemExit) as stop:
-        kendall.main(list(arguments))
+        kendall.cli.main(list(arguments))
     return int(stop.value.code or 0)
 
 
@@ -251,8 +251,8 @@ def test_what_kubernetes_sets_for_a_service_named_kendall_is_passed_over(serve: 
 
 def test_options_of_one_name_mean_the_same_in_every_command_or_have_variables_of_their_own() -> None:
     kinds: dict[str, dict[str, set[str]]] = {}
-    for name in kendall.COMMANDS:
-        for parameter in kendall._command(name).params:
+    for name in kendall.cli.COMMANDS:
+        for parameter in kendall.cli._command(name).params:
             if parameter.envvar:
                 kind = str(parameter.type_descriptor.annotation).replace("list[str]", "<class 'str'>")
                 kinds.setdefault(parameter.envvar, {}).setdefault(kind, set()).add(name)
@@ -263,26 +263,26 @@ def test_options_of_one_name_mean_the_same_in_every_command_or_have_variables_of
 def test_every_variable_stands_for_one_option() -> None:
     """Of whatever command; none of them for what an option does not set, such as the installation of completions."""
     options: dict[str, set[str]] = {}
-    for name in kendall.COMMANDS:
-        for parameter in kendall._command(name).params:
-            for variable in kendall._twins(name, parameter) if parameter.envvar else ():
+    for name in kendall.cli.COMMANDS:
+        for parameter in kendall.cli._command(name).params:
+            for variable in kendall.cli._twins(name, parameter) if parameter.envvar else ():
                 options.setdefault(variable, set()).add(key_of(parameter))
     assert {variable: names for variable, names in options.items() if len(names) > 1} == {}
-    assert set(options).isdisjoint(kendall.NO_OPTIONS)
+    assert set(options).isdisjoint(kendall.cli.NO_OPTIONS)
     assert not any("COMPLETION" in variable for variable in options)
 
 
 def test_a_variable_with_a_meaning_of_its_own_in_a_command_is_read_only_in_its_long_form(monkeypatch: pytest.MonkeyPatch) -> None:
     """`sweep --slo` is what a search looks for; elsewhere KENDALL_SLO is the objective: `serve` admits by it, `advise` weighs by it."""
-    for name, options in kendall.OTHER_MEANING.items():
-        for parameter in kendall._command(name).params:
+    for name, options in kendall.cli.OTHER_MEANING.items():
+        for parameter in kendall.cli._command(name).params:
             if key_of(parameter) in options:
-                assert kendall._twins(name, parameter) == [f"KENDALL_{name}_{key_of(parameter)}".replace("-", "_").upper()]
-                assert len(kendall._twins("other", parameter)) == 2
-    assert {name for name in kendall.COMMANDS if "slo" in map(key_of, kendall._command(name).params)} == {
+                assert kendall.cli._twins(name, parameter) == [f"KENDALL_{name}_{key_of(parameter)}".replace("-", "_").upper()]
+                assert len(kendall.cli._twins("other", parameter)) == 2
+    assert {name for name in kendall.cli.COMMANDS if "slo" in map(key_of, kendall.cli._command(name).params)} == {
         *("serve", "optimize", "advise", "sweep")
     }
-    assert "slo" in kendall.OTHER_MEANING["sweep"]
+    assert "slo" in kendall.cli.OTHER_MEANING["sweep"]
 
 
 def test_the_objective_of_the_environment_is_one_for_serve_advise_and_optimize(

@@ -1,0 +1,5 @@
+"""`python -m kendall` is `kendall`."""
+
+from kendall.cli import main
+
+main()
