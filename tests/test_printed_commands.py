@@ -1,0 +1,120 @@
+"""What the documentation, the page and the messages tell a person to type, works."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import re
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import kendall.cli
+from tests.printed_commands import ROOT, Line, pages, reader, shell_lines, words
+
+# Lines that are not run here, by their beginning, each with its reason.
+SKIPPED = {
+    "make ": "it made the environment that runs this test; its targets are looked up instead",
+    "docker ": "no container engine here; tests/test_containers.py holds the commands of images and compose",
+    "kubectl ": "no cluster here; tests/test_deployment.py renders the overlays and checks them against the schemas",
+    "uv pip compile ": "resolves against the package index; tests/test_deployment.py holds the locks",
+}
+SOURCES = [path for folder in ("kendall", "server", "loadgen", "queueing", "policies", "tools") for path in (ROOT / folder).rglob("*.py")]
+NAMED = re.compile(r"\bkendall (?P<command>[a-z]+)\b(?P<rest>(?: [^`;]*)?)")
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+
+
+def commands(page: Path) -> list[Line]:
+    return [line for line in shell_lines(page) if not line.text.startswith(tuple(SKIPPED))]
+
+
+@contextlib.contextmanager
+def named(line: Line) -> Iterator[None]:
+    """A failure begins with the page, the number and the line."""
+    try:
+        yield
+    except (AssertionError, subprocess.TimeoutExpired) as error:
+        raise pytest.fail.Exception(f"{line}\n{error}", pytrace=False) from None
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if commands(page)], ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_printed_line_works(page: Path, tmp_path: Path) -> None:
+    """In order, in an empty folder, with nothing in the user's cache, before the emulated engine."""
+    with reader(tmp_path) as someone:
+        for line in commands(page):
+            with named(line):
+                someone.run(line.text)
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_the_first_page_works_on_the_real_engine(tmp_path: Path) -> None:
+    with reader(tmp_path, engine="auto") as someone:
+        for line in commands(ROOT / "README.md"):
+            with named(line):
+                someone.run(line.text)
+
+
+def test_a_misspelt_line_fails(tmp_path: Path) -> None:
+    with reader(tmp_path) as someone:
+        for text in ("kendall predcit --arrival-rate 1", "kendall reproduce --lst", "kendall serve tiny --polcy single"):
+            with pytest.raises(AssertionError, match="exit status 2"):
+                someone.run(text)
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_the_command_on_the_empty_page_works(calibrated: bool, tmp_path: Path) -> None:
+    (text,) = re.findall(r"`(kendall load [^`]*)`", (ROOT / "server/page/static/verdict.js").read_text())
+    with reader(tmp_path) as someone:
+        someone.run(f"kendall serve tiny --policy dynamic{' --calibrate' * calibrated}")
+        someone.run(text.replace("${location.origin}", "http://localhost:8080"))
+
+
+@cache
+def flags(command: str) -> frozenset[str]:
+    options = kendall.cli._command(command).params
+    return frozenset(flag for option in options for flag in (*option.opts, *option.secondary_opts)) | {"--help"}
+
+
+def misnamed(text: str) -> list[str]:
+    """Commands and flags in a text that do not exist."""
+    found = []
+    for match in NAMED.finditer(text):
+        command = match["command"]
+        if command not in kendall.cli.COMMANDS:
+            found.append(f"kendall {command}")
+            continue
+        found += [f"kendall {command} {flag}" for flag in FLAG.findall(match["rest"].partition(" # ")[0]) if flag not in flags(command)]
+    return found
+
+
+def test_what_is_looked_for_in_texts() -> None:
+    assert misnamed("`kendall load --request-rate 5`, then `kendall advise URL --slo ...`") == []
+    assert misnamed("`kendall laod`; `kendall load --rate 5`") == ["kendall laod", "kendall load --rate"]
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_in_the_prose_exists(page: Path) -> None:
+    inline = re.findall(r"`((?:kendall|make|curl) [^`]*)`", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL))
+    fenced = [line.text for line in shell_lines(page)]
+    assert [wrong for text in [*inline, *fenced] for wrong in misnamed(text)] == []
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for text in [*inline, *fenced]:
+        if text.startswith("make "):
+            asked = [word for word in words(text)[1:] if "=" not in word]
+            assert set(asked) <= targets, text
+
+
+def test_every_command_in_a_message_exists() -> None:
+    """In backticks, in any text of the sources: help, errors, log lines, the page."""
+    found = []
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found += [f"{path.relative_to(ROOT)}: {wrong}" for text in re.findall(r"`(kendall [^`]*)`", node.value) for wrong in misnamed(text)]
+    for path in (ROOT / "server/page/static").glob("*.js"):
+        found += [f"{path.name}: {wrong}" for text in re.findall(r"(kendall [^`<\"]*)", path.read_text()) for wrong in misnamed(text)]
+    assert found == []
