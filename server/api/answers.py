@@ -139,6 +139,7 @@ class ModelEntry(BaseModel):
     owned_by: str
     parent: str | None
     root: str
+    output_length_fields: list[str]  # the request fields that set an answer's length; with ignore_eos it is max_tokens
     max_model_len: int | None = None
 
 

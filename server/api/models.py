@@ -10,6 +10,7 @@ from server.api.answers import ModelEntry, ModelList
 from server.api.openapi import answers
 from server.errors import ApiError
 from server.gateway import Gateway
+from server.schema import FORCED_FIELD
 from server.security.wording import brief
 from server.settings import Settings
 
@@ -29,6 +30,7 @@ def check_model(settings: Settings, asked: str) -> None:
 def _entry(gateway: Gateway, name: str) -> dict[str, Any]:
     entry: dict[str, Any] = {"id": name, "object": "model", "created": 0, "owned_by": "kendall", "parent": None}
     entry["root"] = gateway.settings.model  # a benchmark without --model reads id and root
+    entry["output_length_fields"] = [*((FORCED_FIELD,) if gateway.settings.allow_forced_lengths else ()), "ignore_eos"]
     if gateway.started:
         entry |= gateway.describe_engine(gateway.batcher.capabilities)
     return entry
