@@ -66,7 +66,7 @@ def ours(processes: int) -> Command:
         return [
             *(sys.executable, "-m", "kendall", "load", "--base-url", url, "--request-rate", str(rate), "--num-prompts", str(requests)),
             *("--burstiness", "1" if poisson else "inf", "--processes", str(processes), "--seed", "1", "--drain-limit", "20"),
-            *("--prompt-tokens", "deterministic:value=16", "--output-tokens", "deterministic:value=1", "--json"),
+            *("--prompt-tokens", "deterministic:value=16", "--output-tokens", "deterministic:value=1", "--no-save", "--json"),
         ]
 
     return command

@@ -30,7 +30,7 @@ NO_OPTIONS = frozenset(
 # options whose name another command has for something else: only KENDALL_<COMMAND>_<OPTION> sets them
 OTHER_MEANING = {
     "calibrate": {"prompt-tokens", "output"},  # a number, elsewhere a distribution; a file
-    "load": {"model"},  # as clients name it; `serve` takes a folder too
+    "load": {"model", "output"},  # as clients name it, where `serve` takes a folder too; a run file
     "reproduce": {"output"},  # a folder
     "sweep": {"max-output-tokens", "slo"},  # lists to search over
 }

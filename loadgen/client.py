@@ -6,24 +6,20 @@ back would be missing from the delay.
 
 from __future__ import annotations
 
-import errno
 import re
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import httpx
-import msgspec
-
 from loadgen.stream import Answer, StreamError, read_error
 from loadgen.target import LoadError, Target, prompt_text
+from loadgen.tls import reason
 from loadgen.wire import Address, Connection
 from queueing.record import Outcome, Record
 
-__all__ = ["Exchange", "LoadError", "Target", "address_of", "prompt_text", "run_prefix", "served_model", "timing"]
+__all__ = ["Exchange", "LoadError", "Target", "address_of", "prompt_text", "reason", "run_prefix", "timing"]
 
 CUT_SHORT = "the run ended before the answer did"
-NO_DESCRIPTOR = "no file descriptor left for another stream: raise `ulimit -n` or use --processes"
 
 
 def address_of(target: Target) -> Address:
@@ -32,22 +28,6 @@ def address_of(target: Target) -> Address:
     if target.api_key:
         headers["authorization"] = f"Bearer {target.api_key}"
     return Address(target.url, headers)
-
-
-async def served_model(base_url: str, api_key: str | None = None) -> str:
-    """The first model that the server names. Raises LoadError where nobody answers."""
-    url = base_url.rstrip("/") + "/v1/models"
-    try:
-        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        async with httpx.AsyncClient(timeout=10) as client:
-            response = await client.get(url, headers=headers)
-        if response.status_code != 200:
-            raise LoadError(f"{url} answered {response.status_code}: {read_error(response.content)[1]}")
-        return str(msgspec.json.decode(response.content)["data"][0]["id"])
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise LoadError(f"no answer from {url} ({reason(error)}); is the server up, is --base-url right?") from None
-    except (msgspec.MsgspecError, LookupError, TypeError):
-        raise LoadError(f"{url} names no model; give --model") from None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -178,10 +158,3 @@ def timing(headers: Mapping[str, str], part: str) -> float | None:
 def run_prefix() -> str:
     """A name for a run that no other has: two runs of one seed must not share request ids."""
     return f"load-{uuid.uuid4().hex[:8]}"
-
-
-def reason(error: BaseException) -> str:
-    """Why something failed, one line."""
-    if getattr(error, "errno", None) == errno.EMFILE:
-        return NO_DESCRIPTOR
-    return str(error) or type(error).__name__

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,32 +19,43 @@ from policies.text import SpecError, suggest
 from queueing.distributions import parse_distribution
 
 NUM_PROMPTS = 1000  # where neither their number nor a duration is given
+OUTPUT_TOKENS = 128  # max_tokens where neither a law of the lengths nor --max-tokens is given
 SHAPES = ("linear", "exponential")
 
 
-def draw_arrivals(options: LoadOptions, source: str) -> tuple[int, Process | None, Timetable]:
-    """Seed, process (None: recorded instants) and timetable with the lengths that are drawn or recorded. Raises SpecError."""
+class Drawn(NamedTuple):
+    """When requests come, and how long their answers are to be."""
+
+    seed: int
+    process: Process | None  # None: recorded instants
+    timetable: Timetable
+    natural: bool  # no length was asked for: the model ends its answers
+
+
+def draw_arrivals(options: LoadOptions, source: str) -> Drawn:
+    """A process drawn, or recorded instants, with the lengths that are drawn or recorded. Raises SpecError."""
     if source == "--timetable":
         assert options.timetable is not None
         header, timetable = _read_timetable(options.timetable)
         recorded = header.get("seed")
         seed = recorded if options.seed is None and isinstance(recorded, int) else options.seed or 0
-        return seed, None, _within(timetable, options)
+        return Drawn(seed, None, _within(timetable, options), natural=header.get("lengths") == "natural")
     seed = options.seed or 0
     if source == "--trace":
         assert options.trace is not None
         trace = load_trace(options.trace, options.trace_format, options.time_scale, count=options.num_prompts)
-        return seed, None, _within(trace.timetable, options)
+        return Drawn(seed, None, _within(trace.timetable, options), natural=False)
     process, count, duration = _process(options, source)
+    law = options.output_tokens or f"deterministic:value={options.max_tokens or OUTPUT_TOKENS}"
     timetable = draw_timetable(
         process,
         count=count,
         duration=duration,
         seed=seed,
         prompt_tokens=parse_distribution(options.prompt_tokens),
-        output_tokens=parse_distribution(options.output_tokens, options.max_tokens),
+        output_tokens=parse_distribution(law, options.max_tokens),
     )
-    return seed, process, timetable
+    return Drawn(seed, process, timetable, natural=options.output_tokens is None)
 
 
 def _read_timetable(path: Path) -> tuple[dict[str, Any], Timetable]:

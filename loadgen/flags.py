@@ -14,10 +14,10 @@ ALONE = {"--save-result": "."}  # what the flag means without a value
 SEVERAL = frozenset({"--goodput", "--metadata"})
 
 
-def option(flag: str, about: str, panel: str, **settings: Any) -> Any:
-    """An option with its twin in the environment."""
+def option(flag: str, about: str, panel: str, *, also: str | None = None, **settings: Any) -> Any:
+    """An option with its twin in the environment; `also` is another spelling of the flag."""
     twin = "KENDALL_" + flag.removeprefix("--").replace("-", "_").upper()
-    return typer.Option(flag, help=about, envvar=twin, rich_help_panel=panel, **settings)
+    return typer.Option(*((flag,) if also is None else (flag, also)), help=about, envvar=twin, rich_help_panel=panel, **settings)
 
 
 def spelled_out(arguments: list[str]) -> list[str]:

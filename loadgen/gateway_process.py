@@ -15,6 +15,7 @@ from typing import Any, Self
 import httpx
 
 from loadgen.keys import NO_KEYS, Keys
+from queueing.server_url import server_root
 
 START_LIMIT = 180.0  # seconds
 STOP_LIMIT = 20.0
@@ -34,8 +35,8 @@ class GatewayClient:
     """Questions to a gateway that is there."""
 
     def __init__(self, url: str, keys: Keys = NO_KEYS) -> None:
-        self.url = url.rstrip("/")
-        self._client = httpx.AsyncClient(base_url=self.url, headers=keys.headers, timeout=900)
+        self.url = server_root(url)
+        self._client = httpx.AsyncClient(base_url=self.url, headers=keys.headers, timeout=900, trust_env=False)
 
     async def __aenter__(self) -> Self:
         return self

@@ -21,6 +21,11 @@ class Tally:
     completed: int = 0
     other: int = 0  # answered, but not completed
     held: int = 0  # had to wait for a place among `max_concurrency`
+    stopped: str | None = None  # why nothing more was sent: too many failures in a row
+
+    def missing(self) -> str | None:
+        """What a run that stopped has left undone."""
+        return None if self.stopped is None else f"{self.stopped}; {self.asked - self.sent} of {self.asked} requests were not sent"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +50,7 @@ class Job:
     prefix: str  # of request ids: the run's name
     sender_id: int = 0
     drain_limit: float = 600.0  # seconds for the answers after the last request was sent
+    max_errors: int = 0  # failures in a row that end the run; 0: none do
     max_concurrency: int | None = None  # in flight at once; makes an open loop partly closed
     closed_loop: ClosedLoop | None = None
     token_times: bool = False

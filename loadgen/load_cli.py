@@ -35,6 +35,19 @@ def load(
     port: Annotated[int, option("--port", "The server's port.", WHERE)] = 8080,
     model: Annotated[str | None, option("--model", "Model name; without it the first that the server names.", WHERE)] = None,
     api_key: Annotated[str | None, option("--api-key", "Sent as a bearer token; never written to a file.", WHERE)] = None,
+    insecure: Annotated[bool, option("--insecure", "Accept any TLS certificate of the server.", WHERE)] = False,
+    cacert: Annotated[
+        Path | None, option("--cacert", "PEM file of the authorities that sign the server's certificate [the system's].", WHERE)
+    ] = None,
+    ready_check_timeout: Annotated[
+        float | None,
+        option(
+            "--ready-check-timeout",
+            "Seconds to wait until the server is ready [it must be ready at once]; 0 sends without a check.",
+            WHERE,
+            also="--ready-check-timeout-sec",
+        ),
+    ] = None,
     chat: Annotated[
         bool, option("--chat", "Use /v1/chat/completions; random prompts are then text of about the asked length.", WHERE)
     ] = False,
@@ -67,11 +80,18 @@ def load(
         str, option("--prompt-tokens", "Lengths of random prompts, for example uniform:low=16,high=64.", WHAT)
     ] = "deterministic:value=32",
     output_tokens: Annotated[
-        str, option("--output-tokens", "Lengths of the answers, for example geometric:mean=64.", WHAT)
-    ] = "deterministic:value=128",
-    max_tokens: Annotated[int | None, option("--max-tokens", "max_tokens of every request; else the largest drawn length.", WHAT)] = None,
+        str | None,
+        option(
+            "--output-tokens",
+            "Law of the answers' lengths, for example geometric:mean=64 [the model ends its answers, after 128 at most].",
+            WHAT,
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int | None, option("--max-tokens", "max_tokens of every request, and the largest length that is drawn.", WHAT)
+    ] = None,
     ignore_eos: Annotated[
-        bool, option("--ignore-eos", "Set lengths by max_tokens and ignore_eos, for servers other than Kendall.", WHAT)
+        bool, option("--ignore-eos", "Set each length by max_tokens and ignore_eos, whatever the server accepts.", WHAT)
     ] = False,
     natural_lengths: Annotated[
         bool, option("--natural-lengths", "Force no length; max_tokens is --max-tokens or the drawn length.", WHAT)
@@ -87,6 +107,9 @@ def load(
         bool, option("--token-times", "Record the instant of every token; so do --save-detailed and asking for itl.", HOW)
     ] = False,
     drain_limit: Annotated[float, option("--drain-limit", "Seconds to wait for answers after the last request was sent.", HOW)] = 600.0,
+    max_errors: Annotated[
+        int, option("--max-errors", "Stop after this many failed requests in a row (not 429 or 503); 0: never.", HOW)
+    ] = 100,
     lateness_budget: Annotated[
         str | None, option("--lateness-budget", "Beyond it the run is INVALID [mean=1ms,p99=5ms]; where given, exit 3.", HOW)
     ] = None,
@@ -98,6 +121,8 @@ def load(
     assertions: Annotated[
         list[str] | None, option("--assert", "A condition, such as 'p99_ttft < 200ms'; exit 3 where broken.", SAID)
     ] = None,
+    output: Annotated[Path | None, option("--output", "The run file, or a folder for it [runs/load-<time>.jsonl].", SAID)] = None,
+    no_save: Annotated[bool, option("--no-save", "Write no run file.", SAID)] = False,
     save_result: Annotated[
         Path | None, option("--save-result", "Write run file, timetable and vLLM's JSON; a FILE may follow.", SAID)
     ] = None,
@@ -114,7 +139,8 @@ def load(
 ) -> None:
     """Send requests at instants drawn beforehand and report delays from the instants at which they were meant to be sent.
 
-    Lengths are forced by a field that Kendall accepts under --allow-forced-lengths. Ctrl-C ends the run and keeps it.
+    With --output-tokens (or a trace, a timetable, a dataset with lengths) every answer gets its drawn length: by a field that Kendall
+    accepts under --allow-forced-lengths, else by ignore_eos and max_tokens. Ctrl-C ends the run and keeps it.
     """
     given = flags_first(ctx, locals(), SOURCES)
     if given["request_rate"] is None and from_environment(ctx, "burstiness"):
@@ -131,9 +157,8 @@ def load(
     options = LoadOptions(**fields | set_here)
     shown: dict[str, Any] = {"append": append_result, "detailed": save_detailed, "metadata": parse_metadata(metadata or [])}
     plan = plan_load(options)
-    files = result_files(
-        save=save_result, folder=result_dir, name=result_filename, save_table=save_timetable, seed=plan.seed, label=label, **shown
-    )
+    named: dict[str, Any] = {"output": output, "save": save_result, "folder": result_dir, "name": result_filename}
+    files = result_files(**named, no_save=no_save, save_table=save_timetable, seed=plan.seed, label=label, **shown)
     report = _run(options, plan, wishes, files)
     if json:
         typer.echo(msgspec.json.encode(report.as_object()))
@@ -143,8 +168,12 @@ def load(
 
 
 def _run(options: LoadOptions, plan: LoadPlan, wishes: Wishes, files: ResultFiles) -> Report:
-    saved = save_plan(files, plan)
     try:
+        plan, note = asyncio.run(plan.for_server())
+        if note is not None:
+            typer.echo(f"kendall load: {note}", err=True)
+        files = files.reserved()
+        saved = save_plan(files, plan)
         result = asyncio.run(plan.run(for_stderr(), files.run, saved))
     except LoadError as error:
         typer.echo(f"kendall load: {error}", err=True)

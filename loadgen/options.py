@@ -23,6 +23,9 @@ class LoadOptions:
     base_url: str
     model: str | None = None
     api_key: str | None = None
+    insecure: bool = False
+    cacert: Path | None = None
+    ready_check_timeout: float | None = None
     chat: bool = False
     request_rate: float | None = None
     burstiness: float = 1.0
@@ -39,7 +42,7 @@ class LoadOptions:
     max_concurrency: int | None = None
     think_time: float = 0.0
     prompt_tokens: str = "deterministic:value=32"
-    output_tokens: str = "deterministic:value=128"
+    output_tokens: str | None = None
     max_tokens: int | None = None
     ignore_eos: bool = False
     natural_lengths: bool = False
@@ -51,6 +54,7 @@ class LoadOptions:
     processes: int = 1
     token_times: bool = False
     drain_limit: float = 600.0
+    max_errors: int = 100
 
     def check(self) -> None:
         """Raises SpecError: a number out of range, flags that exclude one another."""
@@ -59,15 +63,23 @@ class LoadOptions:
             ("--num-prompts", self.num_prompts, 1),
             ("--max-concurrency", self.max_concurrency, 1),
             ("--processes", self.processes, 1),
+            ("--max-errors", self.max_errors, 0),
         ):
             if value is not None and value < least:
                 raise SpecError(f"got {flag} {value}; expected a whole number >= {least}")
         if not self.drain_limit >= 0 or not self.think_time >= 0:
             raise SpecError(f"got --drain-limit {self.drain_limit}, --think-time {self.think_time}; expected seconds >= 0")
+        if self.ready_check_timeout is not None and not 0 <= self.ready_check_timeout < math.inf:
+            raise SpecError(f"got --ready-check-timeout {self.ready_check_timeout}; expected seconds >= 0")
         if self.duration is not None and not 0 < self.duration < math.inf:
             raise SpecError(f"got --duration {self.duration}; expected seconds > 0")
+        self._check_choices()
+
+    def _check_choices(self) -> None:
         if self.ignore_eos and self.natural_lengths:
             raise SpecError("got --ignore-eos with --natural-lengths; expected one of them")
+        if self.insecure and self.cacert is not None:
+            raise SpecError(f"got --insecure with --cacert {self.cacert}; expected one of them")
         if self.dataset_name not in (None, *DATASETS):
             raise SpecError(
                 f"got --dataset-name {self.dataset_name!r}; expected {', '.join(DATASETS)}{suggest(self.dataset_name, DATASETS)}"

@@ -21,7 +21,7 @@ class Outbox:
 
     def __init__(self, job: Job, pool: Pool, tally: Tally, keep: Keep) -> None:
         self.job = job
-        self._pool, self._tally, self._keep = pool, tally, keep
+        self._pool, self.tally, self._keep = pool, tally, keep
         self._loop = asyncio.get_running_loop()
         self._under_way: dict[Exchange, asyncio.Future[Record] | None] = {}
         self._held: deque[Exchange] = deque()  # wait for a place among `max_concurrency`
@@ -29,6 +29,8 @@ class Outbox:
         self._tasks: set[asyncio.Task[object]] = set()
         self._ended = asyncio.Event()
         self._bug: BaseException | None = None
+        self._failures = 0  # in a row
+        self.on_stop: Callable[[], object] | None = None  # ends the run after too many failures in a row
 
     def exchange(self, index: int, instant: float) -> Exchange:
         """The request of one row, ready to be sent."""
@@ -40,7 +42,7 @@ class Outbox:
         """Send it now, or as soon as there is a place; from now on it has a record, whatever happens. Does not wait."""
         self._under_way.setdefault(exchange)
         if self._places is not None and len(self._under_way) - len(self._held) > self._places:
-            self._tally.held += 1
+            self.tally.held += 1
             self._held.append(exchange)
         else:
             self._send(exchange)
@@ -53,7 +55,7 @@ class Outbox:
         return await told
 
     def _send(self, exchange: Exchange) -> None:
-        self._tally.sent += 1
+        self.tally.sent += 1
         connection = self._pool.take()
         exchange.begin(self._loop.time())
         if connection is None:
@@ -65,7 +67,7 @@ class Outbox:
         try:
             connection = await self._pool.connect()
         except OSError as error:
-            exchange.on_lost(reason(error), self._loop.time())
+            exchange.on_lost(f"{self._pool.address}: {reason(error)}", self._loop.time())
         else:
             exchange.send(connection)
 
@@ -73,15 +75,26 @@ class Outbox:
         told = self._under_way.pop(exchange)
         record = exchange.record()
         if record.outcome == "completed":
-            self._tally.completed += 1
+            self.tally.completed += 1
         elif record.sent_at is not None:
-            self._tally.other += 1
+            self.tally.other += 1
         self._keep(record)
+        self._count_failures(record)
         if told is not None and not told.done():
             told.set_result(record)
         self._ended.set()
         if self._held and record.sent_at is not None:
             self._send(self._held.popleft())
+
+    def _count_failures(self, record: Record) -> None:
+        """A refusal (429, 503) is an answer of a server that is there: it ends the row, as a completed request does."""
+        if record.outcome == "cancelled" or self.tally.stopped is not None:
+            return
+        self._failures = self._failures + 1 if record.outcome == "failed" else 0
+        if self._failures == self.job.max_errors > 0:
+            self.tally.stopped = f"the run stopped after {self._failures} failures in a row (--max-errors), the last: {record.error}"
+            if self.on_stop is not None:
+                self.on_stop()
 
     def spawn(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[object]:
         """Run it beside the rest."""

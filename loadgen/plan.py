@@ -10,15 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.arrival_text import Process, format_arrivals
-from loadgen.client import address_of, served_model
+from loadgen.client import address_of
 from loadgen.datasets import Prompts, draw_dataset, load_token_counter, random_prompts, read_dataset
 from loadgen.drawn_arrivals import draw_arrivals
+from loadgen.endpoint import UNKNOWN, Endpoint, look_at
 from loadgen.job import ClosedLoop
 from loadgen.length_prediction import parse_length_prediction
+from loadgen.lengths import with_lengths
 from loadgen.options import LoadOptions
 from loadgen.run import VOCABULARY, LoadResult, Progress, run_load
-from loadgen.target import Target
+from loadgen.target import LoadError, Target
 from loadgen.timetable import Timetable, streams, with_predictions
+from loadgen.tls import tls_context
 from policies.text import SpecError
 
 
@@ -38,6 +41,29 @@ class LoadPlan:
     processes: int
     token_times: bool
     drain_limit: float
+    max_errors: int = 0
+    ready_timeout: float | None = None  # seconds to wait for a server that is not ready; None looks once, 0 not at all
+    lengths_open: bool = False  # drawn lengths are to be met in the way that the server accepts
+
+    async def for_server(self) -> tuple[LoadPlan, str | None]:
+        """The plan for the server as it is, after a look at it, and a note on how lengths are set. Raises LoadError."""
+        target, note = self.target, None
+        if self.ready_timeout == 0 and target.model and not self.lengths_open:
+            return self, None
+        endpoint = await self._look()
+        target = dataclasses.replace(target, model=target.model or endpoint.models[0])
+        if self.lengths_open:
+            target, note = with_lengths(target, endpoint)
+        header = dict(self.header) if note is None else {**self.header, "lengths_note": note}
+        return dataclasses.replace(self, target=target, header=header), note
+
+    async def _look(self) -> Endpoint:
+        try:
+            return await look_at(self.target, self.ready_timeout)
+        except LoadError:
+            if self.ready_timeout == 0 and self.target.model:  # the check is off: the requests themselves will tell
+                return UNKNOWN
+            raise
 
     @property
     def poisson(self) -> bool:
@@ -46,11 +72,8 @@ class LoadPlan:
 
     async def run(self, progress: Progress | None = None, path: Path | None = None, saved: Path | None = None) -> LoadResult:
         """Send it; `path` is the run file, `saved` where the timetable is. Raises LoadError."""
-        target = self.target
-        if not target.model:
-            target = dataclasses.replace(target, model=await served_model(target.base_url, target.api_key))
         return await run_load(
-            target,
+            self.target,
             self.timetable,
             seed=self.seed,
             configuration={**self.header, "timetable": None if saved is None else str(saved)},
@@ -60,6 +83,7 @@ class LoadPlan:
             closed_loop=self.closed_loop,
             token_times=self.token_times,
             drain_limit=self.drain_limit,
+            max_errors=self.max_errors,
             progress=progress,
             path=path,
         )
@@ -69,12 +93,13 @@ def plan_load(options: LoadOptions) -> LoadPlan:
     """Check the options and draw what they ask for. Raises SpecError."""
     options.check()
     source = options.source()
-    seed, arrivals, drawn = draw_arrivals(options, source)
-    timetable, prompts = _prompts(options, drawn, seed)
-    header = {name: value for name, value in _asked(options, arrivals).items() if value is not None}
+    seed, arrivals, drawn, natural = draw_arrivals(options, source)
+    timetable, prompts, counted = _prompts(options, drawn, seed)
+    target = _target(options, natural=natural and not counted)
+    header = {name: value for name, value in _asked(options, arrivals, target).items() if value is not None}
     process, rate = _named(arrivals, source)
     plan = LoadPlan(
-        target=_target(options),
+        target=target,
         timetable=timetable,
         prompts=prompts,
         seed=seed,
@@ -86,24 +111,31 @@ def plan_load(options: LoadOptions) -> LoadPlan:
         processes=options.processes,
         token_times=options.token_times,
         drain_limit=options.drain_limit,
+        max_errors=options.max_errors,
+        ready_timeout=options.ready_check_timeout,
+        lengths_open=target.lengths == "forced",
     )
-    address_of(plan.target)  # both raise for what cannot be sent
+    address_of(plan.target)  # all raise for what cannot be sent
+    tls_context(target.cacert)
     plan.target.body(prompts[0], 1, 1, seed)
     return plan
 
 
-def _prompts(options: LoadOptions, timetable: Timetable, seed: int) -> tuple[Timetable, Prompts]:
-    """The timetable with the lengths that are known at last, and a prompt for each row."""
+def _prompts(options: LoadOptions, timetable: Timetable, seed: int) -> tuple[Timetable, Prompts, bool]:
+    """The timetable with the lengths that are known at last, a prompt for each row, and whether a dataset has lengths of answers."""
+    counted = False
     if options.dataset_path is None:
         if not timetable.prompt_tokens.all():
             raise SpecError("got a timetable whose prompts the server counts; expected the --dataset-path that they come from")
         prompts = random_prompts(timetable, seed, VOCABULARY)
     else:
         counter = None if options.tokenizer is None else load_token_counter(options.tokenizer)
-        timetable, prompts = draw_dataset(timetable, read_dataset(options.dataset_path, counter), seed)
+        dataset = read_dataset(options.dataset_path, counter)
+        timetable, prompts = draw_dataset(timetable, dataset, seed)
+        counted = any(length is not None for length in dataset.output_tokens)
     if options.length_prediction is not None:
         timetable = with_predictions(timetable, parse_length_prediction(options.length_prediction), seed)
-    return timetable, prompts
+    return timetable, prompts, counted
 
 
 def _closed_loop(options: LoadOptions, rows: int, seed: int) -> ClosedLoop:
@@ -121,19 +153,24 @@ def _named(process: Process | None, source: str) -> tuple[str, float | None]:
     return type(process).__name__.lower(), rate if math.isfinite(rate) else None
 
 
-def _target(options: LoadOptions) -> Target:
+def _target(options: LoadOptions, *, natural: bool) -> Target:
+    """`natural`: no length was asked for."""
+    if natural and options.length_prediction is not None and not options.ignore_eos:
+        raise SpecError("got --length-prediction without lengths that it could predict; expected --output-tokens too")
     return Target(
         base_url=options.base_url,
         model=options.model or "",
         max_tokens=options.max_tokens,
         chat=options.chat,
         ignore_eos=options.ignore_eos,
-        natural_lengths=options.natural_lengths,
+        natural_lengths=options.natural_lengths or (natural and not options.ignore_eos),
         api_key=options.api_key,
+        insecure=options.insecure,
+        cacert=None if options.cacert is None else str(options.cacert),
     )
 
 
-def _asked(options: LoadOptions, process: Process | None) -> dict[str, Any]:
+def _asked(options: LoadOptions, process: Process | None, target: Target) -> dict[str, Any]:
     """What the header of run and timetable says; nothing of it is needed to send the timetable again."""
     recorded = process is None
     return {
@@ -143,6 +180,7 @@ def _asked(options: LoadOptions, process: Process | None) -> dict[str, Any]:
         "time_scale": options.time_scale if options.trace else None,
         "prompt_tokens": None if recorded or options.dataset_path else options.prompt_tokens,
         "output_tokens": None if recorded else options.output_tokens,
+        "lengths": "natural" if target.natural_lengths else None,  # read where the timetable is sent again
         "dataset": None if options.dataset_path is None else str(options.dataset_path),
         "length_prediction": options.length_prediction,
         "duration": options.duration,

@@ -7,6 +7,7 @@ import contextlib
 import ssl
 from typing import Any
 
+from loadgen.tls import tls_context
 from loadgen.wire import Address, Connection
 
 # seconds; servers close idle connections after 5 s (uvicorn's default) or more: a request sent into a closing one is lost
@@ -17,14 +18,14 @@ RESERVE = 16  # idle connections kept ready
 class Pool:
     """Connections to one address: as many as there are requests under way, and a reserve of idle ones."""
 
-    def __init__(self, address: Address, reserve: int = RESERVE) -> None:
+    def __init__(self, address: Address, reserve: int = RESERVE, tls: ssl.SSLContext | None = None) -> None:
         self.address = address
         self._reserve = reserve
         self._loop = asyncio.get_running_loop()
         self._idle: dict[Connection, None] = {}  # in the order in which they became idle
         self._open: set[Connection] = set()
         self._refilling: asyncio.Task[None] | None = None
-        self._tls = ssl.create_default_context() if address.tls else None
+        self._tls = (tls or tls_context()) if address.tls else None
         self._resolved: tuple[str, int] | None = None
 
     async def __aenter__(self) -> Pool:

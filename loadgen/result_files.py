@@ -1,13 +1,17 @@
 """Where a load run is written: the run file that grows with it, its timetable, and the JSON of `vllm bench serve`.
 
-Three files of one name: NAME.jsonl, NAME.timetable, NAME.json.
+The run file is written unless --no-save is given, into `runs/` where nothing names it. --save-result writes three files
+of one name: NAME.jsonl, NAME.timetable, NAME.json.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +20,11 @@ from loadgen.goodput import Limit
 from loadgen.options import LoadOptions
 from loadgen.plan import LoadPlan
 from loadgen.run import LoadResult
+from loadgen.target import LoadError
 from loadgen.timetable import save_timetable
 from policies.text import SpecError
+
+RUNS = Path("runs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +34,7 @@ class ResultFiles:
     run: Path | None
     timetable: Path | None
     bench: Path | None
+    named_by_time: bool = False  # `run` takes a number where a file of that name is there already
     append: bool = False
     detailed: bool = False
     label: str | None = None
@@ -36,19 +44,82 @@ class ResultFiles:
         """Those that are there now."""
         return [path for path in (self.run, self.timetable, self.bench) if path is not None and path.exists()]
 
+    def reserved(self) -> ResultFiles:
+        """The same, with a run file that nobody else writes where its name is the time. Raises LoadError where it cannot be written."""
+        if self.run is None:
+            return self
+        try:
+            self.run.parent.mkdir(parents=True, exist_ok=True)
+            if not self.named_by_time:
+                _try_to_write(self.run)
+                return self
+            return dataclasses.replace(self, run=_created(self.run))
+        except OSError as error:
+            where = f"cannot write {self.run}: {error.strerror}"
+            raise LoadError(f"{where}; --output FILE names another place, --no-save writes no file") from None
+
+
+def _try_to_write(path: Path) -> None:
+    """Raises OSError. What is there is left as it is."""
+    was_there = path.exists()
+    path.open("ab").close()
+    if not was_there:
+        path.unlink()
+
+
+def _created(path: Path) -> Path:
+    """A new file of this name, or of the first NAME-2, NAME-3, ... that is free."""
+    for number in count(1):
+        candidate = path if number == 1 else path.with_stem(f"{path.stem}-{number}")
+        try:
+            candidate.touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        return candidate
+    raise AssertionError
+
 
 def result_files(
+    *,
+    output: Path | None,
+    no_save: bool,
+    save: Path | None,
+    folder: Path | None,
+    name: str | None,
+    save_table: Path | None,
+    seed: int,
+    label: str | None,
+    **settings: Any,
+) -> ResultFiles:
+    """The paths that the flags mean. Raises SpecError where they contradict one another."""
+    given = [flag for flag, value in (("--save-result", save), ("--result-dir", folder), ("--result-filename", name)) if value is not None]
+    if no_save and (output is not None or given):
+        raise SpecError(f"got --no-save with {given[0] if output is None else '--output'}; expected one of them")
+    if output is not None and (given not in ([], ["--save-result"]) or save not in (None, Path())):
+        raise SpecError(f"got --output {output} with {given[-1]}; expected one name for the run file")
+    if given:
+        chosen = str(output) if output is not None else name
+        return _three_files(save=save, folder=folder, name=chosen, save_table=save_table, seed=seed, label=label, **settings)
+    unnamed = output is None or output.is_dir()
+    run = (output or RUNS) / f"{label or 'load'}-{_now()}.jsonl" if unnamed else output
+    return ResultFiles(run=None if no_save else run, timetable=save_table, bench=None, named_by_time=unnamed, label=label, **settings)
+
+
+def _now() -> str:
+    """The local time, as it stands in the name of a file."""
+    return datetime.now(UTC).astimezone().strftime("%Y%m%d-%H%M%S")
+
+
+def _three_files(
     *, save: Path | None, folder: Path | None, name: str | None, save_table: Path | None, seed: int, label: str | None, **settings: Any
 ) -> ResultFiles:
-    """The paths that the flags mean: `--save-result` with or without a file, `--result-dir`, `--result-filename`."""
-    asked = save is not None or folder is not None or name is not None
     chosen = name if name is not None else str(save) if save not in (None, Path()) else f"{label or 'load'}-{seed}.jsonl"
     stem = (folder or Path()) / chosen
     run = stem.with_suffix(".jsonl") if stem.suffix in {".json", ".jsonl"} else stem
     return ResultFiles(
-        run=run if asked else None,
-        timetable=save_table or (run.with_suffix(".timetable") if asked else None),
-        bench=stem.with_suffix(".json") if asked else None,
+        run=run,
+        timetable=save_table or run.with_suffix(".timetable"),
+        bench=stem.with_suffix(".json"),
         label=label,
         **settings,
     )

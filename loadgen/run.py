@@ -61,6 +61,7 @@ async def run_load(
     configuration: Mapping[str, Any] | None = None,
     vocabulary: range = VOCABULARY,
     drain_limit: float = 600.0,
+    max_errors: int = 0,
     progress: Progress | None = None,
     prompts: Prompts | None = None,
     processes: int = 1,
@@ -70,6 +71,7 @@ async def run_load(
     path: Path | None = None,
 ) -> LoadResult:
     """Send a timetable. Requests unanswered `drain_limit` seconds after the last was sent are cancelled.
+    `max_errors` failures in a row end the run, and `missing` says so; with 0 none do.
 
     A cancellation (Ctrl-C) ends the run early and keeps its records. `path` is a run file that grows with the run.
     `closed_loop` leaves the instants aside. Runs on asyncio's own event loop, not on uvloop. Raises LoadError.
@@ -83,6 +85,7 @@ async def run_load(
         seed=seed,
         prefix=run_prefix(),
         drain_limit=drain_limit,
+        max_errors=max_errors,
         max_concurrency=max_concurrency,
         closed_loop=closed_loop,
         token_times=token_times,
@@ -93,7 +96,7 @@ async def run_load(
     async with _shown(progress, tally):
         if processes == 1:
             records, interrupted = await _send_here(job, header, tally, path)
-            missing: tuple[str, ...] = ()
+            missing: tuple[str, ...] = tuple(filter(None, [tally.missing()]))
         else:
             records, interrupted, missing = await send_by_processes(job, processes, header, tally, path)
     records.sort(key=row_of)
@@ -136,9 +139,11 @@ def lateness(records: Iterable[Record]) -> Summary:
 
 def _header(job: Job, processes: int, configuration: Mapping[str, Any] | None) -> Header:
     target = job.target
+    limit = target.limit(job.largest, job.largest)
     asked = {key: value for key, value in asdict(target).items() if key != "api_key"}
     sent = {
-        "max_tokens": target.max_tokens or job.largest,
+        "max_tokens": limit if limit == target.limit(int(job.timetable.output_tokens.min()), job.largest) else None,  # None: each its own
+        "lengths": target.lengths,
         "num_prompts": len(job),
         "processes": processes,
         "max_concurrency": job.closed_loop.users if job.closed_loop else job.max_concurrency,

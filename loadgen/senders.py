@@ -54,6 +54,7 @@ def _share(job: Job, index: np.ndarray, sender: int, processes: int) -> Job:
         rows=job.rows[index],
         sender_id=sender,
         max_concurrency=None if job.max_concurrency is None else part(job.max_concurrency),
+        max_errors=-(-job.max_errors // processes),
         closed_loop=closed,
     )
 
@@ -160,10 +161,11 @@ class Sender:
         return read_run(self.file)[1] if self.file.exists() and self.file.stat().st_size else []
 
     def missing(self) -> str | None:
-        """What it has left untold, where it died."""
+        """What it has left untold, where it died or stopped."""
         code = self._process.returncode if self._process else None
         if code == 0 or code is None:
-            return None
+            left = self.tally.missing()
+            return None if left is None else f"sender {self.job.sender_id}: {left}"
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
         lost = sorted(set(self.job.rows.tolist()) - {row_of(record) for record in self.records()})
         return f"sender {self.job.sender_id} ended {how}: {len(lost)} of its {len(self.job)} requests have no record"

@@ -18,15 +18,19 @@ from loadgen.job import Job, Tally
 from loadgen.outbox import Keep, Outbox
 from loadgen.pacing import pace, quiet_garbage_collector
 from loadgen.pool import KEEPALIVE, RESERVE, Pool
+from loadgen.tls import tls_context
 from loadgen.urgency import urgent
 
 
 async def send_job(job: Job, start_at: float, tally: Tally, keep: Keep) -> bool:
-    """Send everything, instant 0 of the timetable being `start_at` on the loop's clock; whether it was cut short.
+    """Send everything, instant 0 of the timetable being `start_at` on the loop's clock; whether it was interrupted.
 
+    Too many failures in a row end it too: `tally.stopped` then says so.
     A cancellation (Ctrl-C) ends it early. Every request that was begun has a record when this returns.
     """
-    async with Pool(address_of(job.target), reserve_for(job)) as pool:
+    address, target = address_of(job.target), job.target
+    tls = tls_context(target.cacert, insecure=target.insecure) if address.tls else None
+    async with Pool(address, reserve_for(job), tls) as pool:
         outbox = Outbox(job, pool, tally, keep)
         with quiet_garbage_collector(), urgent():
             return await _send(outbox, start_at)
@@ -34,14 +38,17 @@ async def send_job(job: Job, start_at: float, tally: Tally, keep: Keep) -> bool:
 
 async def _send(outbox: Outbox, start_at: float) -> bool:
     interrupted = False
+    sending = asyncio.current_task()
+    assert sending is not None
+    outbox.on_stop = sending.cancel
     try:
         await (closed_loop(outbox, start_at) if outbox.job.closed_loop else open_loop(outbox, start_at))
         await outbox.drain(outbox.job.drain_limit)
     except asyncio.CancelledError:
-        interrupted = True
-        if (current := asyncio.current_task()) is not None:
-            current.uncancel()
+        interrupted = outbox.tally.stopped is None
+        sending.uncancel()
     finally:
+        outbox.on_stop = None
         await outbox.close()
     return interrupted
 

@@ -11,7 +11,9 @@ import numpy as np
 from loadgen.datasets import Prompt
 from loadgen.timetable import IntArray
 from policies.text import SpecError
+from queueing.server_url import server_root
 
+FORCED_FIELD = "kendall_forced_output_tokens"  # read by the engine alone
 LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz"))
 
 
@@ -30,16 +32,23 @@ class Target:
     ignore_eos: bool = False  # for servers without the sealed field: max_tokens is the drawn length
     natural_lengths: bool = False  # answers end where the model ends them, at max_tokens at the latest
     api_key: str | None = None
+    insecure: bool = False  # any certificate will do
+    cacert: str | None = None  # file of the authorities that may have signed the certificate
 
     @property
     def url(self) -> str:
         """The endpoint."""
-        return self.base_url.rstrip("/") + ("/v1/chat/completions" if self.chat else "/v1/completions")
+        return server_root(self.base_url) + ("/v1/chat/completions" if self.chat else "/v1/completions")
+
+    @property
+    def lengths(self) -> str:
+        """How an answer's length is set."""
+        return "natural" if self.natural_lengths else "ignore_eos" if self.ignore_eos else "forced"
 
     def limit(self, output_tokens: int, largest: int) -> int:
         """`max_tokens` of a request of this drawn length; `largest` is the run's."""
         if self.ignore_eos:
-            return output_tokens
+            return min(output_tokens, self.max_tokens or output_tokens)
         if self.natural_lengths:
             return self.max_tokens or output_tokens
         return self.max_tokens or largest
@@ -61,7 +70,7 @@ class Target:
         if self.ignore_eos:
             body["ignore_eos"] = True
         elif not self.natural_lengths:
-            body["kendall_forced_output_tokens"] = output_tokens
+            body[FORCED_FIELD] = output_tokens
         if predicted is not None:
             body["predicted_output_tokens"] = predicted
         return msgspec.json.encode(body)

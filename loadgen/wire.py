@@ -45,12 +45,19 @@ class Address:
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         parts = urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError as error:
+            raise SpecError(f"got URL {url!r}: {error}; expected http://HOST:PORT") from None
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise SpecError(f"got URL {url!r}; expected http://HOST:PORT")
         self.host, self.tls = parts.hostname, parts.scheme == "https"
-        self.port = parts.port or (443 if self.tls else 80)
+        self.port = port or (443 if self.tls else 80)
         lines = [f"POST {parts.path or '/'}{'?' + parts.query if parts.query else ''} HTTP/1.1", f"host: {parts.netloc.rpartition('@')[2]}"]
         self._head = "\r\n".join([*lines, *(f"{name}: {value}" for name, value in headers.items())]).encode("latin-1")
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
 
     def message(self, body: bytes, request_id: str) -> bytes:
         """The bytes of one request."""

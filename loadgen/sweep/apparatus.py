@@ -7,14 +7,17 @@ an interruption. How fast the engine is now, against that law, is measured aroun
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 from dataclasses import dataclass, field
 
 import msgspec
 
-from loadgen.client import Target
+from loadgen.client import LoadError, Target
+from loadgen.endpoint import look_at
 from loadgen.gateway_process import GatewayError
 from loadgen.keys import NO_KEYS, Keys
+from loadgen.lengths import with_lengths
 from loadgen.sweep.gateway import GivenGateway, OwnGateway, SweptGateway, bounds_of, until_idle
 from loadgen.sweep.grid import Basis, Bounds
 from loadgen.sweep.plan import Plan
@@ -102,8 +105,14 @@ class Apparatus:
 
     async def _start(self) -> None:
         await self.gateway.start()
-        models = await self.gateway.client.ask("GET", "/v1/models")
-        self.target = Target(base_url=self.gateway.client.url, model=str(models["data"][0]["id"]), api_key=self.keys.api_key)
+        target = Target(base_url=self.gateway.client.url, model="", api_key=self.keys.api_key)
+        try:
+            endpoint = await look_at(target)
+            self.target, note = with_lengths(dataclasses.replace(target, model=endpoint.models[0]), endpoint)
+        except LoadError as error:
+            raise GatewayError(str(error)) from None
+        if note is not None:
+            self.status.note(note)
 
     async def _calibrated(self, bounds: Bounds) -> LatencyModel:
         if self.plan.latency is not None:

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from policies import SpecError
 from queueing.profile import Profile, profile_path
+from queueing.server_url import server_root
 from server.gateway import Gateway
 from server.law.calibration import Calibrator
 from server.schema import CalibrationRequest
@@ -43,7 +44,9 @@ def _remote(url: str, request: CalibrationRequest, key: str | None) -> Profile:
     try:
         with console.status("measuring the engine through its gateway"):
             headers = {"authorization": f"Bearer {key}"} if key else {}
-            response = httpx.post(url.rstrip("/") + "/admin/calibrate", json=request.model_dump(), headers=headers, timeout=900)
+            response = httpx.post(
+                server_root(url) + "/admin/calibrate", json=request.model_dump(), headers=headers, timeout=900, trust_env=False
+            )
     except httpx.HTTPError as error:
         raise SpecError(f"got {url}; expected a running gateway ({error})") from None
     if response.status_code != 200:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from loadgen.client import LoadError, Target, served_model, timing
+from loadgen.client import LoadError, Target, timing
+from loadgen.endpoint import look_at
 from loadgen.run import LoadResult, Tally, run_load
 from loadgen.timetable import Timetable
 from tests.loadgen.fake_server import DONE, FakeServer, Handler, answer, chat_chunk, chunk, event, serving, stream, usage
@@ -304,13 +305,13 @@ def test_progress_sees_every_request_and_the_header_no_key() -> None:
 
 
 def test_the_model_is_asked_for_and_a_silent_server_named() -> None:
-    async def main() -> str:
+    async def main() -> tuple[str, ...]:
         async with serving() as server:
-            return await served_model(server.url)
+            return (await look_at(Target(base_url=server.url, model=""))).models
 
-    assert asyncio.run(main()) == "fake"
-    with pytest.raises(LoadError, match="is the server up"):
-        asyncio.run(served_model("http://127.0.0.1:9"))
+    assert asyncio.run(main()) == ("fake",)
+    with pytest.raises(LoadError, match="connection refused; is the server up"):
+        asyncio.run(look_at(Target(base_url="http://127.0.0.1:9", model="")))
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,11 @@ from queueing.record import read_run
 from tests.loadgen.fake_server import Handler, answer, serving
 
 
+@pytest.fixture(autouse=True)
+def _runs_go_into_a_scratch_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
 def server_url() -> Iterator[str]:
     yield from _serve(answer)
@@ -91,7 +96,7 @@ def test_nobody_there_is_one_line_and_exit_1() -> None:
 
 
 def test_no_success_is_exit_1() -> None:
-    result = load("http://127.0.0.1:9", "--model", "m", "--json")
+    result = load("http://127.0.0.1:9", "--model", "m", "--ready-check-timeout", "0", "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["outcomes"] == {"failed": 30}
 
@@ -239,7 +244,7 @@ def test_a_broken_condition_is_exit_3_and_zero_successes_never_0(server_url: str
     broken = load(server_url, "--assert", "p99_ttft < 0.001ms", "--json")
     assert broken.exit_code == 3
     assert "p99_ttft" in json.loads(broken.stdout)["broken"][0]
-    assert load("http://127.0.0.1:9", "--model", "m", "--assert", "completed == 0").exit_code == 1
+    assert load("http://127.0.0.1:9", "--model", "m", "--ready-check-timeout", "0", "--assert", "completed == 0").exit_code == 1
 
 
 def test_a_run_beyond_the_budget_is_invalid_and_says_so(server_url: str) -> None:

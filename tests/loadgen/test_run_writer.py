@@ -65,7 +65,7 @@ def test_a_run_is_replaced_at_once(tmp_path: Path) -> None:
 def test_a_killed_generator_keeps_what_it_measured(server_url: str, tmp_path: Path, processes: int) -> None:
     """SIGKILL in mid-run: every answer that had ended is in a run file, and no sender goes on alone."""
     command = [sys.executable, "-m", "loadgen.load_cli", "--base-url", server_url, "--request-rate", "60", "--num-prompts", "6000"]
-    flags = ["--processes", str(processes), "--output-tokens", "deterministic:value=2", "--save-result", str(tmp_path / "run.jsonl")]
+    flags = ["--processes", str(processes), "--max-tokens", "2", "--save-result", str(tmp_path / "run.jsonl")]
     child = subprocess.Popen([*command, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     assert child.stderr is not None
     for _ in range(2):
