@@ -13,6 +13,9 @@ from kendall import cli
 from loadgen.gateway_process import GatewayClient, GatewayError, GatewayProcess, free_port
 from loadgen.keys import Keys
 from loadgen.sweep.gateway import GivenGateway
+from policies.text import SpecError
+from server import advising
+from server.law.command import calibrate
 from tests.serving import started
 
 API, ADMIN = "sk-client-0123456789", "sk-admin-0123456789"
@@ -73,6 +76,24 @@ def test_calibrate_measures_with_the_admin_key_and_writes_it_nowhere(served: Ser
     profile = ("--repeats", "3", "--max-batch-size", "4", "--max-output-tokens", "64", "--output", str(tmp_path / "profile.json"))
     assert status("calibrate", served.url, *profile, "--admin-key", ADMIN) == 0
     assert ADMIN not in (tmp_path / "profile.json").read_text()
+
+
+@pytest.mark.parametrize("ending", ["", "/", "/v1", "/v1/"])
+def test_questions_go_to_the_gateway_itself_under_any_form_of_its_url(served: Served, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not through a proxy, and with or without /v1: the client of sweeps, `kendall advise`, `kendall calibrate`."""
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    url = served.url + ending
+
+    async def main() -> None:
+        async with GatewayClient(url, Keys(API, ADMIN)) as client:
+            assert await client.is_ready()
+            assert "policy" in await client.ask("GET", "/admin/state")
+
+    asyncio.run(main())
+    assert advising.ask(url, {}, ADMIN)["advice"] == []
+    with pytest.raises(SpecError, match="answered 403"):
+        calibrate(url, {"speed_only": True}, None, key=API, json_output=True)
 
 
 def test_sweep_comes_in_with_its_keys(served: Served) -> None:

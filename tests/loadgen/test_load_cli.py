@@ -19,6 +19,7 @@ from click.testing import Result
 from typer.main import get_command
 from typer.testing import CliRunner
 
+import loadgen.result_files
 from loadgen.flags import spelled_out
 from loadgen.load_cli import app
 from loadgen.options import LoadOptions
@@ -302,6 +303,54 @@ def test_conversations_need_the_chat_endpoint(server_url: str, tmp_path: Path) -
 )
 def test_flags_in_vllms_form_are_spelled_out(given: list[str], meant: list[str]) -> None:
     assert spelled_out(given) == meant
+
+
+def test_a_run_writes_its_file_unless_it_is_told_not_to(server_url: str, tmp_path: Path) -> None:
+    """runs/load-<time>.jsonl, one more file for a second run within the same second; the name is printed."""
+    with pytest.MonkeyPatch.context() as clock:
+        clock.setattr(loadgen.result_files, "_now", lambda: "20260102-030405")
+        assert "written: runs/load-20260102-030405.jsonl" in load(server_url).stdout
+        assert json.loads(load(server_url, "--json").stdout)["files"] == ["runs/load-20260102-030405-2.jsonl"]
+        assert json.loads(load(server_url, "--label", "night", "--json").stdout)["files"] == ["runs/night-20260102-030405.jsonl"]
+    assert load(server_url, "--no-save").exit_code == 0
+    written = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file())
+    assert written == [
+        "runs/" + name for name in ("load-20260102-030405-2.jsonl", "load-20260102-030405.jsonl", "night-20260102-030405.jsonl")
+    ]
+    assert [len(read_run(tmp_path / name)[1]) for name in written] == [30, 30, 30]
+
+
+def test_the_run_file_is_named_by_output(server_url: str, tmp_path: Path) -> None:
+    assert "written: deep/mine.jsonl" in load(server_url, "--output", "deep/mine.jsonl").stdout
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["mine.jsonl"]
+    (found,) = json.loads(load(server_url, "--output", "deep", "--json").stdout)["files"]
+    assert Path(found).parent == Path("deep")
+    assert Path(found).name.startswith("load-")
+    assert load(server_url, "--save-result", "--output", "three.jsonl").exit_code == 0
+    assert sorted(path.name for path in tmp_path.glob("three.*")) == ["three.json", "three.jsonl", "three.timetable"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--no-save", "--output", "x.jsonl"),
+        ("--no-save", "--save-result"),
+        ("--output", "x.jsonl", "--save-result", "y.jsonl"),
+        ("--output", "x.jsonl", "--result-dir", "y"),
+        ("--output", "x.jsonl", "--result-filename", "y"),
+    ],
+)
+def test_the_run_file_has_one_name(flags: tuple[str, ...]) -> None:
+    assert "expected" in str(load("http://127.0.0.1:9", *flags).exception)
+
+
+def test_a_file_that_cannot_be_written_is_said_before_anything_is_sent(server_url: str, tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file, not a folder")
+    for flags in ((), ("--output", "runs/mine.jsonl"), ("--save-result", str(tmp_path))):
+        result = load(server_url, *flags)
+        assert result.exit_code == 1, result.output
+        assert "cannot write" in result.stderr.splitlines()[-1]
+        assert "--no-save" in result.stderr.splitlines()[-1]
 
 
 def test_ctrl_c_keeps_what_was_recorded(server_url: str, tmp_path: Path) -> None:

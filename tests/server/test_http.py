@@ -337,6 +337,19 @@ def test_state_endpoints_answer() -> None:
     run_virtual(main())
 
 
+@pytest.mark.parametrize(("allowed", "fields"), [(False, ["ignore_eos"]), (True, ["kendall_forced_output_tokens", "ignore_eos"])])
+def test_the_model_says_which_fields_set_an_answers_length(allowed: bool, fields: list[str]) -> None:
+    """And it does as it says: with ignore_eos the answer has max_tokens tokens, though the engine's own answers are shorter."""
+
+    async def main() -> None:
+        async with running(allow_forced_lengths=allowed) as (app, _):
+            assert (await call(app, "GET", "/v1/models")).json()["data"][0]["output_length_fields"] == fields
+            asked = completion(max_tokens=200, ignore_eos=True)
+            assert (await call(app, "POST", "/v1/completions", asked)).json()["usage"]["completion_tokens"] == 200
+
+    run_virtual(main())
+
+
 def test_conservation_and_littles_law_under_a_random_load() -> None:
     """arrived = the sum of the outcomes, and the mean number waiting = rate x mean delay."""
 

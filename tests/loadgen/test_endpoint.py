@@ -1,0 +1,166 @@
+"""Before and while a run goes on: servers that are not there, not ready, silent, die, or show a certificate of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import loadgen.endpoint
+from loadgen.gateway_process import free_port
+from loadgen.load_cli import app
+from policies.text import SpecError
+from queueing.record import read_run
+from tests.loadgen.failing_server import failing_server
+from tests.serving import self_signed
+
+
+@pytest.fixture(autouse=True)
+def _runs_go_into_a_scratch_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))  # the server is a module of the tests
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    certificate, key = self_signed(tmp_path_factory.mktemp("tls"))
+    return str(certificate), str(key)
+
+
+def load(url: str, *more: str, requests: int = 10) -> Result:
+    flags = ("--request-rate", "500", "--num-prompts", str(requests), "--max-tokens", "2", "--lateness-budget", "mean=9s,p99=9s")
+    return CliRunner().invoke(app, ["--base-url", url, *flags, *more])
+
+
+def local(port: int, scheme: str = "http") -> str:
+    return f"{scheme}://127.0.0.1:{port}"
+
+
+def one_line(result: Result) -> str:
+    assert result.exit_code == 1, result.output
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+def test_nobody_listens_and_nothing_is_written(tmp_path: Path) -> None:
+    port = free_port(0)
+    said = one_line(load(local(port)))
+    assert f"no answer from http://127.0.0.1:{port}/v1/models: connection refused" in said
+    assert "--ready-check-timeout" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_is_not_ready_is_waited_for_where_that_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loadgen.endpoint, "RETRY", 0.05)
+    with failing_server("--not-ready", "3") as port:
+        assert "answered 503: starting: loading the model" in one_line(load(local(port)))
+        result = load(local(port), "--ready-check-timeout", "60", "--json")
+        assert result.exit_code == 0, result.output
+        assert "waiting at most 60 s" in result.stderr
+        assert json.loads(result.stdout)["outcomes"] == {"completed": 10}
+
+
+def test_a_server_that_never_becomes_ready_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loadgen.endpoint, "RETRY", 0.05)
+    result = load(local(free_port(0)), "--ready-check-timeout-sec", "0.2")
+    assert result.exit_code == 1
+    assert "expected it to be ready within the 0.2 s of --ready-check-timeout" in result.stderr.splitlines()[-1]
+
+
+def test_a_server_that_starts_later_is_loaded(tmp_path: Path) -> None:
+    port = free_port(0)
+    command = [sys.executable, "-m", "loadgen.load_cli", "--base-url", local(port), "--ready-check-timeout", "120"]
+    flags = ["--request-rate", "100", "--num-prompts", "5", "--max-tokens", "2", "--output", "late.jsonl"]
+    with subprocess.Popen([*command, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        assert b"connection refused; waiting" in process.stderr.readline()
+        with failing_server("--port", str(port)):
+            assert process.wait(60) == 0
+    assert [record.outcome for record in read_run(tmp_path / "late.jsonl")[1]] == ["completed"] * 5
+
+
+def test_a_silent_server_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loadgen.endpoint, "ANSWER_LIMIT", 0.3)
+    with failing_server("--silent") as port:
+        assert "no answer from" in (said := one_line(load(local(port))))
+        assert "within 0.3 s" in said
+
+
+def test_without_the_check_the_requests_tell() -> None:
+    result = load(local(free_port(0)), "--ready-check-timeout", "0", "--model", "m", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["outcomes"] == {"failed": 10}
+
+
+@pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_a_run_stops_when_its_server_has_died(processes: str) -> None:
+    """The server kills itself at the 40th of 4,000 requests; what was recorded is kept, and the run is no valid one."""
+    with failing_server("--dies-at", "40") as port:
+        result = load(local(port), "--max-errors", "20", "--processes", processes, "--json", requests=4000)
+    found = json.loads(result.stdout)
+    assert result.exit_code in (1, 3)
+    assert found["valid"] is False
+    assert any("stopped after" in line and "connection refused" in line and "were not sent" in line for line in found["missing"])
+    assert 20 <= found["outcomes"]["failed"] < 1000
+    records = read_run(Path(found["files"][0]))[1]
+    assert sum(found["outcomes"].values()) == len(records) < 2000
+
+
+def test_a_run_goes_on_through_failures_where_that_was_asked() -> None:
+    with failing_server("--status", "400") as port:
+        assert json.loads(load(local(port), "--json", requests=150).stdout)["outcomes"]["failed"] < 150
+        found = json.loads(load(local(port), "--max-errors", "0", "--json", requests=150).stdout)
+        assert found["outcomes"] == {"failed": 150}
+
+
+def test_refusals_are_answers_and_stop_nothing() -> None:
+    with failing_server("--status", "429") as port:
+        assert json.loads(load(local(port), "--max-errors", "5", "--json", requests=50).stdout)["outcomes"] == {"rejected": 50}
+
+
+def test_a_certificate_that_is_not_trusted_is_named_as_such(certificate: tuple[str, str]) -> None:
+    with failing_server("--tls", *certificate) as port:
+        url = local(port, "https")
+        said = one_line(load(url))
+        assert "certificate is not trusted: self-signed certificate" in said
+        assert "--cacert" in said
+        assert "refused" not in said
+        unchecked = load(url, "--ready-check-timeout", "0", "--model", "m", "--output", "run.jsonl")
+        assert unchecked.exit_code in (1, 3)
+        assert {"certificate is not trusted" in str(record.error) for record in read_run(Path("run.jsonl"))[1]} == {True}
+        for trust in (("--insecure",), ("--cacert", certificate[0])):
+            assert load(url, *trust).exit_code == 0
+
+
+def test_tls_at_a_server_without_it_and_files_that_are_no_certificates(tmp_path: Path) -> None:
+    with failing_server() as port:
+        assert "TLS handshake failed" in one_line(load(local(port, "https")))
+    (tmp_path / "empty.pem").write_text("")
+    for flags in (("--cacert", "nowhere.pem"), ("--cacert", "empty.pem"), ("--cacert", "empty.pem", "--insecure")):
+        assert isinstance(load("https://127.0.0.1:9", *flags).exception, SpecError)
+
+
+def test_the_waiting_time_is_a_number_of_seconds() -> None:
+    for seconds in ("-1", "inf", "nan"):
+        assert isinstance(load("http://127.0.0.1:9", "--ready-check-timeout", seconds).exception, SpecError)
+    assert isinstance(load("http://127.0.0.1:9", "--max-errors", "-1").exception, SpecError)
+    assert isinstance(load("http://127.0.0.1:99999").exception, SpecError)
+
+
+@pytest.mark.parametrize("ending", ["", "/", "/v1", "/v1/"])
+def test_base_urls_may_end_in_v1(ending: str) -> None:
+    with failing_server() as port:
+        assert load(local(port) + ending).exit_code == 0
+        assert load(local(port) + ending, "--ready-check-timeout", "0", "--model", "m").exit_code == 0
+
+
+def test_no_request_goes_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with failing_server() as port:
+        assert load(local(port)).exit_code == 0
