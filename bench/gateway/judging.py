@@ -72,26 +72,42 @@ class Finding:
     upper_end_at_most: float | None = None  # of the interval
 
     @property
+    def undecided(self) -> str | None:
+        """Why a bound on the end of an interval cannot be judged; None where it can, or where there is none."""
+        if self.upper_end_at_most is None or math.isfinite(self.found.high):
+            return None
+        return f"undecided: {self.found.rounds} rounds give no interval"
+
+    @property
     def holds(self) -> bool | None:
-        """Whether the bound is kept; None without one."""
+        """Whether the bound is kept; None without one and where it is undecided."""
         if self.at_least is not None:
             return self.found.value >= self.at_least
-        if self.upper_end_at_most is not None:
+        if self.upper_end_at_most is not None and not self.undecided:
             return self.found.high <= self.upper_end_at_most
         return None
 
     def line(self) -> str:
         """For the terminal."""
         found = self.found
-        numbers = f"{found.value:10.4g} [{found.low:.4g}, {found.high:.4g}] {self.unit}"
+        interval = f"[{found.low:.4g}, {found.high:.4g}] " if math.isfinite(found.high) else ""
+        numbers = f"{found.value:10.4g} {interval}{self.unit}"
         return f"{self.what:<76}{numbers:<36}{self._bound()}"
 
     def _bound(self) -> str:
-        if self.holds is None:
+        if self.holds is None and not self.undecided:
             return ""
         bound = f">= {self.at_least:.4g}" if self.at_least is not None else f"upper end <= {self.upper_end_at_most:.4g}"
-        return f"{bound}  {'holds' if self.holds else 'BROKEN'}"
+        return f"{bound}  {self.undecided or ('holds' if self.holds else 'BROKEN')}"
 
     def to_dict(self) -> dict[str, Any]:
         """For the JSON file."""
-        return asdict(self) | {"holds": self.holds}
+        return asdict(self) | {"holds": self.holds, "undecided": self.undecided}
+
+
+def conclusion(findings: Sequence[Finding]) -> str:
+    """The last line: which bounds are broken, which are undecided."""
+    broken = [finding.what for finding in findings if finding.holds is False]
+    undecided = [f"{finding.what} ({finding.undecided})" for finding in findings if finding.undecided]
+    parts = ([f"BROKEN: {'; '.join(broken)}"] if broken else []) + undecided
+    return "\n".join(parts) if parts else "every bound is kept"

@@ -44,11 +44,11 @@ def _interval(low: float, high: float) -> str:
 
 
 def _bound(finding: Mapping[str, Any]) -> str:
-    if finding["holds"] is None:
+    if finding["holds"] is None and not finding["undecided"]:
         return ""
     least, most = finding["at_least"], finding["upper_end_at_most"]
     asked = f">= {least:.3g}" if least is not None else f"upper end <= {most:.3g} {finding['unit']}"
-    return f"{asked}: {'holds' if finding['holds'] else '**broken**'}"
+    return f"{asked}: {finding['undecided'] or ('holds' if finding['holds'] else '**broken**')}"
 
 
 def _machine(report: Mapping[str, Any]) -> str:

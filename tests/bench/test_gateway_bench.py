@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from scipy.stats import wilcoxon
 
-from bench.gateway.judging import Finding, difference_of, mean_of, ratio_of
+from bench.gateway.judging import Finding, conclusion, difference_of, mean_of, ratio_of
 from bench.gateway.page import BEGIN, END, write
 from bench.gateway.servers import used
 from bench.gateway.wire import Pool, WireError, post
@@ -183,6 +183,19 @@ def test_a_bound_is_held_against_the_value_or_against_the_upper_end() -> None:
     assert "BROKEN" in Finding("x", three, at_least=3.1).line()
 
 
+def test_a_bound_on_an_interval_that_so_few_rounds_do_not_have_is_undecided() -> None:
+    """Three rounds have no interval of signed ranks: that is neither kept nor broken."""
+    few = Finding("delay", difference_of([5.0, 6.0, 7.0], [1.0, 1.0, 1.0]), "ms", upper_end_at_most=2.0)
+    assert few.holds is None
+    assert few.line().endswith("upper end <= 2  undecided: 3 rounds give no interval")
+    assert "inf" not in few.line()
+    assert few.to_dict()["undecided"] == "undecided: 3 rounds give no interval"
+    kept, broken = Finding("rate", mean_of([1.0, 1.0]), at_least=0.5), Finding("share", mean_of([1.0, 1.0]), at_least=2.0)
+    assert conclusion([kept]) == "every bound is kept"
+    assert conclusion([kept, few]) == "delay (undecided: 3 rounds give no interval)"
+    assert conclusion([few, broken]) == "BROKEN: share\ndelay (undecided: 3 rounds give no interval)"
+
+
 def test_processor_time_is_counted_by_process_and_over_all() -> None:
     assert used({1: 5.0, 2: 1.0}, {1: 7.0, 2: 4.0, 3: 0.5}) == (2.0, 5.5)
 
@@ -192,6 +205,7 @@ def test_the_page_has_the_numbers_between_its_marks_and_nowhere_else(tmp_path: P
         Finding("ratio", mean_of([0.5, 0.7]), at_least=0.6),
         Finding("delay", mean_of([1.0, 3.0]), "ms", upper_end_at_most=2.0),
         Finding("rate", mean_of([7.0]), "/s"),
+        Finding("few", difference_of([1.0] * 3, [0.0] * 3), "ms", upper_end_at_most=2.0),
     ]
     report = {
         "hardware": {"cpu": "One", "cores": 2},
@@ -208,6 +222,7 @@ def test_the_page_has_the_numbers_between_its_marks_and_nowhere_else(tmp_path: P
     assert "| ratio | 0.6 | -0.6706 to 1.871 | >= 0.6: holds |" in text
     assert "| delay | 2 ms | -10.71 to 14.71 | upper end <= 2 ms: **broken** |" in text
     assert "| rate | 7 /s |  |  |" in text
+    assert "| few | 1 ms |  | upper end <= 2 ms: undecided: 3 rounds give no interval |" in text
     page.write_text("nothing\n")
     with pytest.raises(ValueError, match="without one"):
         write(report, page)
