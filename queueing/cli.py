@@ -13,7 +13,7 @@ from queueing.errors import UnstableQueueError
 from queueing.experiment import NUM_REQUESTS, simulate_model
 from queueing.model import Model
 from queueing.prediction import predict_model, unstable
-from queueing.profile import load_law
+from queueing.profile import ProfileFile, load_law, profile_of
 from queueing.result import Prediction
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="The steady state of a policy: predicted, or simulated.")
@@ -57,7 +57,7 @@ def predict(
         answer = predict_model(model, arrival_rate, method)
     except UnstableQueueError as error:
         answer = unstable(model, error.load, method)
-    _show(answer, as_json)
+    show(answer.to_dict(), _table(answer), latency, as_json)
 
 
 @app.command()
@@ -85,7 +85,7 @@ def simulate(
         answer = unstable(model, load, "simulation")
     else:
         answer = simulate_model(model, arrival_rate, num_requests=num_requests, seed=seed, replications=replications)
-    _show(answer, as_json)
+    show(answer.to_dict(), _table(answer), latency, as_json)
 
 
 def _model(policy: str, output_tokens: str, latency: str, limit: int | None, *, prompt_tokens: str | None, **bounds: Any) -> Model:
@@ -98,8 +98,20 @@ def _model(policy: str, output_tokens: str, latency: str, limit: int | None, *, 
     )
 
 
-def _show(answer: Prediction, as_json: bool) -> None:
-    typer.echo(json.dumps(answer.to_dict()) if as_json else _table(answer))
+def show(answer: dict[str, Any], table: str, latency: str, as_json: bool) -> None:
+    """Print one or the other, and which profile the law came from."""
+    profile = profile_of(latency)
+    if as_json:
+        typer.echo(json.dumps(answer | {"latency_profile": None if profile is None else profile.to_dict()}))
+    else:
+        typer.echo("\n".join([table, *_profile_lines(profile)]))
+
+
+def _profile_lines(profile: ProfileFile | None) -> list[str]:
+    if profile is None:
+        return []
+    first, *rest = profile.describe()
+    return [f"latency {first}", *(f"        {line}" for line in rest)]
 
 
 def _table(answer: Prediction) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from policies.text import SpecError, parse_policy
-from queueing.cli import ArrivalRate, EngineBound, Json, Latency, OutputTokens, Patience, PromptTokens, Servers, TokenLimit
+from queueing.cli import ArrivalRate, EngineBound, Json, Latency, OutputTokens, Patience, PromptTokens, Servers, TokenLimit, show
 from queueing.distributions import SUPPORT_LIMIT, parse_distribution
 from queueing.environment_twins import fitting
 from queueing.errors import NoStableChoiceError
@@ -79,7 +78,7 @@ def optimize(
     except NoStableChoiceError as error:
         typer.echo(f"kendall: {error}", err=True)
         raise typer.Exit(3) from None
-    typer.echo(json.dumps(found.to_dict()) if as_json else table(found))
+    show(found.to_dict(), table(found), latency, as_json)
 
 
 def _goal(name: str, given: dict[str, Any]) -> Objective:

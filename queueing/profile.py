@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -63,22 +64,70 @@ def profile_path(name: str) -> Path:
     return cache / "kendall" / "profiles" / f"{name}.json"
 
 
-def load_profile(name_or_path: str) -> Profile:
+Source = Literal["file", "cache", "shipped"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileFile:
+    """A profile and the file it was read from."""
+
+    profile: Profile
+    path: Path
+    source: Source  # "cache": the user's own, measured by `kendall calibrate`
+
+    def describe(self) -> list[str]:
+        """Which profile this is and what it was measured on, for a person."""
+        name = self.profile.name
+        where = f"shipped with Kendall; `kendall calibrate {name}` measures yours" if self.source == "shipped" else str(self.path)
+        return [f"profile {name}, {where}", *filter(None, [self._measured_on()])]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain values."""
+        run = {name: getattr(self.profile, name) for name in ("engine", "model", "machine", "date", "versions")}
+        return {"name": self.profile.name, "source": self.source, "path": str(self.path), **run}
+
+    def _measured_on(self) -> str:
+        profile, machine = self.profile, self.profile.machine
+        engine = " ".join(filter(None, [profile.engine, profile.versions.get(profile.engine or "")]))
+        cores = f"{machine['cores']} cores" if "cores" in machine else None
+        parts = [engine, profile.model, machine.get("device"), machine.get("cpu"), cores, (profile.date or "")[:10]]
+        run = ", ".join(str(part) for part in parts if part)
+        return f"measured: {run}" if run else ""
+
+
+def find_profile(name_or_path: str) -> ProfileFile:
     """A profile by path, or by name: the user's own first, then those shipped. Raises SpecError."""
-    places = [Path(name_or_path)] if "/" in name_or_path or name_or_path.endswith(".json") else []
-    places += [profile_path(name_or_path), SHIPPED / f"{name_or_path}.json"]
-    found = next((place for place in places if place.is_file()), None)
-    if found is None:
-        shipped = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.json")))
-        raise SpecError(
-            f"got latency {name_or_path!r}; expected k1=..,k2=..,k3=..,k4=.., a=..,c=.., a profile's file or its name (shipped: {shipped})"
-        )
+    is_path = "/" in name_or_path or name_or_path.endswith(".json")
+    places: list[tuple[Source, Path]] = [("file", Path(name_or_path))] if is_path else []
+    places += [("cache", profile_path(name_or_path)), ("shipped", SHIPPED / f"{name_or_path}.json")]
+    for source, path in places:
+        if path.is_file():
+            return ProfileFile(_read(path), path, source)
+    shipped = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.json")))
+    raise SpecError(
+        f"got latency {name_or_path!r}; expected k1=..,k2=..,k3=..,k4=.., a=..,c=.., a profile's file or its name "
+        f"(shipped: {shipped}; `kendall calibrate MODEL` measures one)"
+    )
+
+
+def _read(path: Path) -> Profile:
     try:
-        return msgspec.json.decode(found.read_bytes(), type=Profile)
+        return msgspec.json.decode(path.read_bytes(), type=Profile)
     except msgspec.MsgspecError as error:
-        raise SpecError(f"got {found}; expected a profile ({error})") from None
+        raise SpecError(f"got {path}; expected a profile ({error})") from None
+
+
+def load_profile(name_or_path: str) -> Profile:
+    """As find_profile, without its file."""
+    return find_profile(name_or_path).profile
+
+
+def profile_of(latency: str) -> ProfileFile | None:
+    """The profile that a latency text names; None where it is the law itself. Raises SpecError."""
+    return None if "=" in latency and not Path(latency).is_file() else find_profile(latency)
 
 
 def load_law(text: str) -> LatencyModel:
     """A law from its text, or from a profile's name or path. Raises SpecError."""
-    return parse_law(text) if "=" in text and not Path(text).is_file() else load_profile(text).law
+    found = profile_of(text)
+    return parse_law(text) if found is None else found.profile.law

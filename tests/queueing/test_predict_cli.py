@@ -1,19 +1,23 @@
 """`kendall predict` and `kendall simulate`: the JSON of the contract, the table, wrong arguments, unstable queues."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from policies.text import SpecError
 from queueing.cli import app
-from queueing.profile import load_profile, profile_path
+from queueing.optimize_cli import app as optimize_app
+from queueing.profile import find_profile, load_profile, profile_path
 
 QUANTILES = {"mean", "p50", "p90", "p95", "p99"}
 KEYS = {"policy", "effective_max_batch_size", "model", "method", "stable", "load", "utilisation", "queueing_delay", "sojourn_time"}
 KEYS |= {"time_to_first_token", "inter_token_latency", "batch_size", "loss_fraction", "served_queueing_delay", "bounds", "assumptions"}
+KEYS |= {"latency_profile"}
 COMMON = {"--arrival-rate": "60", "--output-tokens": "uniform:low=1,high=32", "--latency": "k1=3e-4,k2=1.4e-3,k3=25e-6,k4=9.2e-4,cv=0.12"}
 
 
@@ -121,3 +125,61 @@ def test_a_profile_is_found_by_name_and_by_path_the_users_own_first(tmp_path: Pa
     slower.save(tmp_path / "other.json")
     assert load_profile(str(tmp_path / "other.json")) == slower
     assert answer("predict", policy="single", arrival_rate="10", latency="reference")["stable"] is True
+
+
+@pytest.fixture
+def no_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which nothing was calibrated."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+@pytest.mark.usefixtures("no_profiles")
+def test_the_profile_of_the_tiny_model_is_shipped_and_names_its_run() -> None:
+    found = find_profile("tiny")
+    assert found.source == "shipped"
+    profile = found.profile
+    assert (profile.name, profile.engine, profile.model) == ("tiny", "vllm", "tiny")
+    assert profile.machine.keys() == {"cpu", "cores"}
+    assert profile.versions.keys() >= {"vllm", "torch", "python"}
+    assert profile.date is not None
+    assert len(profile.cells) > 50
+    assert 0.8 < (profile.r2 or 0) <= 1
+
+
+@pytest.mark.usefixtures("no_profiles")
+@pytest.mark.parametrize(
+    ("app", "command", "options"),
+    [(app, "predict", {"policy": "single"}), (app, "simulate", {"policy": "single"}), (optimize_app, None, {"target": "batch-size"})],
+)
+def test_the_output_names_the_profile_that_was_used(app: typer.Typer, command: str | None, options: dict[str, str]) -> None:
+    flags = {
+        "arrival-rate": "2",
+        "output-tokens": "uniform:low=8,high=24",
+        "latency": "tiny",
+        "policy": "capped:max_batch_size=4",
+    } | options
+    arguments = [*([command] if command else []), *(part for name, value in flags.items() for part in (f"--{name}", value))]
+
+    def printed(*more: str) -> str:
+        result = CliRunner().invoke(app, [*arguments, *more], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    shipped = printed()
+    assert "latency profile tiny, shipped with Kendall; `kendall calibrate tiny` measures yours\n" in shipped
+    assert re.search(r"measured: vllm \d\S+, tiny, .+, 2 cores, 20\d\d-\d\d-\d\d", shipped)
+    assert json.loads(printed("--json"))["latency_profile"]["source"] == "shipped"
+    load_profile("tiny").save(profile_path("tiny"))
+    assert f"latency profile tiny, {profile_path('tiny')}\n" in printed()
+    assert json.loads(printed("--json"))["latency_profile"]["path"] == str(profile_path("tiny"))
+
+
+@pytest.mark.usefixtures("no_profiles")
+def test_a_law_given_as_text_has_no_profile() -> None:
+    assert answer("predict", policy="single", arrival_rate="10")["latency_profile"] is None
+    assert "profile" not in call("predict", policy="single", arrival_rate="10")
+
+
+def test_an_unknown_profile_names_the_command_that_measures_one() -> None:
+    with pytest.raises(SpecError, match=r"shipped: .*tiny.*kendall calibrate MODEL"):
+        find_profile("nowhere")
