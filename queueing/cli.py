@@ -7,13 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from policies.text import parse_policy
-from queueing.distributions import parse_distribution
 from queueing.errors import UnstableQueueError
 from queueing.experiment import NUM_REQUESTS, simulate_model
 from queueing.model import Model
 from queueing.prediction import predict_model, unstable
-from queueing.profile import ProfileFile, load_law, profile_of
+from queueing.profile import ProfileFile, profile_of
 from queueing.result import Prediction
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="The steady state of a policy: predicted, or simulated.")
@@ -52,12 +50,12 @@ def predict(
 ) -> None:
     """The queueing delay of a policy, by the best method there is."""
     bounds: dict[str, Any] = {"prompt_tokens": prompt_tokens, "max_num_seqs": max_num_seqs, "servers": servers, "patience": patience}
-    model = _model(policy, output_tokens, latency, max_output_tokens, **bounds)
+    model = Model.read(policy, output_tokens, latency, max_output_tokens=max_output_tokens, **bounds)
     try:
         answer = predict_model(model, arrival_rate, method)
     except UnstableQueueError as error:
         answer = unstable(model, error.load, method)
-    show(answer.to_dict(), _table(answer), latency, as_json)
+    show(answer.as_dict(), _table(answer), latency, as_json)
 
 
 @app.command()
@@ -79,23 +77,13 @@ def simulate(
 ) -> None:
     """The same, by event-driven simulation of the policy itself, with standard errors."""
     bounds: dict[str, Any] = {"prompt_tokens": prompt_tokens, "max_num_seqs": max_num_seqs, "servers": servers, "patience": patience}
-    model = _model(policy, output_tokens, latency, max_output_tokens, **bounds)
-    load = model.load(arrival_rate)
-    if load >= 1 and patience is None:
-        answer = unstable(model, load, "simulation")
-    else:
+    model = Model.read(policy, output_tokens, latency, max_output_tokens=max_output_tokens, **bounds)
+    try:
+        model.stable_load(arrival_rate)
         answer = simulate_model(model, arrival_rate, num_requests=num_requests, seed=seed, replications=replications)
-    show(answer.to_dict(), _table(answer), latency, as_json)
-
-
-def _model(policy: str, output_tokens: str, latency: str, limit: int | None, *, prompt_tokens: str | None, **bounds: Any) -> Model:
-    return Model(
-        policy=parse_policy(policy),
-        output_tokens=parse_distribution(output_tokens, limit),
-        law=load_law(latency),
-        prompt_tokens=None if prompt_tokens is None else parse_distribution(prompt_tokens),
-        **bounds,
-    )
+    except UnstableQueueError as error:
+        answer = unstable(model, error.load, "simulation")
+    show(answer.as_dict(), _table(answer), latency, as_json)
 
 
 def show(answer: dict[str, Any], table: str, latency: str, as_json: bool) -> None:

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from policies.core import Policy, Request
-from policies.text import SpecError
 from queueing.distributions import TokenDistribution, Vector
 from queueing.latency import LatencyModel
-from queueing.model import Model
+from queueing.model import Model, whole_number
 from queueing.record import Record
 from queueing.result import LEVELS, Mean, Prediction, Quantiles
 from queueing.simulation import Job, simulate_trace
@@ -59,8 +58,9 @@ def simulate_model(
     generic: bool = False,
 ) -> Prediction:
     """`simulate` for a model that is put together already."""
-    if replications < 1 or num_requests * (1 - WARM_UP) < BATCH_MEANS:
-        raise SpecError(f"got {num_requests} requests and {replications} replications; expected at least {2 * BATCH_MEANS} and 1")
+    whole_number("num_requests", num_requests, least=2 * BATCH_MEANS)
+    whole_number("replications", replications)
+    whole_number("seed", seed, least=0)
     load = model.load(arrival_rate)
     streams = np.random.SeedSequence(seed).spawn(replications)
     runs = [

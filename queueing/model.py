@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral, Real
 
 from policies.core import Policy
 from policies.fixed import Fixed
 from policies.immediate import Continuous, Single
-from policies.text import SpecError, format_policy, policy_batch_size
+from policies.text import SpecError, format_policy, parse_policy, policy_batch_size
 from queueing.batch_time import BatchTime
 from queueing.continuous import SlotTime
-from queueing.distributions import TokenDistribution
+from queueing.distributions import TokenDistribution, parse_distribution
+from queueing.errors import UnstableQueueError
 from queueing.latency import LatencyModel
+from queueing.profile import load_law
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -71,6 +74,34 @@ class Model:
             patience=patience,
         )
 
+    @classmethod
+    def read(
+        cls,
+        policy: Policy | str,
+        output_tokens: TokenDistribution | str,
+        latency: LatencyModel | str,
+        *,
+        max_output_tokens: int | None = None,
+        max_num_seqs: int | None = None,
+        prompt_tokens: TokenDistribution | str | None = None,
+        servers: int = 1,
+        patience: float | None = None,
+    ) -> Model:
+        """`clipped`, from texts or from what they parse to. A text is clipped while it is read: a heavy tail needs no table then.
+
+        Raises SpecError.
+        """
+        limit = None if max_output_tokens is None else whole_number("max_output_tokens", max_output_tokens)
+        return cls(
+            policy=_policy(policy),
+            output_tokens=_lengths("output_tokens", output_tokens, limit),
+            law=_law(latency),
+            prompt_tokens=None if prompt_tokens is None else _lengths("prompt_tokens", prompt_tokens, None),
+            max_num_seqs=None if max_num_seqs is None else whole_number("max_num_seqs", max_num_seqs),
+            servers=whole_number("servers", servers),
+            patience=None if patience is None else positive("patience", patience, "seconds"),
+        )
+
     @cached_property
     def batch_time(self) -> BatchTime:
         """The law of a batch's service time; kept, so that predictions at many rates share its tables."""
@@ -92,9 +123,14 @@ class Model:
 
     def load(self, arrival_rate: float) -> float:
         """arrival_rate / largest stable rate."""
-        if not 0 < arrival_rate < math.inf:
-            raise SpecError(f"got arrival_rate={arrival_rate}; expected requests per second > 0")
-        return arrival_rate / self.largest_stable_rate
+        return positive("arrival_rate", arrival_rate, "requests per second") / self.largest_stable_rate
+
+    def stable_load(self, arrival_rate: float) -> float:
+        """`load` of a queue that has a steady state. Raises UnstableQueueError: load >= 1 and nobody gives up waiting."""
+        load = self.load(arrival_rate)
+        if load >= 1 and self.patience is None:
+            raise UnstableQueueError(load)
+        return load
 
     @property
     def name(self) -> str:
@@ -117,3 +153,41 @@ class Model:
         if self.bound is None and self.policy.padded:
             common.append(f"padded batches without a bound: stable only while no output exceeds {self.output_tokens.longest} tokens")
         return tuple(common)
+
+
+def whole_number(name: str, value: int, least: int = 1) -> int:
+    """`value` as an int. Raises SpecError unless it is a whole number that is large enough."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+        raise SpecError(f"got {name}={value!r}; expected a whole number, at least {least}")
+    return int(value)
+
+
+def positive(name: str, value: float, unit: str) -> float:
+    """`value` as a float. Raises SpecError unless it is a finite number above 0."""
+    if not isinstance(value, Real) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise SpecError(f"got {name}={value!r}; expected {unit} > 0")
+    return float(value)
+
+
+def _lengths(name: str, given: TokenDistribution | str, limit: int | None) -> TokenDistribution:
+    if isinstance(given, str):
+        return parse_distribution(given, limit)
+    if not isinstance(given, TokenDistribution):
+        raise SpecError(f"got {name}={given!r}; expected a distribution or its text, for example 'deterministic:value=64'")
+    return given if limit is None else given.clip(limit)
+
+
+def _law(given: LatencyModel | str) -> LatencyModel:
+    if isinstance(given, str):
+        return load_law(given)
+    if not isinstance(given, LatencyModel):
+        raise SpecError(f"got latency={given!r}; expected a latency law, its text ('a=..,c=..'), or a profile's name or path")
+    return given
+
+
+def _policy(given: Policy | str) -> Policy:
+    if isinstance(given, str):
+        return parse_policy(given)
+    if not hasattr(given, "decide"):
+        raise SpecError(f"got policy={given!r}; expected a policy or its text, for example 'capped:max_batch_size=8'")
+    return given

@@ -26,7 +26,7 @@ from queueing.batch_delay import batch_quantiles
 from queueing.bounds import delay_bound, has_bound, has_paper, paper_values
 from queueing.continuous import doubt, solve_continuous
 from queueing.distributions import TokenDistribution
-from queueing.errors import NotConvergedError, UnstableQueueError
+from queueing.errors import NotConvergedError
 from queueing.experiment import simulate_model
 from queueing.latency import LatencyModel
 from queueing.mg1 import solve_mg1
@@ -55,14 +55,13 @@ def predict(
 
 def predict_model(model: Model, arrival_rate: float, method: str = "auto") -> Prediction:
     """`predict` for a model that is put together already: predictions at several rates share its tables."""
-    load, best = model.load(arrival_rate), best_method(model)
+    best = best_method(model)
     known = methods(model)
     if method not in METHODS:
         raise SpecError(f"got method {method!r}; expected one of {', '.join(METHODS)}")
     if method != "auto" and method not in known:
         raise SpecError(f"got --method {method} for {model.text} ({_described(model)}); expected auto, {' or '.join(known)}")
-    if load >= 1 and model.patience is None:
-        raise UnstableQueueError(load)
+    load = model.stable_load(arrival_rate)
     chosen = best if method == "auto" else method
     if chosen == "simulation":
         return simulate_model(model, arrival_rate, num_requests=SIMULATED_REQUESTS)

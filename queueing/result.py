@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +22,7 @@ class Quantiles:
     p99: float | None = None
     standard_error: float | None = None  # of the mean; simulation only
 
-    def to_dict(self) -> dict[str, float | None]:
+    def as_dict(self) -> dict[str, float | None]:
         """As JSON: `standard_error` only where there is one."""
         return _without_empty_error(self)
 
@@ -33,7 +34,7 @@ class Mean:
     mean: float | None = None
     standard_error: float | None = None
 
-    def to_dict(self) -> dict[str, float | None]:
+    def as_dict(self) -> dict[str, float | None]:
         """As JSON: `standard_error` only where there is one."""
         return _without_empty_error(self)
 
@@ -56,26 +57,30 @@ class Prediction:
     served_queueing_delay: Quantiles = field(default_factory=Quantiles)
     time_to_first_token: Mean = field(default_factory=Mean)  # arrival to first token, of the served
     inter_token_latency: Mean = field(default_factory=Mean)  # from one token of an answer to its next
-    bounds: dict[str, float] = field(default_factory=dict)
+    bounds: Mapping[str, float] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """The JSON object of the contract; an infinite number, which JSON does not have, is null."""
         answer: dict[str, Any] = {}
         for item in dataclasses.fields(self):
             value = getattr(self, item.name)
             if isinstance(value, Quantiles | Mean):
-                value = value.to_dict()
+                value = value.as_dict()
             elif isinstance(value, tuple):
                 value = list(value)
-            elif isinstance(value, float) and not math.isfinite(value):
-                value = None
-            answer[item.name] = value
+            elif isinstance(value, Mapping):
+                value = {name: _finite(number) for name, number in value.items()}
+            answer[item.name] = _finite(value)
         return answer
 
 
 def _without_empty_error(value: Quantiles | Mean) -> dict[str, float | None]:
-    numbers = dataclasses.asdict(value)
+    numbers: dict[str, float | None] = {name: _finite(number) for name, number in dataclasses.asdict(value).items()}
     if numbers["standard_error"] is None:
         del numbers["standard_error"]
     return numbers
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -47,8 +47,8 @@ class Forecast:
             "stable": self.stable,
             "load": self.load if math.isfinite(self.load) else None,  # not a number where nothing is known of the lengths
             "method": None if found is None else found.method,
-            "queueing_delay": None if found is None else found.queueing_delay.to_dict(),
-            "sojourn_time": None if found is None else found.sojourn_time.to_dict(),
+            "queueing_delay": None if found is None else found.queueing_delay.as_dict(),
+            "sojourn_time": None if found is None else found.sojourn_time.as_dict(),
             "interval": self.mean.to_dict(),
             "clipped_fraction": self.clipped_fraction,
             "notes": list(self.notes),

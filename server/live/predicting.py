@@ -140,7 +140,7 @@ def described(question: Question, seen: Snapshot, found: Assessment) -> Answer:
     delays = judged(seen)
     interval = mean_interval(delays)
     observed = symmetric(interval.mean, interval.half_width, interval.effective_n) if delays.size else None
-    plain = {} if found.prediction is None else found.prediction.to_dict()
+    plain = {} if found.prediction is None else found.prediction.as_dict()
     unknown: Answer = {
         "policy": seen.policy,
         "method": None,

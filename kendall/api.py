@@ -1,0 +1,156 @@
+"""The functions behind `import kendall`: what `kendall predict` and `kendall simulate` compute, from texts or parsed values.
+
+Times are seconds, rates are requests per second, lengths are tokens. Every function takes and returns single values, no arrays, and changes
+nothing. Three arguments are texts in the grammar of the command line, or what the parser of that text returns:
+
+policy          when waiting requests start and how many together: "capped:max_batch_size=8" (`parse_policy`)
+output_tokens   distribution of the number of output tokens of a request: "lognormal:mu=5,sigma=0.7" (`parse_distribution`)
+latency         service time of a batch: "k1=..,k2=..,k3=..,k4=.." or "a=..,c=.." in seconds, or a profile's name or path (`parse_latency`)
+
+Errors:
+
+SpecError (a ValueError)    an argument is wrong; the message says what it was and what is expected
+PredictionError             the arguments are right, but there is no answer
+  +- UnstableQueueError     more arrives than the policy can serve; `.load` is 1 or more
+  +- NotConvergedError      the numerical method did not reach its accuracy; `.residual` is what remained
+"""
+
+from __future__ import annotations
+
+from typing import TypedDict, Unpack
+
+from policies.core import Policy
+from policies.text import SpecError, parse_policy, suggest
+from queueing.distributions import TokenDistribution, parse_distribution
+from queueing.errors import NotConvergedError, PredictionError, UnstableQueueError
+from queueing.experiment import NUM_REQUESTS, simulate_model
+from queueing.latency import LatencyModel
+from queueing.model import Model, positive
+from queueing.prediction import predict_model
+from queueing.profile import load_law
+from queueing.result import Mean, Prediction, Quantiles
+
+__all__ = [
+    "LatencyModel",
+    "Limits",
+    "Mean",
+    "NotConvergedError",
+    "Policy",
+    "Prediction",
+    "PredictionError",
+    "Quantiles",
+    "SpecError",
+    "TokenDistribution",
+    "UnstableQueueError",
+    "largest_stable_rate",
+    "parse_distribution",
+    "parse_latency",
+    "parse_policy",
+    "predict",
+    "simulate",
+]
+
+
+class Limits(TypedDict, total=False):
+    """Keyword arguments of `predict`, `simulate` and `largest_stable_rate`. Each may be left out, which means what is in brackets.
+
+    max_output_tokens   token limit: a longer output is cut there (no limit)
+    patience            seconds that a request waits before it leaves unserved (it waits for ever)
+    servers             engines that serve one queue (1)
+    max_num_seqs        largest batch that the engine takes (only the policy bounds the batch)
+    prompt_tokens       distribution of the prompt lengths; matters where the law has a coefficient kp (no prompts)
+    """
+
+    max_output_tokens: int | None
+    patience: float | None
+    servers: int
+    max_num_seqs: int | None
+    prompt_tokens: TokenDistribution | str | None
+
+
+def predict(
+    policy: Policy | str,
+    arrival_rate: float,
+    output_tokens: TokenDistribution | str,
+    latency: LatencyModel | str,
+    *,
+    method: str = "auto",
+    **limits: Unpack[Limits],
+) -> Prediction:
+    """Steady state of a policy under Poisson arrivals, as `kendall predict --json` prints it.
+
+    `limits`: max_output_tokens, patience, servers, max_num_seqs, prompt_tokens (see `Limits`). `method`: "auto" is the most accurate one
+    that this queue has; else "exact", "approximation", "bound", "paper" or "simulation". What the method cannot give is None.
+
+    Raises SpecError, also where `method` has no answer for this queue; UnstableQueueError; NotConvergedError, not under "auto".
+
+    >>> answer = predict("capped:max_batch_size=8", 20, "uniform:low=8,high=24", "k1=0.001,k2=0.004,k3=0.0001,k4=0.002")
+    >>> answer.model, answer.method
+    ('M/G^[1,8]/1', 'exact')
+    >>> f"load {answer.load:.3f}: mean {answer.queueing_delay.mean:.4f} s, p99 {answer.queueing_delay.p99:.4f} s"
+    'load 0.186: mean 0.0139 s, p99 0.0516 s'
+    """
+    rate = positive("arrival_rate", arrival_rate, "requests per second")
+    return predict_model(_model(policy, output_tokens, latency, limits), rate, method)
+
+
+def simulate(
+    policy: Policy | str,
+    arrival_rate: float,
+    output_tokens: TokenDistribution | str,
+    latency: LatencyModel | str,
+    *,
+    num_requests: int = NUM_REQUESTS,
+    seed: int = 0,
+    replications: int = 1,
+    **limits: Unpack[Limits],
+) -> Prediction:
+    """Event-driven simulation of a policy under Poisson arrivals, as `kendall simulate --json` prints it; means have a `standard_error`.
+
+    `num_requests` is for each replication, at least 40; the first tenth is warm-up. One `seed` gives the same arrivals and lengths under
+    every policy. `limits` as for `predict`.
+
+    Raises SpecError, UnstableQueueError.
+
+    >>> delay = simulate("single", 0.5, "deterministic:value=100", "a=0.01,c=0", num_requests=20_000).queueing_delay
+    >>> abs(delay.mean - 0.5) < 4 * delay.standard_error  # M/D/1 with service 1 s at load 0.5
+    True
+    """
+    rate = positive("arrival_rate", arrival_rate, "requests per second")
+    model = _model(policy, output_tokens, latency, limits)
+    model.stable_load(rate)
+    return simulate_model(model, rate, num_requests=num_requests, seed=seed, replications=replications)
+
+
+def largest_stable_rate(
+    policy: Policy | str, output_tokens: TokenDistribution | str, latency: LatencyModel | str, **limits: Unpack[Limits]
+) -> float:
+    """Arrival rate, requests per second, at which the load of a policy is 1: its queue is stable below. `limits` as for `predict`.
+
+    Raises SpecError.
+
+    >>> largest_stable_rate("single", "deterministic:value=100", "a=0.01,c=0")
+    1.0
+    """
+    return _model(policy, output_tokens, latency, limits).largest_stable_rate
+
+
+def parse_latency(text: str) -> LatencyModel:
+    """The latency law of a text, or of a profile by its name or path.
+
+    Raises SpecError.
+
+    >>> law = parse_latency("k1=0.001,k2=0.004,k3=0.0001,k4=0.002")
+    >>> f"{law.padded(batch_size=4, longest=10):.3f}"  # k1 b + k2 + (k3 b + k4) l, seconds
+    '0.032'
+    """
+    return load_law(text)
+
+
+def _model(policy: Policy | str, output_tokens: TokenDistribution | str, latency: LatencyModel | str, limits: Limits) -> Model:
+    for name in limits:
+        if name not in Limits.__annotations__:
+            raise TypeError(
+                f"got the argument {name!r}; expected {', '.join(Limits.__annotations__)}{suggest(name, Limits.__annotations__)}"
+            )
+    return Model.read(policy, output_tokens, latency, **limits)
