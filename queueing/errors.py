@@ -28,7 +28,7 @@ class NotConvergedError(PredictionError):
 
     def __init__(self, what: str, residual: float) -> None:
         super().__init__(
-            f"{what} did not converge: residual {residual:.3g}; lower the load, bound the batch size, or use --method simulation"
+            f"{what} did not converge: residual {residual:.3g}; lower the load, bound the batch size, or use the method simulation"
         )
         self.residual = residual
 

@@ -60,7 +60,8 @@ def predict_model(model: Model, arrival_rate: float, method: str = "auto") -> Pr
     if method not in METHODS:
         raise SpecError(f"got method {method!r}; expected one of {', '.join(METHODS)}")
     if method != "auto" and method not in known:
-        raise SpecError(f"got --method {method} for {model.text} ({_described(model)}); expected auto, {' or '.join(known)}")
+        expected = ", ".join(("auto", *known[:-1]))
+        raise SpecError(f"got method {method!r} for {model.text} ({_described(model)}); expected {expected} or {known[-1]}")
     load = model.stable_load(arrival_rate)
     chosen = best if method == "auto" else method
     if chosen == "simulation":
