@@ -1,6 +1,6 @@
 # Every target makes the environment first (tools/setup_env.py, silent when up to date).
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev setup-system demo test test-all check audit bench conformance screenshots dashboards manifests clean
+.PHONY: help setup setup-dev setup-system demo test test-all check audit bench conformance screenshots dashboards notebooks manifests clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -35,7 +35,7 @@ check: setup-dev ## lint, format, types, direction of imports, spelling
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy -p kendall
-	$(BIN)/mypy tools/setup_env.py tools/audit.py tools/vendor.py
+	$(BIN)/mypy tools/setup_env.py tools/audit.py tools/vendor.py tools/notebook.py
 	$(BIN)/mypy -p grafana
 	$(BIN)/lint-imports
 	$(BIN)/codespell
@@ -54,6 +54,9 @@ screenshots: setup-dev ## pictures of the live page in docs/page (needs Chromium
 
 dashboards: setup-dev ## grafana/dashboards/*.json from the code beside them
 	@$(BIN)/python -m grafana.generate
+
+notebooks: setup ## execute docs/notebooks and write their outputs
+	@$(BIN)/python tools/notebook.py docs/notebooks/*.ipynb
 
 manifests: ## docker/k8s/base/prometheusrule.yaml from docker/rules.yml
 	@sed -n '1,/^spec:/p' $(OPERATOR_RULES) >$(OPERATOR_RULES).new
