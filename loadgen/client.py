@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from loadgen.stream import Answer, StreamError, read_error
 from loadgen.target import LoadError, Target, prompt_text
-from loadgen.tls import reason
 from loadgen.wire import Address, Connection
 from queueing.record import Outcome, Record
+from queueing.remote import reason
 
 __all__ = ["Exchange", "LoadError", "Target", "address_of", "prompt_text", "reason", "run_prefix", "timing"]
 

@@ -16,8 +16,7 @@ import msgspec
 
 from loadgen.stream import read_error
 from loadgen.target import LoadError, Target
-from loadgen.tls import reason, tls_context
-from queueing.server_url import server_root
+from queueing.remote import NO_TLS, NOT_TRUSTED, reason, server_root, tls_context
 
 ANSWER_LIMIT = 10.0  # seconds that one answer may take
 RETRY = 0.5  # seconds between two looks at a server that is not ready
@@ -56,7 +55,7 @@ async def look_at(target: Target, timeout: float | None = None) -> Endpoint:
                 if loop.time() + RETRY > deadline:
                     raise LoadError(_in_vain(str(error), timeout)) from None
                 if not waiting:
-                    sys.stderr.write(f"kendall load: {error}; waiting at most {timeout:g} s for it\n")
+                    sys.stderr.write(f"kendall: {error}; waiting at most {timeout:g} s for it\n")
                 waiting = True
             await asyncio.sleep(RETRY)
 
@@ -94,8 +93,11 @@ async def _get(client: httpx.AsyncClient, path: str, url: str) -> httpx.Response
     except httpx.TimeoutException:
         raise _NotReadyError(f"no answer from {url}{path} within {ANSWER_LIMIT:g} s") from None
     except httpx.HTTPError as error:
-        why = f"no answer from {url}{path}: {reason(error)}"
-        raise (LoadError(why) if "certificate" in why or "TLS" in why else _NotReadyError(why)) from None
+        why = reason(error)
+        told = f"no answer from {url}{path}: {why}"
+        if why.startswith(NOT_TRUSTED):  # it will not be trusted later either
+            raise LoadError(f"{told}, as --cacert FILE does; --insecure accepts any") from None
+        raise (LoadError(told) if why.startswith(NO_TLS) else _NotReadyError(told)) from None
     if response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR and path != "/ready":
         raise _NotReadyError(f"{url}{path} answered {response.status_code}: {read_error(response.content)[1]}")
     return response

@@ -15,7 +15,7 @@ from typing import Any, Self
 import httpx
 
 from loadgen.keys import NO_KEYS, Keys
-from queueing.server_url import server_root
+from queueing.remote import reason, server_root, verification
 
 START_LIMIT = 180.0  # seconds
 STOP_LIMIT = 20.0
@@ -36,7 +36,7 @@ class GatewayClient:
 
     def __init__(self, url: str, keys: Keys = NO_KEYS) -> None:
         self.url = server_root(url)
-        self._client = httpx.AsyncClient(base_url=self.url, headers=keys.headers, timeout=900, trust_env=False)
+        self._client = httpx.AsyncClient(base_url=self.url, headers=keys.headers, verify=verification(url), timeout=900, trust_env=False)
 
     async def __aenter__(self) -> Self:
         return self
@@ -49,7 +49,7 @@ class GatewayClient:
         try:
             response = await self._client.request(method, path, json=body)
         except httpx.TransportError as error:
-            raise GatewayLostError(f"{method} {self.url}{path}: {str(error) or type(error).__name__}") from None
+            raise GatewayLostError(f"{method} {self.url}{path}: {reason(error)}") from None
         if response.status_code != 200:
             raise GatewayError(f"{method} {path}: {response.status_code} {response.text}")
         return dict(response.json())

@@ -171,7 +171,7 @@ def _run(options: LoadOptions, plan: LoadPlan, wishes: Wishes, files: ResultFile
     try:
         plan, note = asyncio.run(plan.for_server())
         if note is not None:
-            typer.echo(f"kendall load: {note}", err=True)
+            typer.echo(f"kendall: {note}", err=True)
         files = files.reserved()
         saved = save_plan(files, plan)
         result = asyncio.run(plan.run(for_stderr(), files.run, saved))

@@ -21,8 +21,8 @@ from loadgen.options import LoadOptions
 from loadgen.run import VOCABULARY, LoadResult, Progress, run_load
 from loadgen.target import LoadError, Target
 from loadgen.timetable import Timetable, streams, with_predictions
-from loadgen.tls import tls_context
 from policies.text import SpecError
+from queueing.remote import tls_context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ import contextlib
 import ssl
 from typing import Any
 
-from loadgen.tls import tls_context
 from loadgen.wire import Address, Connection
+from queueing.remote import tls_context
 
 # seconds; servers close idle connections after 5 s (uvicorn's default) or more: a request sent into a closing one is lost
 KEEPALIVE = 4.0

@@ -18,8 +18,8 @@ from loadgen.job import Job, Tally
 from loadgen.outbox import Keep, Outbox
 from loadgen.pacing import pace, quiet_garbage_collector
 from loadgen.pool import KEEPALIVE, RESERVE, Pool
-from loadgen.tls import tls_context
 from loadgen.urgency import urgent
+from queueing.remote import tls_context
 
 
 async def send_job(job: Job, start_at: float, tally: Tally, keep: Keep) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from loadgen.datasets import Prompt
 from loadgen.timetable import IntArray
 from policies.text import SpecError
-from queueing.server_url import server_root
+from queueing.remote import server_root
 
 FORCED_FIELD = "kendall_forced_output_tokens"  # read by the engine alone
 LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz"))

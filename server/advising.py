@@ -18,7 +18,7 @@ from rich.table import Table
 
 from policies.text import SpecError
 from queueing.environment_twins import fitting
-from queueing.server_url import server_root
+from queueing.remote import reason, server_root, verification
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Ask a running gateway what its model would change.")
 TIMEOUT = 120.0  # seconds: an advice for several servers is simulated
@@ -80,10 +80,11 @@ def ask(url: str, params: Mapping[str, str], key: str | None = None) -> dict[str
     try:
         with Console(stderr=True).status("the gateway predicts"):  # on a terminal only
             headers = {"authorization": f"Bearer {key}"} if key else {}
-            response = httpx.get(server_root(url) + "/admin/advice", params=dict(params), headers=headers, timeout=TIMEOUT, trust_env=False)
+            settings: dict[str, Any] = {"headers": headers, "timeout": TIMEOUT, "verify": verification(url), "trust_env": False}
+            response = httpx.get(server_root(url) + "/admin/advice", params=dict(params), **settings)
         answer = response.json()
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise SpecError(f"got {url}; {GATEWAY} ({error})") from None
+        raise SpecError(f"got {url}; {GATEWAY} ({reason(error)})") from None
     except ValueError:
         raise SpecError(f"got {url}, which answers, but not as a gateway does; {GATEWAY}") from None
     if response.is_success and isinstance(answer, dict) and isinstance(answer.get("advice"), list):

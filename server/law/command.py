@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from policies import SpecError
 from queueing.profile import Profile, profile_path
-from queueing.server_url import server_root
+from queueing.remote import reason, server_root, verification
 from server.gateway import Gateway
 from server.law.calibration import Calibrator
 from server.schema import CalibrationRequest
@@ -44,11 +44,10 @@ def _remote(url: str, request: CalibrationRequest, key: str | None) -> Profile:
     try:
         with console.status("measuring the engine through its gateway"):
             headers = {"authorization": f"Bearer {key}"} if key else {}
-            response = httpx.post(
-                server_root(url) + "/admin/calibrate", json=request.model_dump(), headers=headers, timeout=900, trust_env=False
-            )
+            settings: dict[str, Any] = {"headers": headers, "timeout": 900, "verify": verification(url), "trust_env": False}
+            response = httpx.post(server_root(url) + "/admin/calibrate", json=request.model_dump(), **settings)
     except httpx.HTTPError as error:
-        raise SpecError(f"got {url}; expected a running gateway ({error})") from None
+        raise SpecError(f"got {url}; expected a running gateway ({reason(error)})") from None
     if response.status_code != 200:
         raise SpecError(f"{url} answered {response.status_code}: {response.json()['error']['message']}")
     return Profile.from_dict(response.json())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -11,10 +12,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import loadgen.endpoint
-from loadgen.gateway_process import free_port
+from loadgen.gateway_process import GatewayClient, free_port
 from loadgen.load_cli import app
 from policies.text import SpecError
 from queueing.record import read_run
+from server import advising
+from server.law.command import calibrate
 from tests.loadgen.failing_server import failing_server
 from tests.serving import self_signed
 
@@ -42,9 +45,11 @@ def local(port: int, scheme: str = "http") -> str:
 
 
 def one_line(result: Result) -> str:
+    """What the command says; where it is run by `kendall`, that prints the exception."""
     assert result.exit_code == 1, result.output
-    assert result.stderr.count("\n") == 1
-    return result.stderr
+    said = result.stderr.removesuffix("\n") or str(result.exception)
+    assert "\n" not in said
+    return said
 
 
 def test_nobody_listens_and_nothing_is_written(tmp_path: Path) -> None:
@@ -69,7 +74,7 @@ def test_a_server_that_never_becomes_ready_ends_the_wait(monkeypatch: pytest.Mon
     monkeypatch.setattr(loadgen.endpoint, "RETRY", 0.05)
     result = load(local(free_port(0)), "--ready-check-timeout-sec", "0.2")
     assert result.exit_code == 1
-    assert "expected it to be ready within the 0.2 s of --ready-check-timeout" in result.stderr.splitlines()[-1]
+    assert "expected it to be ready within the 0.2 s of --ready-check-timeout" in f"{result.stderr}{result.exception}"
 
 
 def test_a_server_that_starts_later_is_loaded(tmp_path: Path) -> None:
@@ -164,3 +169,28 @@ def test_no_request_goes_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     with failing_server() as port:
         assert load(local(port)).exit_code == 0
+
+
+def test_other_commands_name_certificates_too_and_trust_those_of_ssl_cert_file(
+    certificate: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`kendall advise`, `kendall calibrate`, and the client of a sweep; the server is no gateway, and says so once it is trusted."""
+
+    async def ask(url: str) -> None:
+        async with GatewayClient(url) as client:
+            await client.ask("GET", "/admin/state")
+
+    questions = (
+        lambda url: advising.ask(url, {}),
+        lambda url: calibrate(url, {"speed_only": True}, None, json_output=True),
+        lambda url: asyncio.run(ask(url)),
+    )
+    with failing_server("--tls", *certificate) as port:
+        for question in questions:
+            with monkeypatch.context() as environment:
+                with pytest.raises(Exception, match="certificate is not trusted: self-signed certificate; SSL_CERT_FILE"):
+                    question(local(port, "https"))
+                environment.setenv("SSL_CERT_FILE", certificate[0])
+                with pytest.raises(Exception) as told:  # noqa: PT011 - of another kind for each
+                    question(local(port, "https"))
+                assert "certificate" not in str(told.value)

@@ -349,8 +349,8 @@ def test_a_file_that_cannot_be_written_is_said_before_anything_is_sent(server_ur
     for flags in ((), ("--output", "runs/mine.jsonl"), ("--save-result", str(tmp_path))):
         result = load(server_url, *flags)
         assert result.exit_code == 1, result.output
-        assert "cannot write" in result.stderr.splitlines()[-1]
-        assert "--no-save" in result.stderr.splitlines()[-1]
+        assert "cannot write" in (said := f"{result.stderr}{result.exception}")
+        assert "--no-save" in said
 
 
 def test_ctrl_c_keeps_what_was_recorded(server_url: str, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
-"""Certificates of a server that is loaded, and what went wrong with a connection, in words.
+"""How commands reach a server: its URL as people write it, its certificate, and why a connection failed, in words.
 
-The same context serves the questions before a run (httpx) and the requests of the run (loadgen/wire.py), so both trust
-the same authorities: those of the system, of SSL_CERT_FILE, or of one file.
+No command reads HTTP_PROXY and its like: a delay that is measured through a proxy is the proxy's too.
 """
 
 from __future__ import annotations
@@ -14,10 +13,23 @@ from collections.abc import Iterator
 from policies.text import SpecError
 
 NO_DESCRIPTOR = "no file descriptor left for another stream: raise `ulimit -n` or use --processes"
+NOT_TRUSTED = "the server's certificate is not trusted"
+NO_TLS = "the TLS handshake failed"
+
+
+def server_root(url: str) -> str:
+    """The URL that `/v1/...`, `/admin/...` and `/health` are appended to: with or without `/v1` and a slash at its end.
+
+    >>> server_root("http://gateway:8080/v1/")
+    'http://gateway:8080'
+    >>> server_root("https://host/llm/v1")
+    'https://host/llm'
+    """
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 def tls_context(cacert: str | None = None, *, insecure: bool = False) -> ssl.SSLContext:
-    """Checks the server's certificate and name unless `insecure`. Raises SpecError for a file that holds no certificate."""
+    """Trusts the authorities of a file, else those of SSL_CERT_FILE or the system. Raises SpecError for a file without certificates."""
     try:
         context = ssl.create_default_context(cafile=cacert)
     except (OSError, ssl.SSLError) as error:
@@ -28,16 +40,19 @@ def tls_context(cacert: str | None = None, *, insecure: bool = False) -> ssl.SSL
     return context
 
 
+def verification(url: str) -> ssl.SSLContext | bool:
+    """What httpx takes as `verify`: the context of a URL with TLS; without TLS there is nothing to verify."""
+    return tls_context() if url.lower().startswith("https:") else False
+
+
 def reason(error: BaseException) -> str:
     """Why a connection failed, one line: the error at the bottom of the chain, certificates by name."""
     chain = list(_chain(error))
     for cause in chain:
         if isinstance(cause, ssl.SSLCertVerificationError):
-            return (
-                f"the server's certificate is not trusted: {cause.verify_message}; --cacert FILE names its authority, --insecure accepts it"
-            )
+            return f"{NOT_TRUSTED}: {cause.verify_message}; SSL_CERT_FILE=FILE names its authority"
         if isinstance(cause, ssl.SSLError):
-            return f"the TLS handshake failed: {cause.reason or cause}; does the server speak https?"
+            return f"{NO_TLS}: {cause.reason or cause}; does the server speak https?"
     numbers = [cause.errno for cause in chain if isinstance(cause, OSError) and cause.errno is not None]
     if errno.EMFILE in numbers:
         return NO_DESCRIPTOR
