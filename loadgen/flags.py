@@ -11,13 +11,14 @@ import typer
 import typer.core
 
 ALONE = {"--save-result": "."}  # what the flag means without a value
+VLLMS = {"--ready-check-timeout-sec": "--ready-check-timeout"}  # other names of the same
 SEVERAL = frozenset({"--goodput", "--metadata"})
 
 
-def option(flag: str, about: str, panel: str, *, also: str | None = None, **settings: Any) -> Any:
-    """An option with its twin in the environment; `also` is another spelling of the flag."""
+def option(flag: str, about: str, panel: str, **settings: Any) -> Any:
+    """An option with its twin in the environment."""
     twin = "KENDALL_" + flag.removeprefix("--").replace("-", "_").upper()
-    return typer.Option(*((flag,) if also is None else (flag, also)), help=about, envvar=twin, rich_help_panel=panel, **settings)
+    return typer.Option(flag, help=about, envvar=twin, rich_help_panel=panel, **settings)
 
 
 def spelled_out(arguments: list[str]) -> list[str]:
@@ -28,6 +29,7 @@ def spelled_out(arguments: list[str]) -> list[str]:
     """
     found: list[str] = []
     several: str | None = None
+    arguments = [_renamed(argument) for argument in arguments]
     for index, argument in enumerate(arguments):
         value_follows = index + 1 < len(arguments) and not arguments[index + 1].startswith("-")
         if argument.startswith("-"):
@@ -38,6 +40,11 @@ def spelled_out(arguments: list[str]) -> list[str]:
         if argument in ALONE and not value_follows:
             found.append(ALONE[argument])
     return found
+
+
+def _renamed(argument: str) -> str:
+    name, equals, value = argument.partition("=")
+    return VLLMS.get(name, name) + equals + value
 
 
 class LoadCommand(typer.core.TyperCommand):

@@ -37,15 +37,15 @@ def load(
     api_key: Annotated[str | None, option("--api-key", "Sent as a bearer token; never written to a file.", WHERE)] = None,
     insecure: Annotated[bool, option("--insecure", "Accept any TLS certificate of the server.", WHERE)] = False,
     cacert: Annotated[
-        Path | None, option("--cacert", "PEM file of the authorities that sign the server's certificate [the system's].", WHERE)
+        Path | None,
+        option("--cacert", "PEM file of the authorities that may have signed the server's certificate. Default: the system's.", WHERE),
     ] = None,
     ready_check_timeout: Annotated[
         float | None,
         option(
             "--ready-check-timeout",
-            "Seconds to wait until the server is ready [it must be ready at once]; 0 sends without a check.",
+            "Seconds to wait until the server is ready; 0 sends without a check. Default: it must be ready at once.",
             WHERE,
-            also="--ready-check-timeout-sec",
         ),
     ] = None,
     chat: Annotated[
@@ -83,12 +83,13 @@ def load(
         str | None,
         option(
             "--output-tokens",
-            "Law of the answers' lengths, for example geometric:mean=64 [the model ends its answers, after 128 at most].",
+            "Law of the answers' lengths, for example geometric:mean=64. Default: the model ends its answers.",
             WHAT,
         ),
     ] = None,
     max_tokens: Annotated[
-        int | None, option("--max-tokens", "max_tokens of every request, and the largest length that is drawn.", WHAT)
+        int | None,
+        option("--max-tokens", "max_tokens of every request, and the largest length that is drawn. Default without a law: 128.", WHAT),
     ] = None,
     ignore_eos: Annotated[
         bool, option("--ignore-eos", "Set each length by max_tokens and ignore_eos, whatever the server accepts.", WHAT)
@@ -121,7 +122,7 @@ def load(
     assertions: Annotated[
         list[str] | None, option("--assert", "A condition, such as 'p99_ttft < 200ms'; exit 3 where broken.", SAID)
     ] = None,
-    output: Annotated[Path | None, option("--output", "The run file, or a folder for it [runs/load-<time>.jsonl].", SAID)] = None,
+    output: Annotated[Path | None, option("--output", "The run file, or a folder for it. Default: runs/load-<time>.jsonl.", SAID)] = None,
     no_save: Annotated[bool, option("--no-save", "Write no run file.", SAID)] = False,
     save_result: Annotated[
         Path | None, option("--save-result", "Write run file, timetable and vLLM's JSON; a FILE may follow.", SAID)

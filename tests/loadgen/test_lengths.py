@@ -139,6 +139,7 @@ def test_the_command_of_the_empty_page_works(gateways: tuple[str, str], tmp_path
         command = ["--base-url", url, "--request-rate", "500", "--num-prompts", "50", "--json"]  # the same, in a shorter time
         result = CliRunner().invoke(app, command)
         assert json.loads(result.stdout)["outcomes"] == {"completed": 50}, result.output
+        assert read_run(Path(json.loads(result.stdout)["files"][0]))[0].configuration["lengths"] == "natural"
         assert result.stderr == "" or "sent" in result.stderr
 
 

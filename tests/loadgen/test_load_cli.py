@@ -298,6 +298,7 @@ def test_conversations_need_the_chat_endpoint(server_url: str, tmp_path: Path) -
         (["--goodput", "a:1", "b:2", "--json"], ["--goodput", "a:1", "--goodput", "b:2", "--json"]),
         (["--goodput", "a:1", "--goodput", "b:2"], ["--goodput", "a:1", "--goodput", "b:2"]),
         (["--seed", "3", "--metadata", "a=1", "b=2"], ["--seed", "3", "--metadata", "a=1", "--metadata", "b=2"]),
+        (["--ready-check-timeout-sec=5", "--ready-check-timeout-sec", "5"], ["--ready-check-timeout=5", "--ready-check-timeout", "5"]),
         (["--save-result=x", "--port", "1"], ["--save-result=x", "--port", "1"]),
     ],
 )
