@@ -9,27 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
+import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from loadgen.client import Target
 from loadgen.compare import Comparison, compare
+from loadgen.demo_report import Cell, print_report
 from loadgen.gateway_process import GatewayError, GatewayProcess
 from loadgen.picture import draw_picture
-from loadgen.report import as_object, notes, table
-from loadgen.run import Tally
+from loadgen.report import as_object
 from loadgen.sweep.apparatus import share_the_gateways_cpus
-from loadgen.sweep.cell import Sending, begin
+from loadgen.sweep.cell import CellRun, Sending, begin
 from loadgen.sweep.grid import Cell as SweptCell
+from loadgen.sweep.status import Status, duration
 from loadgen.theory import theory_of
-from loadgen.timetable import draw
-from policies import parse_policy, policy_batch_size
+from loadgen.timetable import Timetable, draw
+from policies import SpecError, parse_policy, policy_batch_size
 from queueing.distributions import parse_distribution
 from queueing.latency import LatencyModel
 from queueing.prediction import largest_stable_rate
@@ -38,11 +40,13 @@ from queueing.record import Record, write_run
 
 POLICIES = ("single", "dynamic", "fixed:batch_size=4", "capped:max_batch_size=8", "elastic:max_batch_size=8", "continuous:max_batch_size=4")
 LOADS = (0.3, 0.6)
+ENGINES = ("auto", "vllm", "emulated")
 OUTPUT_TOKENS = "uniform:low=8,high=24"
 PROMPT_TOKENS = 32
 MAX_OUTPUT_TOKENS = 32
 MAX_NUM_SEQS = 16
 SPEED_SECONDS = 2.0
+STARTING, CALIBRATING, BETWEEN_CELLS = 15.0, 20.0, 2.0  # seconds, about
 # seconds of a cell: the fewer requests a policy serves a second, the longer its mean takes to settle
 SECONDS = {"single": 30.0, "fixed": 20.0}
 OTHER_SECONDS = 15.0
@@ -50,7 +54,7 @@ OTHER_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What the demo measures."""
+    """What the demo measures. Raises SpecError where it cannot be measured."""
 
     model: str = "tiny"
     engine: str = "auto"
@@ -61,33 +65,101 @@ class Plan:
     policies: Sequence[str] = POLICIES
     loads: Sequence[float] = LOADS
 
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise SpecError(f"got --engine {self.engine!r}; expected one of {', '.join(ENGINES)}")
+        for load in self.loads:
+            if not 0 < load < 1:
+                raise SpecError(f"got --load {load:g}; expected a fraction of the largest stable rate, above 0 and below 1")
+        for policy in self.policies:
+            parse_policy(policy)
+        if self.folder.exists() and not self.folder.is_dir():
+            raise SpecError(f"got --result-dir {self.folder}, which is a file; expected a folder")
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One policy at one load, and what came of it."""
+    @property
+    def cells(self) -> list[tuple[float, str]]:
+        """Loads and policies in the order of measurement."""
+        return [(load, policy) for load in self.loads for policy in self.policies]
 
-    load: float
-    comparison: Comparison
-    speeds: tuple[float, float]  # of the short calibrations before and after
+    def name(self, load: float, policy: str) -> str:
+        """Of a cell's files: the policy's parameters only where its name is not enough."""
+        names = Counter(each.partition(":")[0] for each in self.policies)
+        short = policy.partition(":")[0]
+        return f"{load:g}-{short if names[short] == 1 else policy.translate(str.maketrans(':,=', '---'))}"
+
+    def seconds(self, policy: str) -> float:
+        """How long load is sent under it."""
+        return SECONDS.get(policy.partition(":")[0], OTHER_SECONDS) * self.scale
 
 
-async def run_demo(plan: Plan, console: Console, *, once: bool) -> list[Cell]:
-    """The whole demo; keeps serving afterwards unless `once`."""
+class Progress(Status):
+    """A status line that counts cells and is short enough for 80 columns."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(sys.stderr)
+        self._plan = plan
+        self._cells_left = len(plan.cells)
+        self._cell_ends = math.nan  # on the loop's clock
+
+    def cell(self, number: int) -> None:
+        """A cell begins."""
+        load, policy = self._plan.cells[number]
+        self._cells_left = len(self._plan.cells) - number
+        self._cell_ends = asyncio.get_running_loop().time() + self._seconds(policy)
+        self.phase(f"load {load:g} {policy}")
+
+    def over(self) -> None:
+        """No cell is left."""
+        self._cells_left = 0
+
+    def _seconds(self, policy: str) -> float:
+        return self._plan.seconds(policy) + SPEED_SECONDS + BETWEEN_CELLS
+
+    @property
+    def line(self) -> str:
+        """Cells and time to go, what is done now, and how many of its requests are answered."""
+        if not self._cells_left:
+            return self._phase
+        now = asyncio.get_running_loop().time()
+        ahead = [self._seconds(policy) for _, policy in self._plan.cells[-self._cells_left :]]
+        if not math.isnan(self._cell_ends):
+            ahead[0] = max(0.0, self._cell_ends - now)
+        seconds = sum(ahead) + max(0.0, self._phase_ends - now)
+        cells = "1 cell" if len(ahead) == 1 else f"{len(ahead)} cells"
+        answered = "" if self._tally is None else f" {self._tally.completed}/{self._tally.asked}"
+        return f"{cells} to go, {duration(seconds)}: {self._phase}{answered}"
+
+
+async def run_demo(plan: Plan, console: Console, *, once: bool) -> None:
+    """The whole demo; keeps serving afterwards unless `once`. Raises GatewayError."""
     arguments = [
         plan.model,
         *("--engine", plan.engine, "--allow-forced-lengths", "--max-output-tokens", str(MAX_OUTPUT_TOKENS)),
         *("--max-num-seqs", str(MAX_NUM_SEQS), "--record-file", str(plan.folder / "gateway.jsonl"), "--served-model-name", "tiny"),
     ]
     async with GatewayProcess(arguments, plan.port, plan.folder / "gateway.log") as gateway:
-        with _progress(console) as progress:
+        async with Progress(plan) as progress:
             cells = await _Demo(plan, gateway, progress).run()
-        _report(plan, cells, console)
+            progress.phase("drawing the picture")
+            picture = await asyncio.to_thread(_write, plan, cells)
+        print_report(cells, console)
+        console.print(f"run files and picture: {plan.folder}/ ({picture.name})", highlight=False, soft_wrap=True)
+        console.print(f"what each difference is made of: kendall compare --sweep {plan.folder}", highlight=False, soft_wrap=True)
         if not once:
-            console.print(
-                f"\nThe gateway goes on serving at {gateway.url} (metrics: {gateway.url}/metrics). Ctrl-C ends it.", highlight=False
-            )
-            await gateway.finished()
-    return cells
+            await _serve_on(gateway, console)
+
+
+async def _serve_on(gateway: GatewayProcess, console: Console) -> None:
+    """Until Ctrl-C or SIGTERM, which is how it should end. Raises GatewayError where the gateway ends by itself."""
+    metrics = f"{gateway.url}/metrics"
+    console.print(f"The gateway serves on at {gateway.url} (metrics: {metrics}); Ctrl-C ends it.", highlight=False, soft_wrap=True)
+    try:
+        await gateway.finished()
+    except asyncio.CancelledError:
+        if (task := asyncio.current_task()) is not None:
+            task.uncancel()
+        return
+    raise GatewayError(f"the gateway ended: {gateway.last_line()}")
 
 
 class _Demo:
@@ -100,95 +172,82 @@ class _Demo:
         self._lengths = parse_distribution(OUTPUT_TOKENS)
 
     async def run(self) -> list[Cell]:
-        starting = self._progress.add_task("engine starts", total=None)
+        self._progress.phase("the engine starts", STARTING + CALIBRATING)
         await self._gateway.ready()
         share_the_gateways_cpus()
-        self._done(starting, "engine ready")
-        calibrating = self._progress.add_task("calibrating the engine's law", total=None)
+        self._progress.note("engine ready")
+        profile = await self._calibrated()
+        law = profile.law.at_speed(1.0)
+        self._progress.phase("measuring the engine's speed", SPEED_SECONDS)
+        cells, speed = [], await self._speed()
+        for number, (load, policy) in enumerate(self._plan.cells):
+            self._progress.cell(number)
+            records, rate = await self._cell(policy, load, law)
+            self._progress.phase(f"load {load:g} {policy}: engine's speed")
+            after = await self._speed()
+            self._progress.phase(f"load {load:g} {policy}: prediction")
+            comparison = await asyncio.to_thread(self._compare, records, law, rate)
+            cells.append(Cell(policy, load, comparison, (speed, after)))
+            self._progress.note(f"load {load:g} {policy}: {comparison.n} requests, {cells[-1].verdict.text}")
+            speed = after
+        self._progress.over()
+        return cells
+
+    async def _calibrated(self) -> Profile:
+        self._progress.phase("calibrating the engine's law", CALIBRATING)
         body = {"max_output_tokens": MAX_OUTPUT_TOKENS, "prompt_tokens": PROMPT_TOKENS, "repeats": 5}
         profile = Profile.from_dict(await self._gateway.ask("POST", "/admin/calibrate", body))
         profile.save(self._plan.folder / "profile.json")
-        self._done(calibrating, f"law: R2 {profile.r2:.4f}, cells within {profile.mape:.1%} on average")
-        cells, speed = [], await self._speed()
-        for load in self._plan.loads:
-            for policy in self._plan.policies:
-                records, rate = await self._cell(policy, load, profile.law.at_speed(1.0))
-                after = await self._speed()
-                comparison = self._compare(records, profile.law.at_speed(1.0), rate)
-                cells.append(Cell(load, comparison, (speed, after)))
-                speed = after
-        return cells
+        self._progress.note(f"law: R2 {profile.r2:.4f}, cells within {profile.mape:.1%} on average")
+        return profile
 
     async def _speed(self) -> float:
         body = {"speed_only": True, "seconds": SPEED_SECONDS, "max_output_tokens": MAX_OUTPUT_TOKENS, "prompt_tokens": PROMPT_TOKENS}
         return Profile.from_dict(await self._gateway.ask("POST", "/admin/calibrate", body)).law.speed
 
     async def _cell(self, policy_text: str, load: float, law: LatencyModel) -> tuple[list[Record], float]:
-        """Load under one policy; the gateway's own records of it, and the asked rate."""
+        """Load under one policy; the gateway's own records of it, and the asked rate. Raises GatewayError."""
         plan, policy = self._plan, parse_policy(policy_text)
         prompts = parse_distribution(f"deterministic:value={PROMPT_TOKENS}")
         rate = load * largest_stable_rate(policy, self._lengths, law, max_num_seqs=MAX_NUM_SEQS, prompt_tokens=prompts)
         whole = policy_batch_size(policy) or 1  # fixed batching would keep the last, partial batch waiting
-        count = whole * max(1, round(rate * SECONDS.get(policy.name, OTHER_SECONDS) * plan.scale / whole))
-        name = f"{load}-{policy.name}"
+        count = whole * max(1, round(rate * plan.seconds(policy_text) / whole))
+        name = plan.name(load, policy_text)
         cell = SweptCell(name=name, policy=policy_text, load=load, rate=rate, max_output_tokens=MAX_OUTPUT_TOKENS, count=count)
-        bar = self._progress.add_task(f"load {load}  {policy_text}", total=count)
-        run = await Sending(
-            client=self._gateway,
-            begun=await begin(self._gateway, plan.folder / "gateway.jsonl", cell),
-            cell=cell,
-            timetable=draw(rate, count, plan.seed, prompts, self._lengths),
-            target=Target(base_url=self._gateway.url, model="tiny", max_tokens=MAX_OUTPUT_TOKENS),
-            seed=plan.seed,
-            configuration={"output_tokens": OUTPUT_TOKENS},
-            progress=_Bar(self._progress, bar),
-            path=plan.folder / f"load-{name}.jsonl",
-            stop_unstable=False,
-        ).run()
+        run = await self._sent(cell, draw(rate, count, plan.seed, prompts, self._lengths))
         if run.ended == "interrupted":
             raise asyncio.CancelledError
         if run.ended != "complete":
             raise GatewayError(run.why)
         write_run(plan.folder / f"gateway-{name}.jsonl", run.header, run.records)
-        self._done(bar, f"load {load}  {policy_text}")
         return run.records, rate
+
+    async def _sent(self, cell: SweptCell, timetable: Timetable) -> CellRun:
+        sending = Sending(
+            client=self._gateway,
+            begun=await begin(self._gateway, self._plan.folder / "gateway.jsonl", cell),
+            cell=cell,
+            timetable=timetable,
+            target=Target(base_url=self._gateway.url, model="tiny", max_tokens=MAX_OUTPUT_TOKENS),
+            seed=self._plan.seed,
+            configuration={"output_tokens": OUTPUT_TOKENS},
+            progress=self._progress,
+            path=self._plan.folder / f"load-{cell.name}.jsonl",
+            stop_unstable=False,
+        )
+        return await sending.run()
 
     def _compare(self, records: list[Record], law: LatencyModel, rate: float) -> Comparison:
         (comparison,) = compare(records, theory_of(law, self._lengths, asked_rate=rate, max_num_seqs=MAX_NUM_SEQS))
         return comparison
 
-    def _done(self, task: Any, text: str) -> None:
-        self._progress.update(task, description=text, total=1, completed=1)
-        if not self._progress.console.is_terminal:  # no bars there: a line for every step
-            self._progress.console.print(f"{self._progress.tasks[task].elapsed or 0:5.0f} s  {text}", highlight=False)
 
-
-class _Bar:
-    """A cell's progress."""
-
-    def __init__(self, progress: Progress, task: Any) -> None:
-        self._progress, self._task = progress, task
-
-    async def show(self, tally: Tally) -> None:
-        """Four times a second."""
-        while True:
-            self._progress.update(self._task, completed=tally.completed + tally.other)
-            await asyncio.sleep(0.25)
-
-
-def _progress(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn())
-    return Progress(*columns, console=console, disable=not console.is_terminal)
-
-
-def _report(plan: Plan, cells: Sequence[Cell], console: Console) -> None:
+def _write(plan: Plan, cells: Sequence[Cell]) -> Path:
+    """The comparison as JSON, and the picture."""
     comparisons = [dataclasses.replace(cell.comparison, load=cell.load) for cell in cells]
-    console.print(table(comparisons))
-    for line in notes(comparisons):
-        console.print(line, highlight=False)
-    drift = [abs(after / before - 1) for before, after in (cell.speeds for cell in cells)]
-    console.print(f"speed of the machine between two short calibrations: changed by {max(drift):.0%} at most", highlight=False)
-    found = [as_object(comparison) | {"bracketing_speeds": cell.speeds} for cell, comparison in zip(cells, comparisons, strict=True)]
+    found = [
+        as_object(comparison) | {"bracketing_speeds": cell.speeds, "verdict_at_speed": dataclasses.asdict(cell.verdict)}
+        for cell, comparison in zip(cells, comparisons, strict=True)
+    ]
     (plan.folder / "comparison.json").write_bytes(msgspec.json.format(msgspec.json.encode(found, enc_hook=float), indent=1))
-    picture = draw_picture(comparisons, plan.folder / "observed-and-predicted.png")
-    console.print(f"run files and picture: {plan.folder}/ ({picture.name})", highlight=False)
+    return draw_picture(comparisons, plan.folder / "observed-and-predicted.png")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import signal
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from policies import SpecError
+if TYPE_CHECKING:
+    from loadgen.demo import Plan
 
 app = typer.Typer(add_completion=False)
+FAILED, INTERRUPTED = 1, 130
 
 
 @app.command("demo")
@@ -20,31 +22,51 @@ def demo_command(
     once: Annotated[bool, typer.Option("--once", help="Exit after the table instead of serving on.")] = False,
     engine: Annotated[str, typer.Option(help="auto | vllm | emulated.")] = "auto",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port; another is taken where it is in use.")] = 8080,
-    seed: Annotated[int, typer.Option(help="Arrivals and lengths.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Arrivals and lengths.")] = 1,
     scale: Annotated[float, typer.Option(min=0.01, max=100, help="Factor on the time of every cell.")] = 1.0,
     policy: Annotated[list[str] | None, typer.Option(help="Only these policies; repeatable.")] = None,
     load: Annotated[list[float] | None, typer.Option(help="Only these loads; repeatable.")] = None,
     result_dir: Annotated[Path, typer.Option(help="Folder for run files and the picture.")] = Path("runs/demo"),
 ) -> None:
     """Calibrate a real engine, load it under every policy at two loads, print observed beside predicted."""
-    from loadgen.demo import LOADS, POLICIES, Plan, run_demo  # noqa: PLC0415 - heavy
-    from loadgen.gateway_process import GatewayError, free_port  # noqa: PLC0415
-    from loadgen.report import WIDTH  # noqa: PLC0415
+    if sys.stderr.isatty():
+        sys.stderr.write("kendall demo: starting")  # the imports below take seconds
+        sys.stderr.flush()
+    from loadgen.demo import LOADS, POLICIES, Plan  # noqa: PLC0415 - heavy
+    from loadgen.gateway_process import free_port  # noqa: PLC0415
 
-    plan = Plan(
-        engine=engine,
-        port=free_port(port),
-        seed=seed,
-        scale=scale,
-        folder=result_dir,
-        policies=tuple(policy or POLICIES),
-        loads=tuple(load or LOADS),
-    )
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDTH)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C: the gateway is stopped too
     try:
-        asyncio.run(run_demo(plan, console, once=once))
-    except GatewayError as error:
-        raise SpecError(str(error)) from None
+        plan = Plan(
+            engine=engine,
+            port=free_port(port),
+            seed=seed,
+            scale=scale,
+            folder=result_dir,
+            policies=tuple(policy or POLICIES),
+            loads=tuple(load or LOADS),
+        )
+    finally:
+        if sys.stderr.isatty():
+            sys.stderr.write("\r\x1b[2K")
+    raise typer.Exit(asyncio.run(_run(plan, once=once)))
+
+
+async def _run(plan: Plan, *, once: bool) -> int:
+    """The exit status. Ctrl-C and SIGTERM end it: the gateway is stopped too."""
+    from loadgen.demo import run_demo  # noqa: PLC0415 - heavy
+    from loadgen.gateway_process import GatewayError  # noqa: PLC0415
+    from loadgen.sweep.session import cancelled_by_signals  # noqa: PLC0415
+
+    console = Console()
+    with cancelled_by_signals():
+        try:
+            await run_demo(plan, console, once=once)
+        except GatewayError as error:
+            sys.stderr.write(f"kendall: {error}\n")
+            return FAILED
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is not None:
+                task.uncancel()
+            sys.stderr.write(f"kendall: interrupted; what was measured is in {plan.folder}/\n")
+            return INTERRUPTED
+    return 0

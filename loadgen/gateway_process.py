@@ -91,14 +91,16 @@ class GatewayProcess(GatewayClient):
         await super().__aexit__()
         if self._process is None:
             return
-        if self._process.returncode is None:
-            self._process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STOP_LIMIT):
-                    await self._process.wait()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # whatever it left behind: an engine outlives a gateway that was killed
-        await self._process.wait()
+        try:
+            if self._process.returncode is None:
+                self._process.send_signal(signal.SIGTERM)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(STOP_LIMIT):
+                        await self._process.wait()
+        finally:  # also where the wait is cancelled by a second signal
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # whatever it left behind: an engine outlives a gateway that was killed
+            await self._process.wait()
 
     @property
     def pid(self) -> int:

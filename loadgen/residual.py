@@ -41,7 +41,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from loadgen.comparison import Comparison, Part, Predicted, Split, Theory, Verdict
+from loadgen.comparison import Comparison, Estimate, Part, Predicted, Split, Theory, Verdict
 from loadgen.group import Group, Instants
 from queueing.recursion import Served, batches
 from queueing.speed import Speed, service_time
@@ -90,17 +90,30 @@ def split(group: Group, theory: Theory, a_priori: Predicted, speed: Speed | None
 
 
 def verdict(comparison: Comparison) -> Verdict:
-    """One cell in words, by the rules above."""
-    a_priori, observed, found = comparison.quantity.a_priori, comparison.quantity.observed, comparison.split
-    if a_priori is None:
+    """One cell against the prediction a priori, in words, by the rules above."""
+    return _verdict(comparison, comparison.quantity.a_priori, comparison.split)
+
+
+def verdict_at_speed(comparison: Comparison) -> Verdict:
+    """The same against the prediction with the law at the run's speed and residual: speed and scatter explain nothing there."""
+    predicted, found = comparison.quantity.predicted, comparison.split
+    if predicted is not None and found is not None:
+        left = tuple(part for part in found.parts if part.name not in ("speed", "scatter"))
+        found = dataclasses.replace(found, predicted=predicted.mean, parts=left)
+    return _verdict(comparison, predicted, found)
+
+
+def _verdict(comparison: Comparison, predicted: Estimate | None, found: Split | None) -> Verdict:
+    observed = comparison.quantity.observed
+    if predicted is None:
         unstable = comparison.load is not None and comparison.load >= 1
         return Verdict("no prediction", f"no steady state: load {comparison.load:.2f}" if unstable else "no prediction")
-    if comparison.too_short and (observed.covers(a_priori.mean) or found is None or cause_of(found) is None):
+    if comparison.too_short and (observed.covers(predicted.mean) or found is None or cause_of(found) is None):
         return Verdict("too short", f"too short: ± {_percent(observed.relative)}" if math.isfinite(observed.relative) else "too short")
-    if observed.covers(a_priori.mean) or (abs(a_priori.deviation) <= AGREE and not comparison.too_short):
+    if observed.covers(predicted.mean) or (abs(predicted.deviation) <= AGREE and not comparison.too_short):
         return Verdict("agree", "agree")
     if found is None:
-        return Verdict("differ", f"differ by {_percent(a_priori.deviation)}")
+        return Verdict("differ", f"differ by {_percent(predicted.deviation)}")
     cause = cause_of(found)
     return Verdict("sampling noise", "sampling noise") if cause is None else Verdict(cause.name, _in_words(cause, comparison))
 

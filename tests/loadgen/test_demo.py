@@ -1,0 +1,260 @@
+"""`kendall demo`: what it refuses before an engine starts, how it ends, what its table and its last sentence say."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from kendall import cli
+from loadgen.comparison import Comparison, Estimate, Part, Quantity, Split
+from loadgen.demo import LOADS, POLICIES, Plan, Progress
+from loadgen.demo_report import Cell, conclusion, print_report
+from loadgen.gateway_process import GatewayProcess, free_port
+from loadgen.job import Tally
+from loadgen.residual import verdict
+from queueing.speed import Speed
+from queueing.statistics import Interval
+from tests.loadgen.test_sweep_run import is_alive
+
+# arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--load", "7"], "got --load 7; expected a fraction of the largest stable rate, above 0 and below 1"),
+        (["--load", "0.3", "--load", "0"], "got --load 0; expected a fraction"),
+        (["--load", "nan"], "got --load nan; expected a fraction"),
+        (["--policy", "singel"], "did you mean 'single'?"),
+        (["--engine", "gpu"], "got --engine 'gpu'; expected one of auto, vllm, emulated"),
+        (["--result-dir", __file__], "which is a file; expected a folder"),
+        (["--seed", "-1"], "--seed"),
+    ],
+)
+def test_arguments_are_checked_before_an_engine_starts(
+    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(GatewayProcess, "__aenter__", lambda _: pytest.fail("an engine was started"))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["demo", *arguments])
+    shown = capsys.readouterr().err
+    assert ended.value.code == 2, shown
+    assert said in shown
+    assert shown.count("\n") == 1
+
+
+def test_two_policies_of_one_name_have_files_of_their_own() -> None:
+    plan = Plan(policies=("single", "fixed:batch_size=4", "fixed:batch_size=8,max_wait=1"))
+    names = {plan.name(load, policy) for load, policy in plan.cells}
+    assert len(names) == len(plan.cells)
+    assert {"0.3-single", "0.3-fixed-batch_size-4", "0.6-fixed-batch_size-8-max_wait-1"} <= names
+    assert Plan().name(0.3, "fixed:batch_size=4") == "0.3-fixed"
+
+
+# progress
+
+
+def test_progress_counts_the_cells_and_the_time_to_go_within_eighty_columns() -> None:
+    async def lines() -> list[str]:
+        progress = Progress(plan := Plan())
+        progress.phase("the engine starts", 35.0)
+        seen = [progress.line]
+        progress._tally = Tally(asked=12345, completed=12345)
+        for number in range(len(plan.cells)):
+            progress.cell(number)
+            seen.append(progress.line)
+        progress._tally = None
+        progress.over()
+        progress.phase("drawing the picture")
+        return [*seen, progress.line]
+
+    first, *cells, last = asyncio.run(lines())
+    assert first == "12 cells to go, 5 min: the engine starts"
+    assert cells[0] == "12 cells to go, 4 min: load 0.3 single 12345/12345"
+    assert cells[8] == "4 cells to go, 1 min: load 0.6 fixed:batch_size=4 12345/12345".replace(
+        "1 min", cells[8].split(", ")[1].split(":")[0]
+    )
+    assert cells[-1].startswith("1 cell to go, 19 s: load 0.6 continuous")
+    assert last == "drawing the picture"
+    assert max(len(f"{0:6.0f} s  {line}") for line in cells) <= 79
+
+
+# endings
+
+
+def descendants(pid: int) -> Iterator[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    for child in map(int, children.read_text().split() if children.exists() else ()):
+        yield child
+        yield from descendants(child)
+
+
+def demo(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    port = ("--port", str(free_port(0)), "--result-dir", str(folder))
+    command = [sys.executable, "-m", "kendall", "demo", "--engine", "emulated", "--policy", "dynamic", *port, *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"KENDALL_DEBUG": "1"})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks processes up in /proc")
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "when", ["the engine starts", pytest.param("calibrating", marks=pytest.mark.slow), pytest.param("load 0.3", marks=pytest.mark.slow)]
+)
+def test_a_signal_ends_it_in_one_line_and_leaves_no_process(tmp_path: Path, when: str, number: int) -> None:
+    with demo(tmp_path / "demo", "--load", "0.3") as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if when in line:
+                break
+        started = list(descendants(process.pid))
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert out == ""
+    said = [line for line in err.splitlines() if not re.match(r" *\d+ s  ", line)]
+    assert said == [f"kendall: interrupted; what was measured is in {tmp_path}/demo/"]
+    assert started
+    assert not [pid for pid in started if is_alive(pid)]
+
+
+@pytest.mark.slow
+def test_the_whole_demo_prints_its_report_serves_on_and_ends_well_with_sigterm(tmp_path: Path) -> None:
+    with demo(tmp_path, "--load", "0.5", "--scale", "0.2") as process:
+        assert process.stdout is not None
+        shown = []
+        for line in process.stdout:
+            shown.append(line.rstrip())
+            if "Ctrl-C ends it" in line:
+                break
+        started = list(descendants(process.pid))
+        process.send_signal(signal.SIGTERM)
+        err = process.communicate(timeout=60)[1]
+    assert process.returncode == 0, err
+    assert "Traceback" not in err
+    assert not [pid for pid in started if is_alive(pid)]
+    assert max(map(len, shown[: shown.index("")])) <= 80
+    assert re.search(r"^dynamic +0\.5 +\d+ ", "\n".join(shown), flags=re.MULTILINE)
+    assert re.search(r"^dynamic at 0\.5: (agrees|does not agree)", "\n".join(shown), flags=re.MULTILINE)
+    assert {path.name for path in tmp_path.iterdir()} >= {
+        "comparison.json",
+        "profile.json",
+        "load-0.5-dynamic.jsonl",
+        "observed-and-predicted.png",
+    }
+
+
+def test_a_gateway_that_does_not_start_is_a_failure_and_not_a_wrong_argument(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GatewayProcess, "module", "loadgen.nothing_of_that_name")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["demo", "--result-dir", str(tmp_path)])
+    assert ended.value.code == 1
+
+
+# report
+
+
+def cell(
+    policy: str = "single",
+    load: float = 0.3,
+    *,
+    observed: float = 0.100,
+    half_width: float = 0.008,
+    predicted: float | None = 0.100,
+    effective_n: float = 500.0,
+    parts: tuple[Part, ...] = (),
+) -> Cell:
+    """A cell whose prediction has the run's speed already: what speed and scatter explain is no difference in it."""
+    estimate = None if predicted is None else Estimate(predicted, observed / predicted - 1, half_width / predicted)
+    a_priori = None if predicted is None else Estimate(predicted / 2, 2 * observed / predicted - 1, 0.1)
+    interval = Interval(observed, half_width, 600, effective_n, 0.0)
+    quantity = Quantity(observed=interval, predicted=estimate, a_priori=a_priori)
+    split = (
+        None
+        if predicted is None
+        else Split(predicted=predicted / 2, observed=observed, parts=(Part("speed", predicted / 2, 0.001), *parts))
+    )
+    comparison = Comparison(
+        policy=policy,
+        epoch=1,
+        compared="sojourn_time" if policy.startswith("continuous") else "queueing_delay",
+        n=600,
+        arrival_rate=5.0,
+        asked_rate=5.0,
+        load=load,
+        batch_size=1.0,
+        speed=Speed(2.0, 0.0, 600),
+        calibrated=Speed(1.0, 0.0, 0),
+        queueing_delay=quantity,
+        sojourn_time=quantity,
+        split=split,
+    )
+    return Cell(policy, load, comparison, (1.0, 1.1))
+
+
+WIDE = {"half_width": 0.040}
+OFF = {"observed": 0.150, "half_width": 0.010}
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ([cell(), cell(load=0.6)], "2 of 2 cells agree."),
+        ([cell(observed=0.109)], "single at 0.3: agrees."),  # outside its interval, within 10 %
+        (
+            [cell(**WIDE), cell(load=0.6)],
+            "1 of 2 cells agree; too short to judge, with the prediction within the interval: single at 0.3 (± 40 %).",
+        ),
+        (
+            [cell(observed=0.2, half_width=0.06), cell(load=0.6, effective_n=42.0)],
+            "0 of 2 cells agree; too short to judge, with the prediction within the interval: single at 0.6 "
+            "(± 8 %, 42 independent samples); "
+            "too short to judge, with the prediction outside the interval: single at 0.3 (± 30 %).",
+        ),
+        (
+            [cell("dynamic", **OFF, parts=(Part("gateway", 0.045, 0.004),)), cell()],
+            "1 of 2 cells agree; dynamic at 0.3: 50 % above the prediction (gateway loses time: 30 % of the delay).",
+        ),
+        (
+            [cell(observed=0.050, half_width=0.004), cell()],
+            "1 of 2 cells agree; single at 0.3: 50 % below the prediction (no part of the difference is beyond chance).",
+        ),
+        ([cell(predicted=None)], "single at 0.3: does not agree; single at 0.3: no prediction."),
+        (
+            [cell(half_width=math.inf)],
+            "single at 0.3: does not agree; too short to judge, with the prediction within the interval: single at 0.3 (no interval).",
+        ),
+    ],
+)
+def test_the_last_sentence_counts_the_cells_and_gives_the_reason_of_every_other(cells: list[Cell], said: str) -> None:
+    assert conclusion(cells) == said
+
+
+def test_the_verdict_is_of_the_prediction_that_the_table_shows() -> None:
+    """The machine ran at half the calibrated speed: the prediction a priori is off, the one at the run's speed is not."""
+    assert cell().verdict.kind == "agree"
+    assert verdict(cell().comparison).kind == "speed"
+
+
+def test_the_report_fits_eighty_columns_and_cuts_nothing() -> None:
+    huge = {"observed": 123.4567, "half_width": 98.7654, "predicted": 65.4321}
+    cells = [cell(policy, load, **huge) for load in LOADS for policy in POLICIES]  # type: ignore[arg-type]
+    cells += [dataclasses.replace(cell(predicted=None), policy="continuous:max_batch_size=128,order=spjf,aging=0.02")]
+    console = Console(width=80, color_system=None)
+    with console.capture() as capture:
+        print_report(cells, console)
+    lines = capture.get().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in capture.get()
+    assert len([line for line in lines if "123456.7 ± 98765.4" in line]) == 12
+    assert lines[1].split() == ["policy", "load", "n", "(ms)", "(ms)", "deviation", "verdict"]
