@@ -106,7 +106,7 @@ class Progress(Status):
         load, policy = self._plan.cells[number]
         self._cells_left = len(self._plan.cells) - number
         self._cell_ends = asyncio.get_running_loop().time() + self._seconds(policy)
-        self.phase(f"load {load:g} {policy}")
+        self.phase(f"{policy} at {load:g}")
 
     def over(self) -> None:
         """No cell is left."""
@@ -183,12 +183,12 @@ class _Demo:
         for number, (load, policy) in enumerate(self._plan.cells):
             self._progress.cell(number)
             records, rate = await self._cell(policy, load, law)
-            self._progress.phase(f"load {load:g} {policy}: engine's speed")
+            self._progress.phase(f"{policy} at {load:g}: engine's speed")
             after = await self._speed()
-            self._progress.phase(f"load {load:g} {policy}: prediction")
+            self._progress.phase(f"{policy} at {load:g}: prediction")
             comparison = await asyncio.to_thread(self._compare, records, law, rate)
             cells.append(Cell(policy, load, comparison, (speed, after)))
-            self._progress.note(f"load {load:g} {policy}: {comparison.n} requests, {cells[-1].verdict.text}")
+            self._progress.note(f"{policy} at {load:g}: {comparison.n} requests, {cells[-1].verdict.text}")
             speed = after
         self._progress.over()
         return cells

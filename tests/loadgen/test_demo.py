@@ -81,11 +81,11 @@ def test_progress_counts_the_cells_and_the_time_to_go_within_eighty_columns() ->
 
     first, *cells, last = asyncio.run(lines())
     assert first == "12 cells to go, 5 min: the engine starts"
-    assert cells[0] == "12 cells to go, 4 min: load 0.3 single 12345/12345"
-    assert cells[8] == "4 cells to go, 1 min: load 0.6 fixed:batch_size=4 12345/12345".replace(
+    assert cells[0] == "12 cells to go, 4 min: single at 0.3 12345/12345"
+    assert cells[8] == "4 cells to go, 1 min: fixed:batch_size=4 at 0.6 12345/12345".replace(
         "1 min", cells[8].split(", ")[1].split(":")[0]
     )
-    assert cells[-1].startswith("1 cell to go, 19 s: load 0.6 continuous")
+    assert cells[-1].startswith("1 cell to go, 19 s: continuous:max_batch_size=4 at 0.6")
     assert last == "drawing the picture"
     assert max(len(f"{0:6.0f} s  {line}") for line in cells) <= 79
 
@@ -109,7 +109,7 @@ def demo(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 @pytest.mark.skipif(sys.platform != "linux", reason="looks processes up in /proc")
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "when", ["the engine starts", pytest.param("calibrating", marks=pytest.mark.slow), pytest.param("load 0.3", marks=pytest.mark.slow)]
+    "when", ["the engine starts", pytest.param("calibrating", marks=pytest.mark.slow), pytest.param("dynamic at 0.3", marks=pytest.mark.slow)]
 )
 def test_a_signal_ends_it_in_one_line_and_leaves_no_process(tmp_path: Path, when: str, number: int) -> None:
     with demo(tmp_path / "demo", "--load", "0.3") as process:
