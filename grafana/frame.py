@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from grafana_foundation_sdk.builders.dashboard import AnnotationQuery, Dashboard, DashboardLink, QueryVariable, Row
+from grafana_foundation_sdk.builders.dashboard import AnnotationQuery, Dashboard, DashboardLink, DatasourceVariable, QueryVariable, Row
 from grafana_foundation_sdk.models.dashboard import Dashboard as Model
 from grafana_foundation_sdk.models.dashboard import (
     DashboardCursorSync,
@@ -27,7 +27,7 @@ def dashboard(uid: str, title: str, says: str, sections: Sequence[Section]) -> M
     """The whole dashboard, panels numbered in their order."""
     frame = Dashboard(title).uid(uid).description(says).tags([TAG]).time("now-15m", "now").refresh("5s").timezone("browser")
     frame.tooltip(DashboardCursorSync.CROSSHAIR).editable().version(1)
-    frame.variables([_model(), _instance(), _policy()]).annotation(_epochs())
+    frame.variables([_datasource(), _model(), _instance(), _policy()]).annotation(_epochs())
     frame.link(DashboardLink("Kendall").type(DashboardLinkType.DASHBOARDS).tags([TAG]).keep_time(True).include_vars(True))
     for name, panels in sections:
         frame.with_row(Row(name))
@@ -37,6 +37,11 @@ def dashboard(uid: str, title: str, says: str, sections: Sequence[Section]) -> M
     for number, panel in enumerate(built.panels or [], start=1):
         panel.id_val = number
     return built
+
+
+def _datasource() -> DatasourceVariable:
+    """Which Prometheus: with nothing chosen, Grafana takes its default one."""
+    return DatasourceVariable("datasource").label("Data source").type("prometheus")
 
 
 def _model() -> QueryVariable:

@@ -26,7 +26,7 @@ from grafana_foundation_sdk.models.dashboard import (
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat, QueryEditorMode
 
-SOURCE = common.DataSourceRef(type_val="prometheus", uid="prometheus")  # the uid of grafana/provisioning
+SOURCE = common.DataSourceRef(type_val="prometheus", uid="${datasource}")  # the variable of grafana.frame: chosen above the dashboard
 SECONDS, PER_SECOND, FRACTION, COUNT, STATE = units.Seconds, units.RequestsPerSecond, units.PercentUnit, units.Short, units.NoUnit
 TOKENS_PER_SECOND, BYTES = "suffix: tok/s", units.BytesIEC
 Limits = Sequence[tuple[float, str]]
@@ -75,8 +75,14 @@ def number(
     width: int = 4,
     names: Mapping[str, tuple[str, str]] | None = None,
 ) -> stat.Panel:
-    """The value now, large, and its course behind it. Without a unit of its own (an info metric) its name is shown instead."""
-    panel = _filled(stat.Panel(), title, says, unit, [series], limits=limits, width=width, height=4)
+    """The value now, large, and its course behind it. Without a unit of its own (an info metric) its name is shown instead.
+
+    A state is asked for at the end of the time range alone: over the range, a policy that was switched off would still be shown
+    beside the one in force.
+    """
+    panel = _filled(stat.Panel(), title, says, unit, [] if unit == STATE else [series], limits=limits, width=width, height=4)
+    if unit == STATE:
+        panel.with_target(_query(series, _reference(0)).instant())
     panel.reduce_options(build.ReduceDataOptions().calcs(["lastNotNull"]))
     panel.graph_mode(common.BigValueGraphMode.AREA if unit != STATE else common.BigValueGraphMode.NONE)
     panel.text_mode(common.BigValueTextMode.AUTO if unit != STATE or names else common.BigValueTextMode.NAME)

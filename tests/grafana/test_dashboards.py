@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from grafana_foundation_sdk.models import units
 
 from grafana import generate
@@ -88,7 +87,6 @@ def test_a_fault_in_the_json_is_found(break_it: Callable[[dict[str, Any]], None]
 
 @each_dashboard
 def test_every_panel_has_a_unit_thresholds_a_sentence_and_a_place_of_its_own(path: Path) -> None:
-    uid = yaml.safe_load((ROOT / "grafana/provisioning/datasources/prometheus.yaml").read_text())["datasources"][0]["uid"]
     numbers = [panel["id"] for panel in read(path)["panels"]]
     assert len(set(numbers)) == len(numbers)
     cells = [cell for panel in read(path)["panels"] for cell in cells_of(panel["gridPos"])]
@@ -103,7 +101,6 @@ def test_every_panel_has_a_unit_thresholds_a_sentence_and_a_place_of_its_own(pat
         assert panel["description"].endswith("."), panel["title"]
         assert panel["targets"], panel["title"]
         for target in panel["targets"]:
-            assert target["datasource"]["uid"] == uid
             assert target["legendFormat"] or target["format"] == "table", panel["title"]
 
 
@@ -117,7 +114,8 @@ def cells_of(place: dict[str, int]) -> Iterator[tuple[int, int]]:
 @each_dashboard
 def test_the_variables_the_marks_and_the_links_are_there(path: Path) -> None:
     dashboard = read(path)
-    variables = dashboard["templating"]["list"]
+    source, *variables = dashboard["templating"]["list"]
+    assert (source["name"], source["type"], source["query"]) == ("datasource", "datasource", "prometheus")
     assert [variable["name"] for variable in variables] == ["model", "instance", "policy"]
     assert all(variable["definition"] == variable["query"]["query"] for variable in variables)
     (mark,) = dashboard["annotations"]["list"]
@@ -125,6 +123,35 @@ def test_the_variables_the_marks_and_the_links_are_there(path: Path) -> None:
     assert "{{policy}}" in mark["titleFormat"]
     (link,) = dashboard["links"]
     assert link["tags"] == dashboard["tags"] == ["kendall"]
+
+
+def under(tree: Any, key: str) -> Iterator[Any]:
+    """Every value under a key, however deep."""
+    children = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for name, child in children:
+        if name == key:
+            yield child
+        yield from under(child, key)
+
+
+@each_dashboard
+def test_every_query_goes_to_the_data_source_that_is_chosen_above_the_dashboard(path: Path) -> None:
+    """No uid of one Grafana: the dashboards are imported into others."""
+    dashboard = read(path)
+    sources = list(under(dashboard, "datasource"))
+    assert len(sources) >= len(list(under(dashboard, "expr"))) + 3
+    assert [source for source in sources if source != {"type": "prometheus", "uid": "${datasource}"}] == []
+
+
+def test_a_state_is_asked_for_at_the_end_of_the_time_range_alone() -> None:
+    """After a switch, a query over the range has the old policy and the new one, and the panel shows both."""
+    states = [
+        panel for path in FILES for panel in panels(path) if panel["type"] == "stat" and panel["fieldConfig"]["defaults"]["unit"] == "none"
+    ]
+    assert {"Policy", "Engine"} <= {panel["title"] for panel in states}
+    for target in (target for panel in states for target in panel["targets"]):
+        assert target["instant"] is True
+        assert not target.get("range")
 
 
 def test_what_stands_beside_a_unit_is_of_that_unit() -> None:
