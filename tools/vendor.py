@@ -1,7 +1,7 @@
-"""The files of others in the live page: compare them with their manifest, or bring them anew from their packages.
+"""The vendored npm packages of the live page and of its tests: compare the files with their manifests, or fetch them again.
 
-    python3 tools/vendor.py            the files are those that the manifest names, else exit status 1
-    python3 tools/vendor.py --fetch    `npm pack` each package, check its integrity, take the files out, check each
+    python3 tools/vendor.py            exit status 1 unless the files are those that the manifests name
+    python3 tools/vendor.py --fetch    `npm pack` each package, check its integrity, extract the files, check each
 
 Standard library only; `--fetch` needs npm.
 """
@@ -20,19 +20,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).resolve().parent.parent / "server/page/static/vendor"
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "server/page/static/vendor"
+FOLDERS = (FOLDER, ROOT / "tests/page/vendor")
 MANIFEST = "manifest.json"
 OURS = {MANIFEST, "README.md"}
 
 
 def main() -> int:
     """Exit status 1 where something is not as the manifest says."""
-    parser = argparse.ArgumentParser(description="The files of others in the live page.")
-    parser.add_argument("--fetch", action="store_true", help="bring them anew from their packages")
+    parser = argparse.ArgumentParser(description="The vendored npm packages of the live page and of its tests.")
+    parser.add_argument("--fetch", action="store_true", help="fetch the files again from their packages")
     if parser.parse_args().fetch:
-        for package in manifest():
-            fetch(package)
-    wrong = list(differences())
+        for folder in FOLDERS:
+            for package in manifest(folder):
+                fetch(package, folder)
+    wrong = [f"{folder.relative_to(ROOT)}/{line}" for folder in FOLDERS for line in differences(folder)]
     for line in wrong:
         print(f"vendor: {line}", file=sys.stderr)
     return 1 if wrong else 0

@@ -52,6 +52,7 @@ class Compared:
     observed: Estimate
     predicted: Estimate
     error: float
+    requests_missing: int | None = None  # about how many more a verdict needs; None where there is one or it cannot be told
     observed_quantiles: Mapping[str, Estimate] = field(default_factory=dict)
     assumptions: tuple[Assumption, ...] = ()
 
@@ -61,6 +62,7 @@ class Compared:
             "verdict": self.verdict,
             "reasons": list(self.reasons),
             "n": self.n,
+            "requests_missing": self.requests_missing,
             "observed": self.observed.to_dict() | {name: each.to_dict() for name, each in self.observed_quantiles.items()},
             "predicted": self.predicted.to_dict(),
             "error": self.error if math.isfinite(self.error) else None,
@@ -81,6 +83,7 @@ def compare(seen: Snapshot, predicted: Estimate, assumptions: Sequence[Assumptio
         observed=observed,
         predicted=predicted,
         error=observed.value / predicted.value - 1 if predicted.value else math.nan,
+        requests_missing=requests_missing(observed, predicted, values.size) if verdict == "not enough data" else None,
         observed_quantiles=observed_quantiles(values),
         assumptions=tuple(sorted(assumptions, key=lambda each: ORDER.index(each.name))),
     )
@@ -116,10 +119,28 @@ def _verdict(observed: Estimate, predicted: Estimate, n: int, holds: Mapping[str
         return "disagree" if fails and observed.known else "not enough data"
     apart = abs(observed.value - predicted.value)
     tolerance = max(AGREE * predicted.value, FLOOR)
-    half = math.hypot((observed.high - observed.low) / 2, (predicted.high - predicted.low) / 2)
+    half = _half(observed, predicted)
     if apart > tolerance and (fails or apart > BEYOND * half):
         return "disagree"
     return "agree" if apart <= max(tolerance, half) and half <= max(TOO_WIDE * predicted.value, FLOOR) else "not enough data"
+
+
+def requests_missing(observed: Estimate, predicted: Estimate, n: int) -> int | None:
+    """About how many more requests a verdict needs, if both means stay where they are and h shrinks as 1 / sqrt(n)."""
+    if n < ENOUGH:
+        return ENOUGH - n
+    if not predicted.known or not observed.known:
+        return None
+    half = _half(observed, predicted)
+    widths = [half / max(TOO_WIDE * predicted.value, FLOOR)]
+    apart = abs(observed.value - predicted.value)
+    if apart > max(AGREE * predicted.value, FLOOR, half):
+        widths.append(BEYOND * half / apart)
+    return max(1, math.ceil(n * (max(widths) ** 2 - 1)))
+
+
+def _half(observed: Estimate, predicted: Estimate) -> float:
+    return math.hypot((observed.high - observed.low) / 2, (predicted.high - predicted.low) / 2)
 
 
 def _reasons(assumptions: Sequence[Assumption]) -> tuple[str, ...]:

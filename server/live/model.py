@@ -51,6 +51,7 @@ class LiveModel:
         now = gateway.now()
         self._feed = Feed()
         self._feed.begin_epoch(0, now)
+        self._started_at = now
         self._recent: deque[float] = deque()  # arrivals of the last minute, for the gauge
         self._busy = BusyTime(max(SHOWN, 2 * gateway.settings.prediction_interval))  # the self-checks look that far back
         self._self_checks = SelfChecks(now, self._busy)
@@ -109,7 +110,6 @@ class LiveModel:
     def begin_epoch(self, epoch: int) -> None:
         """A policy, limit, patience or law changed: nothing is averaged across."""
         self._feed.begin_epoch(epoch, self._gateway.now())
-        self._recent.clear()
         self._waiting_before = self._gateway.batcher.queue_length
         self.prediction = self.what_if = self.what_if_at = self.ahead = None
         self._what_if_due = self._gateway.now()  # as soon as there is something to look at
@@ -123,17 +123,17 @@ class LiveModel:
         return self._pilot.shown()
 
     def arrival_rate(self) -> float:
-        """Arrivals per second over the last minute of the epoch."""
+        """Arrivals per second over the last minute, whatever the epoch: a change of the policy does not change what arrives."""
         now = self._gateway.now()
-        start = max(self._feed.epoch_at, now - SHOWN)
+        start = max(self._started_at, now - SHOWN)
         while self._recent and self._recent[0] < start:
             self._recent.popleft()
         return len(self._recent) / max(1e-9, now - start)
 
     def utilisation(self) -> float:
-        """Fraction of the last minute in which a server was busy, averaged over servers."""
+        """Fraction of the last minute in which a server was busy, averaged over servers; epochs do not cut it."""
         now = self._gateway.now()
-        start = max(self._feed.epoch_at, now - SHOWN)
+        start = max(self._started_at, now - SHOWN)
         return self._busy.fraction(start, now, self._gateway.batcher.capabilities.servers)
 
     def why_nothing(self) -> str:

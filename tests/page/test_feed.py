@@ -172,6 +172,27 @@ def test_what_is_in_service_is_shown_up_to_a_bound() -> None:
     run_virtual(main())
 
 
+def test_a_switch_of_the_policy_leaves_no_mark_on_the_arrival_rate_and_the_utilisation() -> None:
+    async def main() -> list[tuple[float, float]]:
+        shown = []
+        async with running("continuous:max_batch_size=4") as (app, gateway):
+            for second in range(100):
+                if second == 80:
+                    gateway.begin_epoch()
+                answer = asyncio.create_task(call(app, "POST", "/v1/completions", completion(max_tokens=500)))
+                await asyncio.sleep(0.01)
+                numbers = dict(zip(COLUMNS, row(gateway, float(second)), strict=True))
+                shown.append((numbers["arrival_rate"] or 0.0, numbers["utilisation"] or 0.0))
+                await answer
+                await asyncio.sleep(1.0 - (gateway.now() % 1.0))
+        return shown
+
+    shown = run_virtual(main())
+    rates, busy = zip(*shown[70:], strict=True)
+    assert rates == pytest.approx([1.0] * len(rates), rel=0.03), "one a second, before the switch and after it"
+    assert max(busy) - min(busy) < 0.02
+
+
 def test_a_padded_member_that_met_its_end_is_shown_as_done() -> None:
     async def main() -> None:
         async with running("capped:max_batch_size=2") as (app, gateway):

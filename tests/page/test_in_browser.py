@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,66 +12,14 @@ import httpx
 import pytest
 
 from loadgen.gateway_process import GatewayProcess
-from tests.page.browser import Browser, Page, chromium
-from tests.page.site import CAPPED, loaded, serving
+from tests.page.browser import Page
+from tests.page.site import CAPPED, DRAWN, READY, Site, serving
 
-READY = "document.body.dataset.ready === 'true' && document.body.dataset.link === 'live'"
-DRAWN = "document.querySelectorAll('.plot[data-drawn=true]').length"
 MARKED = "document.querySelectorAll('.plot[data-marks=\"1\"]').length"
 TIMES = 4  # charts over time
 MOST_BYTES = 200_000
 SECONDS_TO_DRAW = 2.0
 PATIENCE = 60.0  # with the predicting process, which is niced and answers one question at a time
-
-
-@dataclass
-class Site:
-    """A browser and a gateway that has served for a while."""
-
-    browser: Browser
-    gateway: GatewayProcess
-    runner: asyncio.Runner
-
-    def run(self, work: Callable[[Page], Awaitable[None]], *, width: int = 1280, path: str = "/") -> None:
-        async def main() -> None:
-            async with self.browser.page(width) as page:
-                await page.open(self.gateway.url + path)
-                await page.until(READY)
-                await work(page)
-
-        self.runner.run(main())
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with asyncio.Runner() as runner:
-        context = chromium()
-        browser = runner.run(context.__aenter__())
-        place = serving(tmp_path_factory.mktemp("page"))
-        try:
-            gateway = runner.run(place.__aenter__())
-            try:
-                runner.run(served_for_a_while(gateway))
-                yield Site(browser, gateway, runner)
-            finally:
-                runner.run(place.__aexit__(None, None, None))
-        finally:
-            runner.run(context.__aexit__(None, None, None))
-
-
-async def served_for_a_while(gateway: GatewayProcess) -> None:
-    """Until there is a prediction; then nothing moves any more."""
-    async with loaded(gateway, 20.0, 60.0):
-        for _ in range(200):
-            await asyncio.sleep(0.3)
-            if (await gateway.ask("GET", "/admin/prediction"))["prediction"] is not None:
-                break
-        await asyncio.sleep(1.0)
-    for _ in range(200):
-        await asyncio.sleep(0.1)
-        if not (await gateway.ask("GET", "/admin/state"))["unanswered"]:
-            return
-    raise AssertionError("the gateway does not become idle")
 
 
 def test_it_loads_without_a_complaint_or_a_request_to_elsewhere_in_less_than_200_kB_and_draws_within_2_s(site: Site) -> None:

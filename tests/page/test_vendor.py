@@ -5,15 +5,23 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
+from server.page.assets import load_assets
 from tools import vendor
 
 
-def test_every_file_has_the_sum_of_the_manifest_and_a_licence() -> None:
-    assert list(vendor.differences()) == []
-    for package in vendor.manifest():
+@pytest.mark.parametrize("folder", vendor.FOLDERS, ids=lambda folder: folder.parent.name)
+def test_every_file_has_the_sum_of_the_manifest_and_a_licence(folder: Path) -> None:
+    assert list(vendor.differences(folder)) == []
+    for package in vendor.manifest(folder):
         licence = next(name for name in package["files"] if name.startswith("LICENSE"))
-        assert (vendor.FOLDER / licence).read_text(encoding="utf-8").strip()
+        assert (folder / licence).read_text(encoding="utf-8").strip()
         assert package["version"]
+
+
+def test_the_accessibility_rules_are_not_part_of_the_page() -> None:
+    assert not [name for name in load_assets().files if "axe" in name]
 
 
 def test_a_changed_a_missing_and_a_foreign_file_are_found(tmp_path: Path) -> None:

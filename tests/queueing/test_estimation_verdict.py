@@ -19,7 +19,7 @@ from queueing.estimation.client_assumptions import open_loop
 from queueing.estimation.estimates import estimate
 from queueing.estimation.interval import UNKNOWN, Estimate
 from queueing.estimation.speed_curve import SpeedCurve, speed_curve
-from queueing.estimation.verdict import compare
+from queueing.estimation.verdict import ENOUGH, compare, requests_missing
 from queueing.estimation.window import COLUMN, Snapshot
 from queueing.latency import LatencyModel
 from queueing.model import Model
@@ -108,6 +108,26 @@ def test_a_hundred_requests_are_not_enough() -> None:
     for seed in range(3):
         found = judge(serve(poisson(0.6 * capacity(), 100, seed), Engine(most=8), seed))
         assert (found.compared.verdict, found.compared.reasons) == ("not enough data", ())
+
+
+def test_too_early_says_how_many_more_requests_a_verdict_needs() -> None:
+    assert requests_missing(UNKNOWN, UNKNOWN, ENOUGH - 30) == 30
+    assert requests_missing(UNKNOWN, Estimate(1.0, 0.9, 1.1, 300), 300) is None
+    wide = Estimate(1.0, 0.5, 1.5, 300)  # half widths of 0.5 and 0, 0.25 is asked for: a quarter of the width, four times the requests
+    assert requests_missing(wide, Estimate(1.0, 1.0, 1.0, 300), 300) == 900
+    apart = Estimate(1.24, 1.04, 1.44, 300)  # 1.2 half widths apart: 1.5 decide, so 1.25 squared
+    assert requests_missing(apart, Estimate(1.0, 1.0, 1.0, 300), 300) == pytest.approx(300 * 0.5625, abs=1)
+
+
+def test_the_verdict_is_there_once_the_missing_requests_have_come() -> None:
+    records = clean(7, 0.8)
+    early = judge(records[:250])
+    assert early.compared.verdict == "not enough data"
+    missing = early.compared.to_dict()["requests_missing"]
+    assert missing
+    assert missing > 100
+    late = judge(records[: 250 + missing])
+    assert (late.compared.verdict, late.compared.requests_missing) == ("agree", None)
 
 
 def test_a_change_of_rate_is_no_burstiness() -> None:
