@@ -1,4 +1,4 @@
-"""One browser and one gateway for the tests of the page."""
+"""A browser and a gateway for the tests of the page, new ones for each module: their tests change what it has seen."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.page.browser import chromium
 from tests.page.site import Site, served_for_a_while, serving
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with asyncio.Runner() as runner:
         context = chromium()

@@ -16,6 +16,7 @@ from tests.page.browser import Page
 from tests.page.site import CAPPED, DRAWN, READY, Site, serving
 
 MARKED = "document.querySelectorAll('.plot[data-marks=\"1\"]').length"
+BOX = "document.querySelector('%s').getBoundingClientRect()"
 TIMES = 4  # charts over time
 MOST_BYTES = 200_000
 SECONDS_TO_DRAW = 2.0
@@ -118,7 +119,7 @@ def test_it_can_be_used_by_keyboard_and_read_aloud(site: Site) -> None:
         for _ in range(5):
             await page.press("Tab")
             reached.append(await page.ask("document.activeElement.id || document.activeElement.className || document.activeElement.name"))
-        assert reached[:2] == ["skip", "theme"]
+        assert reached[:3] == ["skip", "to-controls", "theme"]
         assert "range" in reached
         assert await page.ask("getComputedStyle(document.activeElement).outlineStyle") != "none"
 
@@ -210,13 +211,55 @@ def test_what_the_gateway_refuses_is_said_and_changes_nothing(site: Site) -> Non
     site.run(look)
 
 
+def test_a_batch_size_that_the_engine_cannot_hold_is_refused_by_the_page(site: Site) -> None:
+    async def look(page: Page) -> None:
+        await page.until("!document.querySelector('#apply').disabled")
+        before = await site.gateway.ask("GET", "/admin/policy")
+        for size, says in (
+            ("99999", "got a batch size of 99999; this engine holds at most 16 requests at once"),
+            ("2.5", "got a batch size of 2.5"),
+        ):
+            await page.type("#policy-name", "capped")
+            await page.type("#size", size)
+            await page.click("#apply")
+            await page.until("document.querySelector('#outcome').classList.contains('bad')")
+            assert says in await page.text("#outcome")
+            assert await page.ask("document.activeElement.id + document.activeElement.getAttribute('aria-invalid')") == "sizetrue"
+        await page.type("#size", "")
+        await page.click("#apply")
+        await page.until("document.querySelector('#outcome').textContent.includes('is missing')")
+        assert await site.gateway.ask("GET", "/admin/policy") == before
+        assert [url for url in page.urls if "/admin/" in url] == [], "the gateway was not asked"
+
+    site.run(look)
+
+
+def test_the_controls_are_one_press_away(site: Site) -> None:
+    async def look(page: Page) -> None:
+        await page.until("!document.querySelector('#to-controls').disabled")
+        assert "capped up to 8 · no token limit" in await page.text(".bar")
+        await page.click("#to-controls")
+        await page.until(f"{BOX % '#controls'}.top < innerHeight / 2")
+        assert await page.ask("document.activeElement.id") == "policy-name"
+        await page.until(f"{BOX % '.bar'}.bottom <= {BOX % '#controls'}.top", 5)  # the bar covers nothing of it
+
+    site.run(look, width=390)
+
+
 def test_the_autopilot_is_steered_from_the_page(site: Site) -> None:
     async def look(page: Page) -> None:
         await page.until("document.querySelector('#autopilot input:checked')?.value === 'off'")
         await page.click("#autopilot input[value=advise]")
+        await page.until("!document.querySelector('#steer').hidden")
+        await asyncio.sleep(1.5)
+        assert (await site.gateway.ask("GET", "/admin/state"))["autopilot"]["mode"] == "off", "not before the button"
+        assert await page.ask("document.querySelector('#autopilot input:checked').value") == "advise", "the choice stays"
+        await page.click("#steer")
         await page.until("document.querySelector('#outcome').textContent === 'Autopilot: advise.'", PATIENCE)
         assert (await site.gateway.ask("GET", "/admin/state"))["autopilot"]["mode"] == "advise"
+        assert await page.ask("document.querySelector('#steer').hidden")
         await page.click("#autopilot input[value=off]")
+        await page.click("#steer")
         await page.until("document.querySelector('#outcome').textContent === 'Autopilot: off.'", PATIENCE)
 
     site.run(look)

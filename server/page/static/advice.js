@@ -11,10 +11,10 @@ export function setUpAdvice() {
   byId("advice").append(said, button);
   button.addEventListener("click", async () => {
     button.disabled = true;
-    fill(said, h("p", { class: "note" }, "The gateway predicts; a few seconds."));
+    fill(said, h("p", { class: "note" }, "Computing; this takes a few seconds."));
     try {
       const found = await call("GET", "admin/advice");
-      fill(said, found.advice.length ? h("ul", { class: "advice" }, ...found.advice.map(item)) : h("p", { class: "note" }, `No advice: ${found.reason ?? "nothing to go by"}.`));
+      fill(said, found.advice.length ? h("ul", { class: "advice" }, ...found.advice.map(item)) : h("p", { class: "note" }, `No advice: ${found.reason ?? "no requests to go by yet"}.`));
     } catch (error) {
       fill(said, h("p", { class: "note alarm" }, `No advice: ${error.message}.`));
     }

@@ -7,7 +7,7 @@ import { Controls } from "./controls.js";
 import { Delays } from "./delays.js";
 import { Distribution } from "./distribution.js";
 import { byId, say } from "./dom.js";
-import { clock } from "./format.js";
+import { clock, unitOfComparison } from "./format.js";
 import { History } from "./history.js";
 import { updateLights } from "./lights.js";
 import { updateNow } from "./now.js";
@@ -18,7 +18,7 @@ import { updateWhatIf } from "./whatif.js";
 import { parsePolicy, policyDetail, tokenLimit } from "./words.js";
 
 const LINKS = { connecting: "Connecting", live: "Live", lost: "Reconnecting" };
-const state = { link: "connecting", refused: null, history: new History(), columns: [], marks: [], seconds: 300, restarts: [], past: [] };
+const state = { link: "connecting", refused: null, history: new History(), columns: [], marks: [], unit: "ms", seconds: 300, restarts: [], past: [] };
 
 await document.fonts.load("12px Inter").catch(() => null);
 const charts = [new Delays(), new Distribution(), new Small(), new Batch()];
@@ -38,8 +38,9 @@ function draw() {
     due = null;
     document.body.dataset.link = state.link;
     say(byId("link"), LINKS[state.link]);
-    say(byId("about"), about(state.gateway));
+    say(byId("bar-policy"), inForce(state.gateway?.in_force));
     say(byId("as-of"), state.live ? `As of ${state.live}` : "");
+    if (state.look?.prediction) state.unit = unitOfComparison(state.look.prediction.comparison);
     updateVerdict(state, { calibrate: () => controls.calibrate(), key: () => state.unlock?.() });
     updateNow(state);
     state.marks = marks();
@@ -51,12 +52,7 @@ function draw() {
   }, 0);
 }
 
-function about(gateway) {
-  if (!gateway) return "";
-  const engine = gateway.engine ? `${gateway.engine} engine` : "";
-  const several = gateway.servers > 1 ? `${gateway.servers} servers` : "";
-  return [gateway.model, engine, several].filter(Boolean).join(" · ");
-}
+const inForce = (policy) => (policy ? `${[parsePolicy(policy.policy).name, policyDetail(policy.policy)].filter(Boolean).join(" ")} · ${tokenLimit(policy.max_output_tokens)}` : "");
 
 /** Switches of the gateway's life and of those before it that this page saw, and its restarts. */
 function marks() {

@@ -62,6 +62,6 @@ function paintRow(row, member, scale) {
 function note(servers, slots, gateway) {
   if (!gateway?.in_force) return "Output tokens of each request in service.";
   const size = servers.reduce((sum, server) => sum + server.size, 0);
-  const kind = gateway.in_force.padded ? "padded batch: all leave together" : "each leaves when it is done";
-  return `${whole(size)} of ${whole(slots * Math.max(1, servers.length))} places taken, output tokens so far; ${kind}.`;
+  const kind = gateway.in_force.padded ? "padded batch, all leave together" : "each leaves when it is done";
+  return `${whole(size)} of ${whole(slots * Math.max(1, servers.length))} slots in use; the bars show output tokens so far; ${kind}.`;
 }

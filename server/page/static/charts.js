@@ -13,10 +13,12 @@ addEventListener("themechange", () => charts.forEach((chart) => chart.repaint())
 
 /** `series`: {column, label, side: "observed"|"predicted", dash?, low?, high?, step?}; `format(value)` gives text with its unit. */
 export class TimeChart {
-  constructor(host, { series, format, tick = format, labelled = false, most = null }) {
+  constructor(host, { name, series, format, tick = format, labelled = false, most = null }) {
+    this.name = name;
     this.series = series;
     this.format = format;
-    this.tick = tick; // (value, the largest on the axis)
+    this.tick = tick;
+    this.unit = "ms"; // of durations: both take (value, unit)
     this.labelled = labelled;
     this.most = most;
     this.marks = [];
@@ -28,9 +30,10 @@ export class TimeChart {
     this.values = series.map(() => h("b", {}, "–"));
     this.when = h("time");
     const keys = series.map((each, index) => key(each, this.values[index]));
-    this.place = h("div", { class: "plot", role: "img", "aria-label": "Chart over time, still empty" });
+    this.place = h("div", { class: "plot", role: "img", "aria-label": `${name}: no data yet` });
     this.nothing = h("p", { class: "nothing" });
-    this.rows = h("div");
+    this.rows = h("div", { class: "scroll", tabIndex: 0, role: "region" });
+    this.rows.setAttribute("aria-label", `${name} as a table`);
     this.table = h("details", { class: "alternative" }, h("summary", {}, "As a table"), this.rows);
     this.table.addEventListener("toggle", () => this.tabulate());
     host.append(h("div", { class: "legend" }, ...keys, this.when), this.place, this.nothing, this.table);
@@ -64,7 +67,7 @@ export class TimeChart {
 
   yAxis() {
     const grid = { show: true, stroke: () => colour("--rule"), width: 1 };
-    const values = (_, at) => at.map((each) => (this.known ? this.tick(each, at.at(-1)) : ""));
+    const values = (_, at) => at.map((each) => (this.known ? this.tick(each, this.unit) : ""));
     return this.axis({ values, size: 62, space: 44, grid, ticks: { show: false }, border: { show: false } });
   }
 
@@ -94,10 +97,10 @@ export class TimeChart {
   }
 
   /** Draws anew; `empty` is said where there is nothing to draw. */
-  update(history, seconds, marks, empty = "") {
+  update({ history, seconds, marks, unit }, empty = "") {
     const { end, data } = history.series(this.columns, seconds);
     const start = Math.min(end - 60, Math.max(end - seconds, data[0][0] ?? end)); // a young history fills the width
-    Object.assign(this, { seconds, end, start, marks });
+    Object.assign(this, { seconds, end, start, marks, unit });
     const known = (this.known = this.series.some((each) => data[1 + this.columns.indexOf(each.column)].some((value) => value !== null && value !== undefined)));
     this.plot.setData(data);
     say(this.nothing, known ? "" : empty);
@@ -118,12 +121,12 @@ export class TimeChart {
     let index = 1;
     this.series.forEach((each, number) => {
       const value = data[index][at];
-      say(this.values[number], value === null || value === undefined ? "–" : this.format(value));
+      say(this.values[number], value === null || value === undefined ? "–" : this.format(value, this.unit));
       index += each.low ? 3 : 1;
     });
     say(this.when, this.plot.cursor.idx === null || this.plot.cursor.idx === undefined ? "" : clock(data[0][at]));
     const said = this.series.map((each, number) => `${each.label} ${this.values[number].textContent}`);
-    this.place.setAttribute("aria-label", `Chart over time. Now: ${said.join(", ")}. The same as a table below.`);
+    this.place.setAttribute("aria-label", `${this.name} over time. Now: ${said.join(", ")}. The table below has the same numbers.`);
   }
 
   drawMarks(plot) {
@@ -159,7 +162,7 @@ export class TimeChart {
     const rows = [];
     for (let row = at.length - 1; row >= 0; row -= every) {
       const cells = this.columns.map((_, column) => this.plot.data[column + 1][row]);
-      rows.push(h("tr", {}, h("th", { scope: "row" }, clock(at[row])), ...cells.map((value) => h("td", { class: "n" }, value === null || value === undefined ? "–" : this.format(value)))));
+      rows.push(h("tr", {}, h("th", { scope: "row" }, clock(at[row])), ...cells.map((value) => h("td", { class: "n" }, value === null || value === undefined ? "–" : this.format(value, this.unit)))));
     }
     const names = this.series.flatMap((each) => [each.label, ...(each.low ? [`${each.label}, low`, `${each.label}, high`] : [])]);
     const head = h("tr", {}, h("th", { scope: "col" }, "Time"), ...names.map((name) => h("th", { scope: "col", class: "n" }, name)));

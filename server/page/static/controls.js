@@ -1,7 +1,7 @@
-// The operator's hands: policy, caps, token limit, patience, autopilot. What is in force fills the form until somebody edits it.
+// The operator's controls: policy, caps, token limit, patience, autopilot. The setting in force fills the form until it is edited.
 
 import { call } from "./admin.js";
-import { byId, fill, h, say } from "./dom.js";
+import { byId, fill, h, prose, say } from "./dom.js";
 import { percent } from "./format.js";
 import { parsePolicy, policyText, tokenLimit } from "./words.js";
 
@@ -12,6 +12,7 @@ export class Controls {
   constructor() {
     this.edited = false;
     this.current = null;
+    this.chosen = null; // the autopilot's mode that is not in force yet
     byId("policy-name").append(...NAMES.map((name) => h("option", { value: name }, name)));
     byId("setting").addEventListener("input", () => this.edit());
     byId("setting").addEventListener("submit", (event) => {
@@ -19,17 +20,20 @@ export class Controls {
       this.apply();
     });
     byId("reset").addEventListener("click", () => this.show(this.current));
-    for (const choice of document.getElementsByName("autopilot")) choice.addEventListener("change", () => this.steer(choice.value));
+    for (const choice of document.getElementsByName("autopilot")) choice.addEventListener("change", () => this.choose(choice.value));
+    byId("steer").addEventListener("click", () => this.steer());
+    byId("to-controls").addEventListener("click", () => this.reveal(byId("policy-name")));
   }
 
   update(state) {
     this.state = state;
     const { gateway, autopilot } = state;
     const policy = gateway?.in_force ?? null;
-    for (const control of document.querySelectorAll("#setting input, #setting select, #apply, #autopilot input")) control.disabled = !policy || this.busy;
+    for (const control of document.querySelectorAll("#setting input, #setting select, #apply, #autopilot input, #to-controls")) control.disabled = !policy || this.busy;
     if (policy && JSON.stringify(policy) !== JSON.stringify(this.current)) {
       this.current = policy;
       if (!this.edited) this.show(policy);
+      byId("size").max = state.gateway.max_num_seqs;
     }
     if (autopilot) this.showAutopilot(autopilot);
   }
@@ -50,9 +54,13 @@ export class Controls {
   /** A row of the what-if table, for the operator to look at and put in force. */
   use(setting) {
     this.show({ policy: setting.policy, max_output_tokens: setting.max_output_tokens });
-    byId("controls").scrollIntoView({ behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth", block: "center" });
-    byId("apply").focus({ preventScroll: true });
+    this.reveal(byId("apply"));
     this.report(`${setting.policy}, ${tokenLimit(setting.max_output_tokens)}: not in force yet.`);
+  }
+
+  reveal(control) {
+    byId("controls").scrollIntoView({ behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth", block: "start" });
+    control.focus({ preventScroll: true });
   }
 
   edit() {
@@ -82,6 +90,13 @@ export class Controls {
   }
 
   async apply() {
+    const fault = this.fault();
+    for (const input of document.querySelectorAll("#setting input")) input.setAttribute("aria-invalid", String(fault?.input === input));
+    if (fault) {
+      fault.input.focus();
+      this.report(`Not changed: ${fault.says}`, true);
+      return;
+    }
     await this.attempt(async () => {
       const found = await call("PUT", "admin/policy", this.wanted());
       this.edited = false;
@@ -91,17 +106,44 @@ export class Controls {
     });
   }
 
-  async steer(mode) {
+  /** The first field that the gateway would refuse, or that asks for more than the engine holds. */
+  fault() {
+    const most = this.state.gateway.max_num_seqs;
+    const size = byId("size");
+    for (const input of document.querySelectorAll("#setting input")) {
+      if (input.closest("[hidden]")) continue;
+      const name = input.closest("label").firstChild.textContent.trim().toLowerCase();
+      const { badInput, valueMissing, stepMismatch, rangeUnderflow } = input.validity;
+      if (badInput) return { input, says: `the ${name} is not a number` };
+      if (valueMissing) return { input, says: `the ${name} is missing; expected 1 to ${most}` };
+      const expected = input.step === "any" ? "a number of seconds above 0" : "a whole number, 1 or more";
+      if (stepMismatch || rangeUnderflow) return { input, says: `got a ${name} of ${input.value}; expected ${expected}` };
+    }
+    const asked = Number(size.value);
+    if (!size.closest("[hidden]") && asked > most) return { input: size, says: `got a batch size of ${asked}; this engine holds at most ${most} requests at once (--max-num-seqs)` };
+    return null;
+  }
+
+  /** A chosen mode waits for the button, as a chosen policy does. */
+  choose(mode) {
+    this.chosen = mode;
+    this.showSteering();
+  }
+
+  async steer() {
+    const mode = this.chosen;
     await this.attempt(async () => {
       this.state.autopilot = await call("PUT", "admin/autopilot", { mode });
       this.report(`Autopilot: ${mode}.`);
     });
+    this.chosen = null;
+    this.update(this.state);
   }
 
   async calibrate() {
     await this.attempt(async () => {
       await call("POST", "admin/calibrate", {});
-      this.report("The engine’s law is measured.");
+      this.report("The engine’s latency law is measured.");
     });
   }
 
@@ -112,7 +154,6 @@ export class Controls {
       await work();
     } catch (error) {
       this.report(`Not changed: ${error.message}`, true);
-      this.mode = null; // the radio falls back to what is in force
     }
     this.busy = false;
     if (this.state) this.update(this.state);
@@ -120,15 +161,20 @@ export class Controls {
 
   report(text, bad = false) {
     byId("outcome").classList.toggle("bad", bad);
-    say(byId("outcome"), text);
+    fill(byId("outcome"), ...prose(text));
   }
 
-  showAutopilot({ mode, bounds, decisions }) {
-    if (mode !== this.mode && !this.busy) {
-      this.mode = mode;
-      for (const choice of document.getElementsByName("autopilot")) choice.checked = choice.value === mode;
-    }
-    say(byId("bounds"), `May choose ${bounds.policies.join(", ")}; may clip ${percent(bounds.max_clipped_fraction)} of the answers at most.`);
+  showAutopilot({ bounds, decisions }) {
+    this.showSteering();
+    say(byId("bounds"), `“Act” lets it change the setting by itself, among ${bounds.policies.join(", ")}, and cut at most ${percent(bounds.max_clipped_fraction)} of the answers.`);
     fill(byId("decisions"), ...[...decisions].reverse().slice(0, 4).map((each) => h("li", {}, h("b", {}, each.kind), each.says.slice(each.kind.length))));
+  }
+
+  showSteering() {
+    const { mode } = this.state.autopilot;
+    if (this.chosen === mode) this.chosen = null;
+    for (const choice of document.getElementsByName("autopilot")) choice.checked = choice.value === (this.chosen ?? mode);
+    byId("steer").hidden = !this.chosen;
+    byId("steer").disabled = this.busy;
   }
 }

@@ -19,7 +19,7 @@ export class Delays {
     say(byId("delays-title"), TITLES[compared]);
     const window = state.gateway?.prediction_window;
     say(byId("delays-note"), window ? `Mean over the last ${span(window)} at most, with its 95\u202f% interval.` : "Mean over the window, with its 95\u202f% interval.");
-    this.charts[compared].update(state.history, state.seconds, state.marks, "Nothing to compare in this time yet");
+    this.charts[compared].update(state, "Nothing to compare in this time yet");
   }
 
   show(compared) {
@@ -31,7 +31,7 @@ export class Delays {
     const place = document.createElement("div");
     place.dataset.compared = compared;
     host.append(place);
-    this.charts[compared] = new TimeChart(place, { series: [side("observed", name), side("predicted", name)], format: (value) => duration(value), tick: tickDuration, labelled: true });
+    this.charts[compared] = new TimeChart(place, { name: TITLES[compared], series: [side("observed", name), side("predicted", name)], format: duration, tick: tickDuration, labelled: true });
   }
 }
 

@@ -2,7 +2,7 @@
 
 import { FONT, colour } from "./charts.js";
 import { byId, fill, h, say } from "./dom.js";
-import { NONE, duration, interval, percent, tickDuration, unitOf, whole } from "./format.js";
+import { NONE, duration, interval, percent, tickDuration, whole } from "./format.js";
 import { QUANTITY } from "./words.js";
 
 /* global uPlot */
@@ -17,6 +17,7 @@ export class Distribution {
     this.nothing = h("p", { class: "nothing" });
     host.append(h("div", { class: "legend" }, key("observed", "Observed"), key("predicted", "Predicted")), this.place, this.nothing);
     this.found = null;
+    this.unit = "ms";
     this.plot = new uPlot(this.options(), [[], [], []], this.place);
     new ResizeObserver(() => this.plot.setSize(this.size())).observe(this.place);
     addEventListener("themechange", () => this.plot.redraw(false, true));
@@ -37,7 +38,7 @@ export class Distribution {
       cursor: { show: false },
       scales: { x: { time: false, range: () => [0, right()] }, y: { range: () => [0, this.top()] } },
       axes: [
-        { ...axis, size: 26, space: 70, grid: { show: false }, ticks: { ...line("--rule"), size: 4 }, border: { show: true, ...line("--rule") }, values: (_, at) => at.map((each) => (this.found ? tickDuration(each, right()) : "")) },
+        { ...axis, size: 26, space: 70, grid: { show: false }, ticks: { ...line("--rule"), size: 4 }, border: { show: true, ...line("--rule") }, values: (_, at) => at.map((each) => (this.found ? tickDuration(each, this.unit) : "")) },
         { ...axis, size: 46, space: 40, grid: line("--rule"), ticks: { show: false }, values: (_, at) => at.map((each) => !this.found ? "" : percent(each, this.top() < 0.04 ? 1 : 0)) },
       ],
       series: [
@@ -76,15 +77,15 @@ export class Distribution {
     ctx.restore();
   }
 
-  update({ distribution, look }) {
+  update({ distribution, look, unit }) {
     const prediction = look?.prediction ?? null;
-    if (distribution !== this.found) this.draw(distribution);
+    if (distribution !== this.found || unit !== this.unit) this.draw(distribution, unit);
     this.describe(prediction);
-    fill(byId("quantiles"), ...(prediction ? [quantiles(prediction)] : []));
+    fill(byId("quantiles"), ...(prediction ? [quantiles(prediction, unit)] : []));
   }
 
-  draw(found) {
-    this.found = found;
+  draw(found, unit) {
+    Object.assign(this, { found, unit });
     const edges = found ? [...found.observed, 0].map((_, index) => index * found.width) : [];
     this.plot.setData(found ? [edges, [...found.observed, null], [...found.predicted, found.predicted.at(-1)]] : [[], [], []]);
     this.place.dataset.drawn = String(Boolean(found));
@@ -94,23 +95,22 @@ export class Distribution {
     const what = QUANTITY[prediction?.compared ?? "queueing_delay"];
     const { found } = this;
     say(byId("distribution-title"), `Distribution of the ${what}`);
-    say(byId("distribution-note"), found ? `Share of requests by ${what}. ${whole(found.n)} observed; ${percent(found.beyond[0], 1)} lie further right.` : `Share of requests by ${what}.`);
-    say(this.nothing, found ? "" : prediction ? "No distribution yet" : "Nothing to compare yet");
+    say(byId("distribution-note"), found ? `Share of requests by ${what}. ${whole(found.n)} observed; ${percent(found.beyond[0], 1)} are longer than the chart shows.` : `Share of requests by ${what}.`);
+    say(this.nothing, found ? "" : prediction ? "No distribution yet" : "No prediction yet");
     const label = found ? `Histogram of the observed ${what} with the predicted distribution. Quantiles are in the table below.` : "Empty histogram";
     this.place.setAttribute("aria-label", label);
   }
 }
 
-function quantiles(prediction) {
+function quantiles(prediction, unit) {
   const theory = prediction[prediction.compared] ?? {};
   const { observed } = prediction.comparison;
-  const unit = unitOf(Math.max(observed.p90?.value ?? 0, theory.p90 ?? 0, observed.value ?? 0));
   const rows = STATS.map(([name, label]) => {
     const seen = name === "mean" ? observed : observed[name];
     const low = seen?.low ?? null;
     return h("tr", {}, h("th", { scope: "row" }, label), h("td", { class: "n" }, duration(seen?.value, unit)),
       h("td", { class: "n" }, h("small", {}, low === null ? NONE : interval(low, seen.high, unit))), h("td", { class: "n predicted" }, duration(theory[name], unit)));
   });
-  const head = ["", "Observed", "95\u202f% interval", "Predicted"].map((text, index) => h("th", { scope: "col", class: index ? "n" : null }, text));
+  const head = ["Statistic", "Observed", "95\u202f% interval", "Predicted"].map((text, index) => h("th", { scope: "col", class: index ? "n" : null }, text));
   return h("table", {}, h("thead", {}, h("tr", {}, ...head)), h("tbody", {}, ...rows));
 }

@@ -27,6 +27,9 @@ export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+/** Text in which no option such as `--prediction-interval` is broken at a hyphen. */
+export const prose = (text) => text.split(/((?<![\w-])--[a-z][a-z-]*[a-z])/).map((part, index) => (index % 2 ? h("span", { class: "flag" }, part) : part));
+
 /** Makes `element` hold `children`, unless they would look the same: focus and selection stay. */
 export function fill(element, ...children) {
   const next = h("div", {}, ...children);

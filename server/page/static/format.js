@@ -10,15 +10,19 @@ export function digits(value) {
   const size = Math.abs(value);
   if (size >= 999.5) return grouped.format(value);
   if (size === 0) return "0";
-  if (size < 0.0005) return "0.00";
+  if (size < 0.00005) return "0.00";
+  if (size < 0.0995) return value.toPrecision(2);
   return size < 0.9995 ? value.toFixed(3) : value.toPrecision(3);
 }
 
 export const whole = (value) => (value === null || value === undefined ? NONE : grouped.format(value));
 
-/** Milliseconds below a second. */
+/** Milliseconds below a second. What is compared is written in one unit, that of its mean. */
 export const unitOf = (seconds) => (seconds !== null && Math.abs(seconds) >= 0.9995 ? "s" : "ms");
 export const inUnit = (seconds, unit) => (seconds === null || seconds === undefined ? NONE : digits(unit === "ms" ? seconds * 1e3 : seconds));
+
+/** Of everything that is set beside one comparison. */
+export const unitOfComparison = (comparison) => unitOf(Math.max(comparison?.observed.value ?? 0, comparison?.predicted.value ?? 0));
 
 /** `12.3 ms`. */
 export function duration(seconds, unit = unitOf(seconds ?? 0)) {
@@ -27,7 +31,7 @@ export function duration(seconds, unit = unitOf(seconds ?? 0)) {
 
 /** For the ticks of an axis: no more digits than needed. */
 export const plain = (value) => String(Number(value.toPrecision(3)));
-export const tickDuration = (seconds, most) => `${plain(unitOf(most) === "ms" ? seconds * 1e3 : seconds)}${THIN}${unitOf(most)}`;
+export const tickDuration = (seconds, unit) => `${plain(unit === "ms" ? seconds * 1e3 : seconds)}${THIN}${unit}`;
 
 /** `11.5 to 13.1 ms`; the low end of an interval of delays is not below 0. */
 export function interval(low, high, unit) {
@@ -43,6 +47,9 @@ export function signed(share) {
   const size = Math.abs(100 * share);
   return `${share < 0 ? "−" : "+"}${size >= 99.5 ? grouped.format(size) : size.toFixed(1)}${THIN}%`;
 }
+
+/** A rough count: two digits that matter. */
+export const about = (count) => grouped.format(Number(count.toPrecision(2)));
 
 const two = (number) => String(number).padStart(2, "0");
 

@@ -10,8 +10,8 @@ export function updateLights({ look, checks, gateway }) {
   const found = look?.prediction?.comparison.assumptions ?? {};
   const rows = Object.entries(ASSUMPTIONS).map(([name, [title]]) => light(title, found[name]?.holds, found[name]?.says ?? "no prediction yet"));
   fill(byId("assumptions"), ...rows);
-  const laws = (checks ?? []).map((check) => light(CHECKS[check.name] ?? check.name, check.holds, `${digits(check.by_counters)} by the counters, ${digits(check.by_records)} by the records`));
-  const empty = gateway?.looks === false ? "Switched off with the live prediction." : "Evaluated every few seconds, as soon as the engine serves.";
+  const laws = (checks ?? []).map((check) => light(CHECKS[check.name] ?? check.name, check.holds, `${digits(check.by_counters)} from counters, ${digits(check.by_records)} from records`));
+  const empty = gateway?.looks === false ? "Off: the live prediction is switched off." : "Evaluated every few seconds once the engine is ready.";
   fill(byId("checks"), ...(laws.length ? laws : [h("li", {}, h("span"), h("span", { class: "detail" }, empty))]));
 }
 

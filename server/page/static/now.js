@@ -14,7 +14,7 @@ export function updateNow({ now, gateway, look, columns }) {
   const tiles = [
     tile("Policy", policy ? parsePolicy(policy.policy).name : NONE, "", policy ? [policyDetail(policy.policy), tokenLimit(policy.max_output_tokens)].filter(Boolean).join(" · ") : ""),
     tile("Load", percent(load), "", loadWords(load, prediction), load !== null && load >= 0.9),
-    tile("Utilisation", percent(value("utilisation")), "", predicted === null ? "of the time, busy" : h("span", { class: "predicted" }, `${percent(predicted)} predicted`)),
+    tile("Utilisation", percent(value("utilisation")), "", predicted === null ? "of the time busy, over one minute" : h("span", { class: "predicted" }, `${percent(predicted)} predicted`)),
     tile("Queue length", whole(value("queue_length")), "", "requests waiting"),
     tile("Arrival rate", digits(value("arrival_rate")), "/s", "over one minute"),
     tile("In service", whole(value("in_service")), "", policy ? `of ${whole(policy.effective_max_batch_size * (gateway.servers ?? 1))} at most` : ""),
@@ -28,8 +28,8 @@ function tile(label, value, unit, under, alarm = false) {
 
 function loadWords(load, prediction) {
   if (load === null) return "of the largest stable rate";
-  if (load >= 1) return "unstable: too much arrives";
-  if (load >= 0.9) return "near the edge: delays explode";
+  if (load >= 1) return "above the largest stable rate";
+  if (load >= 0.9) return "close to the stability limit";
   const { low, high } = prediction?.load_interval ?? {};
   return typeof low === "number" && typeof high === "number" ? `${percent(Math.max(0, low))} to ${percent(high)}` : "of the largest stable rate";
 }

@@ -14,13 +14,13 @@ export class Small {
       { column: "load", label: "Load", side: "predicted", dash: [4, 3] },
     ];
     this.charts = [
-      new TimeChart(byId("queue"), { series: [waiting], format: (value) => whole(Math.round(10 * value) / 10), most: 4 }),
-      new TimeChart(byId("rate"), { series: [rate], format: (value) => `${digits(value)}/s`, tick: (value) => `${plain(value)}/s` }),
-      new TimeChart(byId("busy"), { series: busy, format: (value) => percent(value), most: 1 }),
+      new TimeChart(byId("queue"), { name: "Queue length", series: [waiting], format: (value) => whole(Math.round(10 * value) / 10), most: 4 }),
+      new TimeChart(byId("rate"), { name: "Arrival rate", series: [rate], format: (value) => `${digits(value)}/s`, tick: (value) => `${plain(value)}/s` }),
+      new TimeChart(byId("busy"), { name: "Load and utilisation", series: busy, format: (value) => percent(value), most: 1 }),
     ];
   }
 
   update(state) {
-    for (const chart of this.charts) chart.update(state.history, state.seconds, state.marks, "Nothing in this time yet");
+    for (const chart of this.charts) chart.update(state, "Nothing in this time yet");
   }
 }

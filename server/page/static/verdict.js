@@ -1,81 +1,96 @@
 // One sentence that says whether theory and observation agree, and the numbers behind it.
 
-import { byId, fill, h, say } from "./dom.js";
-import { NONE, duration, interval, signed, span, unitOf, whole } from "./format.js";
+import { byId, fill, h, prose, say } from "./dom.js";
+import { NONE, about, duration, interval, signed, span, whole } from "./format.js";
 import { QUANTITY, cause, parsePolicy, policyDetail } from "./words.js";
 
-export function updateVerdict(state, deeds) {
-  const said = sentence(state);
-  fill(byId("says"), ...said.says);
-  say(byId("why"), said.why ?? "");
-  act(said.action ?? null, deeds);
+export function updateVerdict(state, actions) {
+  const found = sentence(state);
+  fill(byId("says"), ...found.says);
+  fill(byId("why"), ...prose(found.why ?? ""));
+  act(found.action ?? null, actions);
   const prediction = state.look?.prediction;
   const pair = byId("pair");
   pair.hidden = !(prediction && state.gateway.state !== "lost");
-  if (prediction) fill(pair, ...numbers(prediction));
-  say(byId("aloud"), said.aloud ?? text(said.says)); // without numbers: it is read only when its meaning changes
-  document.title = said.title ? `${said.title} · Kendall` : "Kendall";
+  if (prediction) fill(pair, ...numbers(prediction, state.unit));
+  const aloud = found.aloud ?? text(found.says);
+  say(byId("aloud"), aloud); // without numbers: it is read only when its meaning changes
+  say(byId("bar-verdict"), found.short ?? aloud);
+  byId("bar-verdict").classList.toggle("alarm", Boolean(found.alarm));
+  document.title = found.title ? `${found.title} · Kendall` : "Kendall";
 }
 
 const text = (parts) => parts.map((part) => part.textContent ?? part).join("");
 
-function sentence({ gateway, look, link, refused, live, now, columns }) {
-  if (refused) return { says: ["This page needs a key"], why: `${refused}.`, action: "key" };
-  if (!gateway) return { says: ["Connecting to the gateway"], why: link === "lost" ? "It does not answer; the page tries again every few seconds." : "" };
-  if (link === "lost") return { says: ["The gateway does not answer"], why: `What stands here is of ${live ?? "before"}. The page connects again by itself.`, title: "Reconnecting" };
-  if (gateway.state === "lost") return { says: ["The engine is lost"], why: `${gateway.reason ?? ""}. No request can be answered; restart the gateway, its log says why.`, title: "Engine lost" };
-  if (gateway.state === "starting") return { says: ["The engine is starting"], why: "Requests are taken as soon as it serves; this page fills by itself." };
-  if (gateway.state === "restarting") return { says: ["The engine is restarting"], why: "It was lost and is brought up again. What waits keeps its place; answers that were under way go on where they can.", title: "Restarting" };
-  if (gateway.state === "stuck") return { says: ["Nothing moves"], why: `${gateway.reason ?? "Requests are in service and nothing comes back"}. See the log, and KendallQueueStuck in the operating guide.`, title: "Stuck" };
-  if (gateway.state === "calibrating") return { says: ["Measuring the engine’s law"], why: "It takes under a minute. Requests wait meanwhile and keep their place." };
+function sentence(state) {
+  const { gateway, look, link, refused, live, now, columns } = state;
+  if (refused) return { says: ["This page needs a key"], short: "Key needed", why: `${refused}.`, action: "key" };
+  if (!gateway) return { says: ["Connecting to the gateway"], short: "Connecting", why: link === "lost" ? "It does not answer. The page tries again every few seconds." : "" };
+  if (link === "lost") return { says: ["The gateway does not answer"], short: "No answer", alarm: true, why: `The numbers below are from ${live ?? "before"}. The page reconnects by itself.`, title: "Reconnecting" };
+  if (gateway.state === "lost") return { says: ["The engine is lost"], short: "Engine lost", alarm: true, why: `${ended(gateway.reason)}No request can be answered. The gateway’s log says why; restart the gateway.`, title: "Engine lost" };
+  if (gateway.state === "starting") return { says: ["The engine is starting"], short: "Engine starting", why: "The gateway accepts requests as soon as the engine is ready. This page then fills by itself." };
+  if (gateway.state === "restarting") return { says: ["The engine is restarting"], short: "Engine restarting", alarm: true, why: "The engine failed and is being restarted. Waiting requests keep their places; interrupted answers continue where that is possible.", title: "Restarting" };
+  if (gateway.state === "stuck") return { says: ["The engine makes no progress"], short: "No progress", alarm: true, why: `${ended(gateway.reason ?? "Requests are in service and no tokens arrive")}See the log, and KendallQueueStuck in the operating guide.`, title: "Stuck" };
+  if (gateway.state === "calibrating") return { says: ["Measuring the engine’s latency law"], short: "Calibrating", why: "This takes less than a minute. Arriving requests wait in the queue meanwhile." };
   const coming = (now?.row[columns.indexOf("arrival_rate")] ?? 0) > 0;
-  const found = look?.prediction ? compared(look.prediction, gateway) : unknown(gateway, look, coming);
-  return gateway.state === "draining" ? { ...found, why: "The gateway drains: what has arrived is answered, nothing new is taken." } : found;
+  const found = look?.prediction ? compared(look.prediction, state) : unknown(gateway, look, coming);
+  return gateway.state === "draining" ? { ...found, short: "Draining", why: "The gateway is draining: it answers the requests that it has and accepts no new ones." } : found;
 }
+
+const ended = (reason) => (reason ? `${reason.replace(/\.$/, "")}. ` : "");
 
 function unknown(gateway, look, coming) {
-  if (!gateway.looks) return { says: ["The live prediction is switched off"], why: "Start with a --prediction-interval above 0 to see theory beside observation." };
-  if (!gateway.law) return { says: ["No prediction yet: the engine’s law is not known"], why: "Kendall predicts from how long a batch takes. Measure it now, in under a minute, or start with --calibrate or --latency.", action: "calibrate" };
+  if (!gateway.looks) return { says: ["The live prediction is switched off"], short: "Prediction off", why: "Start the gateway with --prediction-interval above 0 to compare theory with observation." };
+  if (!gateway.law) return { says: ["No prediction yet: the engine’s latency law is not known"], short: "No latency law", why: "Kendall predicts from the time that a batch takes. Measure it now, in less than a minute, or start the gateway with --calibrate or --latency.", action: "calibrate" };
   const counted = /^(\d+) requests of this epoch have ended; (\d+)/.exec(look?.reason ?? "");
-  if (counted && (coming || counted[1] !== "0")) return { says: [`Collecting requests: ${counted[1]} of ${counted[2]}`], aloud: "Collecting requests", why: "Theory is set beside observation once enough requests of this setting have been answered." };
-  if (!counted && look?.reason && !/too few/.test(look.reason)) return { says: ["No prediction for this setting"], why: `${look.reason}.` };
-  if (coming) return { says: ["Collecting requests"], why: "Theory is set beside observation once enough requests of this setting have been answered." };
-  return { says: ["No requests yet"], why: "Send some and watch theory and observation meet:", action: "load" };
+  const collecting = "The comparison starts once enough requests have been answered under this setting.";
+  if (counted && (coming || counted[1] !== "0")) return { says: [`Collecting requests: ${counted[1]} of ${counted[2]}`], aloud: "Collecting requests", short: `Collecting requests: ${counted[1]} of ${counted[2]}`, why: collecting };
+  if (!counted && look?.reason && !/too few/.test(look.reason)) return { says: ["No prediction for this setting"], short: "No prediction", why: `${look.reason}.` };
+  if (coming) return { says: ["Collecting requests"], why: collecting };
+  return { says: ["No requests yet"], why: "Send some requests to compare the observed delay with the predicted one:", action: "load" };
 }
 
-function compared(prediction, gateway) {
+function compared(prediction, { gateway, unit, now, columns }) {
   const { comparison } = prediction;
   const { observed, predicted } = comparison;
   const what = QUANTITY[prediction.compared];
   if (prediction.stable === false) {
     const { name } = parsePolicy(prediction.policy);
-    return { says: [`No steady state: more arrives than ${name} can serve`], why: `The load is ${signed(prediction.load - 1)} above what is stable; the queue grows until it falls. See “What if” for settings that can serve it.`, title: "Unstable" };
+    return { says: [`No steady state: requests arrive faster than ${name} can serve them`], short: "Overloaded", alarm: true, why: `The arrival rate is ${signed(prediction.load - 1)} above the largest stable rate, and the queue grows until the rate falls. “What if” lists settings that can serve it.`, title: "Unstable" };
   }
-  const unit = unitOf(Math.max(observed.value ?? 0, predicted.value ?? 0));
-  const both = [h("span", { class: "observed" }, duration(observed.value, unit)), " against ", h("span", { class: "predicted" }, duration(predicted.value, unit))];
-  const numbers = observed.value !== null && predicted.value !== null;
-  const of = `The mean ${what} of ${policyName(prediction.policy)}, observed beside predicted`;
-  if (comparison.verdict === "agree") return { says: numbers ? ["Observed and predicted agree: ", ...both] : ["Observed and predicted agree"], why: `${of}.`, aloud: "Observed and predicted agree", title: "Agree" };
+  const both = [h("span", { class: "observed" }, duration(observed.value, unit)), " observed, ", h("span", { class: "predicted" }, duration(predicted.value, unit)), " predicted"];
+  const with_ = (words) => (observed.value !== null && predicted.value !== null ? [`${words}: `, ...both] : [words]);
+  const of = `Mean ${what} under ${policyName(prediction.policy)}`;
+  if (comparison.verdict === "agree") return { says: with_("Theory and observation agree"), why: `${of}.`, aloud: "Theory and observation agree", short: "Agree", title: "Agree" };
   if (comparison.verdict === "disagree") {
     const why = cause(comparison.reasons, comparison.assumptions);
     const details = comparison.reasons.map((name) => comparison.assumptions[name]?.says).filter(Boolean);
-    return { says: [`They disagree: ${why}`], why: details.length ? `${sentences(details)} ${of}.` : `${of}.`, aloud: `They disagree: ${why}`, title: "Disagree" };
+    return { says: [`Theory and observation disagree: ${why}`], why: details.length ? `${sentences(details)} ${of}.` : `${of}.`, aloud: `Theory and observation disagree: ${why}`, short: "Disagree", alarm: true, title: "Disagree" };
   }
-  return { says: numbers ? ["Too early to judge: ", ...both] : ["Too early to judge"], why: `${of}; the interval is still too wide to say more.`, aloud: "Too early to judge", title: gateway.model };
+  const rate = now?.row[columns.indexOf("arrival_rate")] ?? null;
+  return { says: with_("Too early to judge"), why: `${of}. ${missing(comparison, rate, gateway.prediction_window)}`, aloud: "Too early to judge", short: "Too early to judge", title: gateway.model };
+}
+
+/** How many more requests a verdict needs, and whether the window can hold so many. */
+function missing({ requests_missing: more, n }, rate, window) {
+  if (more === null || more === undefined) return "The interval of the mean is not known yet.";
+  const asked = `The interval is still too wide. A verdict needs about ${about(more)} more request${more === 1 ? "" : "s"}`;
+  if (!rate || !window) return `${asked}.`;
+  if (n + more > rate * window) return `${asked} in one window; the window of ${span(window)} holds about ${about(rate * window)} at this rate. Start the gateway with a longer --prediction-window.`;
+  return `${asked}, about ${span(more / rate)} at this rate.`;
 }
 
 const policyName = (policy) => [parsePolicy(policy).name, policyDetail(policy)].filter(Boolean).join(" ");
 const sentences = (parts) => parts.map((part) => `${part[0].toUpperCase()}${part.slice(1).replace(/\.$/, "")}.`).join(" ");
 
-function numbers(prediction) {
+function numbers(prediction, unit) {
   const { observed, predicted, error, n } = prediction.comparison;
-  const unit = unitOf(Math.max(observed.value ?? 0, predicted.value ?? 0));
   const range = (each) => (each.value === null ? "" : interval(each.low, each.high, unit));
   return [
     item(["observed", "Observed mean"], duration(observed.value, unit), range(observed)),
     item(["predicted", "Predicted mean"], duration(predicted.value, unit), range(predicted), prediction.method ?? ""),
-    item(["", "Difference"], signed(error), "of the prediction"),
-    item(["", "Judged by"], whole(n), `requests in ${span(prediction.window?.seconds ?? 0)}`),
+    item(["", "Difference"], signed(error), "relative to the prediction"),
+    item(["", "Sample"], whole(n), `requests in ${span(prediction.window?.seconds ?? 0)}`),
   ];
 }
 
@@ -84,14 +99,20 @@ function item([kind, label], value, under, more = "") {
   return h("div", {}, h("dt", {}, swatch, label), h("dd", { class: kind === "predicted" ? "predicted" : null }, value || NONE, h("small", {}, [under, more].filter(Boolean).join(" · "))));
 }
 
-function act(kind, deeds) {
+function act(kind, actions) {
   const place = byId("action");
   if (place.dataset.kind === String(kind)) return;
   place.dataset.kind = String(kind);
   place.hidden = kind === null;
-  const button = (words, deed) => h("button", { type: "button", class: "main", onclick: deed }, words);
-  if (kind === "calibrate") place.replaceChildren(button("Measure the law", deeds.calibrate));
-  else if (kind === "key") place.replaceChildren(button("Give the key", deeds.key));
-  else if (kind === "load") place.replaceChildren(h("code", { tabIndex: 0 }, `kendall load --base-url ${location.origin} --request-rate 5 --num-prompts 500`));
+  const button = (words, action) => h("button", { type: "button", class: "main", onclick: action }, words);
+  if (kind === "calibrate") place.replaceChildren(button("Measure the law", actions.calibrate));
+  else if (kind === "key") place.replaceChildren(button("Enter the key", actions.key));
+  else if (kind === "load") place.replaceChildren(h("code", { tabIndex: 0 }, ...command()));
   else place.replaceChildren();
+}
+
+/** Broken between options only, never inside one. */
+function command() {
+  const parts = ["kendall load", `--base-url ${location.origin}`, "--request-rate 5", "--num-prompts 500"];
+  return parts.flatMap((part, index) => [index ? " " : "", h("span", { class: "flag" }, part)]);
 }

@@ -1,0 +1,96 @@
+"""What the page says in states that are rare: slow queues, short runs, long messages."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.page.site import Site
+from tests.page.staged import Topics, staged
+
+DURATIONS = "[...document.querySelectorAll('main td, main dd, main h1, main .legend b')].map(e => e.innerText).join('\\n')"
+
+
+def _slow(topics: Topics) -> None:
+    """A mean of 1.2 s, with smaller and larger durations around it."""
+    prediction = topics["look"]["prediction"]
+    comparison = prediction["comparison"]
+    comparison["verdict"], comparison["reasons"] = "agree", []
+    comparison["observed"] |= {"value": 1.2, "low": 0.9, "high": 1.5} | {name: _value(0.4) for name in ("p50", "p90", "p95", "p99")}
+    comparison["predicted"] |= {"value": 1.1, "low": 0.98, "high": 1.3}
+    prediction["queueing_delay"] |= {"mean": 1.1, "p50": 0.3, "p90": 2.0, "p95": 3.0, "p99": 4.0}
+    delays = {"mean": 0.006, "p50": 0.002, "p90": 0.5, "p99": 12.0}
+    forecast = {"load": 0.4, "stable": True, "queueing_delay": delays, "interval": {"low": 0.003, "high": 0.02}, "clipped_fraction": 0.1}
+    topics["what_if"] = [forecast | {"policy": f"elastic:max_batch_size={size}", "max_output_tokens": None, "notes": []} for size in (2, 4)]
+
+
+def _value(seconds: float) -> dict[str, Any]:
+    return {"value": seconds, "low": None, "high": None}
+
+
+def test_durations_that_are_set_beside_each_other_have_one_unit(site: Site) -> None:
+    async def main() -> str:
+        async with staged(site.browser, site.gateway.url, _slow) as page:
+            await page.until("document.querySelector('table.whatif')")
+            return str(await page.ask(DURATIONS))
+
+    text = site.runner.run(main())
+    assert len(re.findall(r"\d\u202fs\b", text)) > 20
+    assert re.findall(r".*\d\u202fms\b.*", text) == []
+    assert "0.0060\u202fs" in text, "small ones keep their digits"
+
+
+@pytest.mark.parametrize(
+    ("missing", "rate", "says"),
+    [
+        (640, 20.0, "A verdict needs about 640 more requests, about 32\u202fs at this rate."),
+        (1, 20.0, "A verdict needs about 1 more request, about 0\u202fs at this rate."),
+        (25_000, 20.0, "about 25,000 more requests in one window; the window of 2\u202fmin holds about 2,400 at this rate."),
+        (640, 0.0, "A verdict needs about 640 more requests."),
+        (None, 20.0, "The interval of the mean is not known yet."),
+    ],
+)
+def test_too_early_says_how_many_more_requests(site: Site, missing: int | None, rate: float, says: str) -> None:
+    def early(topics: Topics) -> None:
+        topics["look"]["prediction"]["comparison"] |= {"verdict": "not enough data", "requests_missing": missing, "n": 250}
+        topics["now"]["row"][topics["hello"]["columns"].index("arrival_rate")] = rate
+
+    async def main() -> None:
+        async with staged(site.browser, site.gateway.url, early) as page:
+            await page.until("document.querySelector('h1').textContent.startsWith('Too early to judge')")
+            assert says in await page.text("#why")
+
+    site.runner.run(main())
+
+
+@pytest.mark.parametrize("width", [320, 390, 720, 1280])
+def test_no_option_is_broken_at_a_hyphen(site: Site, width: int) -> None:
+    def off(topics: Topics) -> None:
+        topics["gateway"]["looks"] = False
+        topics["look"] = {"prediction": None, "reason": None}
+
+    async def main() -> None:
+        async with staged(site.browser, site.gateway.url, off, width=width) as page:
+            await page.until("document.querySelector('#why .flag')")
+            assert await page.text("#why .flag") == "--prediction-interval"
+            assert await page.ask("document.querySelector('#why .flag').getClientRects().length") == 1
+
+    site.runner.run(main())
+
+
+def test_the_command_of_the_empty_page_is_broken_between_options_only(site: Site) -> None:
+    def empty(topics: Topics) -> None:
+        topics["look"] = {"prediction": None, "reason": None}
+        topics["now"]["row"][topics["hello"]["columns"].index("arrival_rate")] = 0
+
+    async def main() -> None:
+        async with staged(site.browser, site.gateway.url, empty, width=320) as page:
+            await page.until("document.querySelector('#action code')")
+            command = await page.ask("document.querySelector('#action code').textContent")
+            assert command == f"kendall load --base-url {site.gateway.url} --request-rate 5 --num-prompts 500"
+            assert await page.ask("[...document.querySelectorAll('#action .flag')].every(e => e.getClientRects().length === 1)")
+            assert await page.ask("document.documentElement.scrollWidth") <= 320
+
+    site.runner.run(main())
