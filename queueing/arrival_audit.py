@@ -19,7 +19,7 @@ import numpy as np
 
 from queueing import arrival_tests as tests
 from queueing.arrival_tests import Finding, FloatArray
-from queueing.arrival_words import disease, in_words
+from queueing.arrival_words import SLEEP, disease, in_words
 
 ENOUGH = 50  # arrivals before anything is said
 SIGNIFICANCE = 0.01  # share of true Poisson streams that fail
@@ -29,6 +29,10 @@ PERIODS = (1.0, 0.1)  # seconds
 LAGS = 10
 FINE = 0.002  # of a mean gap: with a clock of coarser steps the gaps are not judged one by one
 LEAST_RESOLUTION = 1e-9  # seconds
+STEPS = sorted([10.0**-k for k in range(10)] + [2.0**-k for k in range(1, 30)], reverse=True)  # seconds: clocks tick in one of them
+LONGEST_TICK = 64  # steps
+TOO_LONG = 10  # mean gaps over their number
+DEAD_TIMES = 8  # a write takes now and then so many times the least one
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +118,11 @@ def audit_arrivals(
     gaps = np.diff(ordered)
     span = float(ordered[-1]) if ordered.size else 0.0
     enough = instants.size >= ENOUGH and span > 0
-    judged = _judge(list(_findings(ordered, gaps, asked_rate, resolution(instants))), significance, gaps) if enough else ()
+    step = resolution(instants) if enough else math.nan
+    finite = asked_rate if asked_rate is not None and math.isfinite(asked_rate) else None
+    judged = _judge(list(_findings(ordered, gaps, finite, step)), significance, gaps) if enough else ()
     if process == "poisson":
-        reasons = _reasons(ordered, gaps, judged, asked_rate)
+        reasons = _reasons(ordered, gaps, judged, asked_rate, step)
     else:
         reasons = () if late is None or late.within else ("it does not keep its timetable",)
     low, high = tests.rate_interval(gaps.size, span) if span else (math.nan, math.nan)
@@ -141,18 +147,55 @@ def audit_arrivals(
 
 
 def resolution(instants: FloatArray) -> float:
-    """Seconds between the instants that the clock could tell apart: its decimal step, or the floats' own."""
+    """Seconds between the instants that the clock could tell apart: its step, decimal or binary, or the floats' own; its tick."""
     since = instants - instants[0]
-    noise = max(LEAST_RESOLUTION, 8 * float(np.spacing(np.abs(instants).max())))
-    for step in (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8):
-        if step > noise and np.all(np.abs(since / step - np.round(since / step)) * step < noise):
+    rounding = float(np.spacing(np.abs(instants).max()))
+    noise = max(rounding, LEAST_RESOLUTION / 10)
+
+    def steps_by(step: float, some: FloatArray) -> bool:
+        return bool(np.all(np.abs(some - np.round(some / step) * step) <= noise))
+
+    found = (step for step in STEPS if step >= 4 * noise and steps_by(step, since[:ENOUGH]) and steps_by(step, since))
+    return _tick(np.diff(np.sort(since)), next(found, max(LEAST_RESOLUTION, rounding)))
+
+
+def _tick(gaps: FloatArray, step: float) -> float:
+    """The tick of a clock that counts in `step` but ticks more seldom, as counters of 25 or 100 MHz do: 40 or 10 ns, rounded.
+
+    Gaps then differ by nothing or by a tick and hardly by what lies between; without such a valley it is `step`.
+    """
+
+    def pairs(steps: float) -> int:
+        return tests.pairs_within(gaps, steps * step)
+
+    equal = pairs(tests.EQUAL)
+    if equal < 4:
+        return step
+    for ticks in range(4, LONGEST_TICK):
+        if pairs(ticks - 1.5) - equal > equal / 10:
             return step
-    return noise
+        around, after = (pairs(middle + 1.5) - pairs(middle - 1.5) for middle in (ticks, ticks + 1))
+        if around >= max(equal / 2, after):
+            return ticks * step
+    return step
+
+
+def above_dead_time(gaps: FloatArray) -> FloatArray:
+    """The gaps that the time between two stamps has not made, less that time: exponential where the gaps were, with their mean.
+
+    A sender that writes one request after the other cannot stamp two closer than one write takes, and those due within it
+    leave one write apart; exponential gaps have no memory. The least of m Poisson gaps is mean / m on average, and TOO_LONG
+    times as much once in 20,000 streams. What a sleep adds to every gap is more than SLEEP and is not taken off.
+    """
+    least = float(gaps.min())
+    if not TOO_LONG * float(gaps.mean()) / gaps.size < least < SLEEP:
+        return gaps
+    above = gaps[gaps > DEAD_TIMES * least] - DEAD_TIMES * least
+    return above if above.size >= ENOUGH else gaps
 
 
 def _findings(ordered: FloatArray, gaps: FloatArray, asked_rate: float | None, step: float) -> Iterator[tuple[str, Finding]]:
-    """Every test that the number of arrivals and the clock's step allow."""
-    fine = step < FINE * float(gaps.mean())
+    """Every test that the number of arrivals and the resolution of their stamps allow."""
     yield "constant rate", tests.constant_rate(ordered)
     for per_window in WINDOWS:
         if ordered.size >= per_window * LEAST_WINDOWS:
@@ -160,23 +203,25 @@ def _findings(ordered: FloatArray, gaps: FloatArray, asked_rate: float | None, s
     for period in PERIODS:
         if (found := tests.phase(ordered, period)) is not None:
             yield f"phase in {period:g} s", found
-    yield from _of_gaps(gaps, step if fine else None)
-    if asked_rate is not None and math.isfinite(asked_rate):
+    yield from _of_gaps(gaps, step < FINE * float(gaps.mean()), asked_rate, step)
+    if asked_rate is not None:
         yield "rate", tests.rate(gaps.size, float(ordered[-1]), asked_rate)
         yield "span too exact", tests.too_exact([(gaps.size, float(ordered[-1]))], asked_rate)
-        if fine:
-            yield "gap law at the asked rate", tests.gap_law(gaps, 1 / asked_rate)
 
 
-def _of_gaps(gaps: FloatArray, step: float | None) -> Iterator[tuple[str, Finding]]:
+def _of_gaps(gaps: FloatArray, fine: bool, asked_rate: float | None, step: float) -> Iterator[tuple[str, Finding]]:
+    """`fine`: the clock tells the gaps apart."""
+    above = above_dead_time(gaps)
     yield "longest gap", tests.longest_gap(gaps)
-    yield "correlation, lag 1", tests.correlation(gaps)
-    if (lags := min(LAGS, gaps.size // 20)) > 1:
-        yield f"correlation, lags 1-{lags}", tests.correlation(gaps, lags)
-    if step is not None:  # the clock tells the gaps apart
-        yield "gap law", tests.gap_law(gaps)
-        yield "gap spacings", tests.gap_spacings(gaps)
-        yield "repeated gaps", tests.repeated_gaps(gaps, step / 2)
+    yield "correlation, lag 1", tests.correlation(above)
+    if (lags := min(LAGS, above.size // 20)) > 1:
+        yield f"correlation, lags 1-{lags}", tests.correlation(above, lags)
+    if fine:
+        yield "gap law", tests.gap_law(above)
+        yield "gap spacings", tests.gap_spacings(above)
+        yield "repeated gaps", tests.repeated_gaps(above, step)
+        if asked_rate is not None:
+            yield "gap law at the asked rate", tests.gap_law(above, 1 / asked_rate)
 
 
 def _judge(found: list[tuple[str, Finding]], significance: float, gaps: FloatArray) -> tuple[Test, ...]:
@@ -194,10 +239,10 @@ def _lateness(late: FloatArray, budget: Budget) -> Lateness:
     return Lateness(float(late.mean()), p50, p99, float(late.max()), budget)
 
 
-def _reasons(ordered: FloatArray, gaps: FloatArray, judged: Sequence[Test], asked_rate: float | None) -> tuple[str, ...]:
+def _reasons(ordered: FloatArray, gaps: FloatArray, judged: Sequence[Test], asked_rate: float | None, step: float) -> tuple[str, ...]:
     if ordered.size >= ENOUGH and not judged:
         return ("all arrive at one instant",)
-    return disease(ordered, gaps, {test.name: test.statistic for test in judged if not test.holds}, asked_rate)
+    return disease(ordered, gaps, {test.name: test.statistic for test in judged if not test.holds}, asked_rate, step)
 
 
 def _verdict(n: int, process: str, reasons: Sequence[str], late: Lateness | None) -> str:

@@ -16,7 +16,9 @@ divided by its sum; so no rate need be known and the p-values hold at every n. C
 - dispersion: variance over mean of the counts in equal windows; times (windows - 1) a chi-square (Fisher).
 - longest gap: P(largest of m uniform spacings > share x) <= m (1 - x)^(m - 1) (Fisher 1929, Bonferroni's bound).
 - phase: Rayleigh's test of the instants modulo a period, over whole periods.
-- repeated gaps: pairs of gaps closer than a tolerance; their number is nearly Poisson, mean C(m,2) (1 - exp(-d/mean)).
+- repeated gaps: of the pairs of gaps that differ by at most NEAR steps of the clock, those that differ by at most EQUAL.
+  The difference of two gaps has the density exp(-|x|/mean) / (2 mean), and where the law of the gaps is another one but
+  smooth, nearly a constant one so near to 0: the number is binomial. Gaps that are repeated exactly fall into EQUAL.
 - rate: rate times span is a Gamma(n - 1) variable: exact p-value and interval.
 """
 
@@ -27,9 +29,10 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import chdtr, chdtrc, chdtri, gammainc, gammaincc, kolmogorov, pdtrc
+from scipy.special import bdtrc, chdtr, chdtrc, chdtri, gammainc, gammaincc, kolmogorov
 
 FloatArray = NDArray[np.float64]
+EQUAL, NEAR = 1.5, 7.5  # steps of the clock between two gaps: equal ones are at most 1 apart once both are rounded
 
 
 class Finding(NamedTuple):
@@ -111,15 +114,18 @@ def phase(instants: FloatArray, period: float) -> Finding | None:
     return Finding(length, min(1.0, math.exp(exponent)))
 
 
-def repeated_gaps(gaps: FloatArray, tolerance: float) -> Finding:
-    """Pairs of gaps within `tolerance` seconds of each other, over the number expected."""
-    m = gaps.size
+def repeated_gaps(gaps: FloatArray, step: float) -> Finding:
+    """Pairs of equal gaps over the number that pairs a little less alike lead to expect; `step`: resolution of the gaps, seconds."""
+    m, near = gaps.size, NEAR * step / float(gaps.mean())
+    equal, alike = pairs_within(gaps, EQUAL * step), pairs_within(gaps, NEAR * step)
+    share = math.expm1(-near * EQUAL / NEAR) / math.expm1(-near)
+    return Finding(equal / (alike * share) if alike else 0.0, float(bdtrc(equal - 1, alike, share)) if equal and m > 1 else 1.0)
+
+
+def pairs_within(gaps: FloatArray, tolerance: float) -> int:
+    """Pairs of gaps that differ by `tolerance` seconds at most."""
     ordered = np.sort(gaps)
-    pairs = float(np.sum(np.searchsorted(ordered, ordered + tolerance, side="right") - np.arange(1, m + 1)))
-    nearness = tolerance / float(gaps.mean())
-    expected = m * (m - 1) / 2 * -math.expm1(-nearness)
-    spread = 1 + m * nearness / 6  # variance over mean: pairs that share a gap hang together; the mean is the sample's own
-    return Finding(pairs / expected, float(pdtrc(math.ceil(pairs / spread) - 1, expected / spread)) if pairs else 1.0)
+    return int(np.sum(np.searchsorted(ordered, ordered + tolerance, side="right") - np.arange(1, gaps.size + 1)))
 
 
 def rate(gaps: int, span: float, asked: float) -> Finding:

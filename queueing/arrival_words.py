@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
+from queueing.arrival_tests import EQUAL, NEAR, FloatArray, pairs_within
+
 CLOSE = 0.01  # of a period: how near to one phase counts as pinned to it; by chance a share of 0.02 is
+REPEATED = 0.25  # equal pairs to a gap, beyond chance: two senders of one seed make 0.5, k of them (k - 1) / 2
+SLEEP = 5e-5  # seconds: Linux wakes a sleeper that much late (its timer slack), so a sleep adds at least as much to a gap
 SOME, MUCH = 0.05, 0.15  # shares of arrivals at one phase that are said, and where repeated gaps or bursts may be the cause
 
 
@@ -31,12 +33,15 @@ def in_words(name: str, statistic: float, gaps: FloatArray) -> str:
     }[kind]
 
 
-def disease(ordered: FloatArray, gaps: FloatArray, failed: Mapping[str, float], asked_rate: float | None) -> tuple[str, ...]:
-    """What is wrong, the most telling first; nothing where no test failed. `failed`: statistic by name of the test."""
+def disease(ordered: FloatArray, gaps: FloatArray, failed: Mapping[str, float], asked_rate: float | None, step: float) -> tuple[str, ...]:
+    """What is wrong, the most telling first; nothing where no test failed.
+
+    `failed`: statistic by name of the test; `step`: resolution of the instants, seconds.
+    """
     if not failed:
         return ()
     found = [
-        *_of_equal_gaps(ordered, gaps, failed),
+        *_of_equal_gaps(ordered, gaps, failed, step),
         *_of_pauses(gaps, failed, asked_rate),
         *_of_counts(ordered, failed),
         *_of_rate(gaps, failed, asked_rate),
@@ -45,29 +50,35 @@ def disease(ordered: FloatArray, gaps: FloatArray, failed: Mapping[str, float], 
     return tuple(found) or tuple(in_words(name, statistic, gaps) for name, statistic in failed.items())
 
 
-def _of_equal_gaps(ordered: FloatArray, gaps: FloatArray, failed: Mapping[str, float]) -> Iterator[str]:
+def _of_equal_gaps(ordered: FloatArray, gaps: FloatArray, failed: Mapping[str, float], step: float) -> Iterator[str]:
     """Gaps of one length: groups, constant arrivals, one seed in several senders; instants at one phase make them too."""
-    if (simultaneous := float(np.mean(gaps == 0))) > 0.01:
+    if (simultaneous := float(np.mean(gaps == 0))) > 0.01 + step / gaps.mean():  # by chance half of the last
         yield f"{simultaneous:.0%} come at the very instant of the one before: calls of several sequences, or sent in groups"
     if gaps.std() < 0.2 * gaps.mean():
         yield f"gaps are nearly constant (standard deviation {gaps.std() / gaps.mean():.2g} of their mean)"
         return
     share, words = _phase(ordered, failed)
     long = gaps > 0.1 * gaps.mean()  # the others are of requests sent at once, as after a stall, and say nothing of a seed
-    repeated = "repeated gaps" in failed and _distinct(gaps[long]) < 0.9 * np.sum(long)
+    repeated = "repeated gaps" in failed and _repeated(gaps[long], step)
     bursts = any(value > 1.5 for name, value in failed.items() if name.startswith("dispersion"))
     if share > (MUCH if repeated or bursts else SOME):
         yield words
     elif repeated:
-        yield f"the same gaps occur again: {_distinct(gaps)} distinct of {gaps.size}, as of senders that share one seed"
+        yield f"the same gaps occur again: {_distinct(gaps, step)} distinct of {gaps.size}, as of senders that share one seed"
     elif any(name.startswith("correlation") for name in failed):
         alike = float(np.mean((np.abs(np.diff(gaps)) < 0.1 * gaps.mean()) & long[1:] & long[:-1]))
         if alike > 0.3:  # by chance 9 %
             yield f"{alike:.0%} of gaps are like the one before them, as of senders that share one seed"
 
 
-def _distinct(gaps: FloatArray) -> int:
-    return 1 + int(np.sum(np.diff(np.sort(gaps)) > 1e-9 * max(1.0, float(gaps.max()))))
+def _repeated(gaps: FloatArray, step: float) -> bool:
+    """Whether so many gaps are equal, beyond those that are so because many are nearly alike, that one draw made them all."""
+    equal, alike = pairs_within(gaps, EQUAL * step), pairs_within(gaps, NEAR * step)
+    return equal - (alike - equal) * EQUAL / (NEAR - EQUAL) > REPEATED * gaps.size
+
+
+def _distinct(gaps: FloatArray, step: float) -> int:
+    return 1 + int(np.sum(np.diff(np.sort(gaps)) > step))
 
 
 def _phase(ordered: FloatArray, failed: Mapping[str, float]) -> tuple[float, str]:
@@ -84,7 +95,7 @@ def _phase(ordered: FloatArray, failed: Mapping[str, float]) -> tuple[float, str
 def _of_pauses(gaps: FloatArray, failed: Mapping[str, float], asked_rate: float | None) -> Iterator[str]:
     """What sleeps do: one after the other they lengthen every gap; a sender that stood still either makes up or does not."""
     mean = float(gaps.mean())
-    if gaps.min() > 50 * mean / gaps.size and gaps.std() > 0.2 * mean:
+    if gaps.min() > max(SLEEP, 50 * mean / gaps.size) and gaps.std() > 0.2 * mean:
         yield f"no gap is shorter than {gaps.min() * 1e3:.3g} ms: something adds to every gap, as sleeps one after the other do"
     if "longest gap" not in failed:
         return
