@@ -22,11 +22,13 @@ ROOT = Path(__file__).resolve().parent.parent
 PRINTED_URL = re.compile(r"(?P<host>localhost|127\.0\.0\.1):8080\b")
 FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 SHELL = frozenset({"sh", "bash", "shell"})
+QUICK = "k1=2e-05,k2=0.0002,k3=2e-06,k4=0.0001"  # the emulated engine's law: a calibration takes seconds
 LIMIT = 300.0  # seconds a line may take
 
 # Appended to a line, where the later of two options wins: a line is run with all its own arguments, and made short.
 SHORTENED = {
-    "load": ["--num-prompts", "12"],
+    "load": ["--num-prompts", "16"],
+    "load --request-rate": ["--num-prompts", "60"],  # more than the live model needs before it predicts
     "load --duration": ["--duration", "3"],
     "sweep": ["--num-prompts", "6", "--tolerance", "1"],
     "calibrate": ["--repeats", "2", "--max-batch-size", "4", "--max-output-tokens", "8"],
@@ -66,7 +68,9 @@ def shell_lines(page: Path) -> list[Line]:
 
 def pages() -> list[Path]:
     """Every page of the documentation that a person reads."""
-    return sorted(page for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("docker/*.md"), *ROOT.glob("requirements/*.md")])
+    return sorted(
+        page for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("docker/*.md"), *ROOT.glob("requirements/*.md")]
+    )
 
 
 def words(text: str) -> list[str]:
@@ -80,7 +84,7 @@ class Reader:
 
     folder: Path
     engine: str = "emulated"
-    latency: str = "tiny"
+    latency: str = QUICK
     _port: int = field(default_factory=lambda: free_port(0))
     _gateway: subprocess.Popen[bytes] | None = None
 
@@ -167,8 +171,8 @@ def _shortened(text: str) -> str:
     parts = words(text)
     if not parts or parts[0] != "kendall" or len(parts) < 2 or "--help" in parts:
         return text
-    by_duration = f"{parts[1]} --duration"
-    more = SHORTENED.get(by_duration if by_duration in SHORTENED and "--duration" in parts else parts[1], [])
+    names = [f"{parts[1]} {part}" for part in parts if part.startswith("--")]
+    more = next((SHORTENED[name] for name in [*names, parts[1]] if name in SHORTENED), [])
     command, comment, rest = text.partition(" #")
     return f"{command.rstrip()} {shlex.join(more)}{comment}{rest}" if more else text
 
