@@ -1,11 +1,13 @@
-"""The functions behind `import kendall`: what `kendall predict` and `kendall simulate` compute, from texts or parsed values.
+"""The functions behind `import kendall`: what `kendall predict` and `kendall simulate` compute.
 
-Times are seconds, rates are requests per second, lengths are tokens. Every function takes and returns single values, no arrays, and changes
-nothing. Three arguments are texts in the grammar of the command line, or what the parser of that text returns:
+Times are seconds, rates are requests per second, lengths are tokens. Every function takes and returns single
+values, no arrays, and changes nothing. Three arguments are texts in the grammar of the command line, or what the
+parser of that text returns:
 
-policy          when waiting requests start and how many together: "capped:max_batch_size=8" (`parse_policy`)
-output_tokens   distribution of the number of output tokens of a request: "lognormal:mu=5,sigma=0.7" (`parse_distribution`)
-latency         service time of a batch: "k1=..,k2=..,k3=..,k4=.." or "a=..,c=.." in seconds, or a profile's name or path (`parse_latency`)
+policy          when waiting requests start, and how many together: "capped:max_batch_size=8" (`parse_policy`)
+output_tokens   distribution of the output tokens of a request: "lognormal:mu=5,sigma=0.7" (`parse_distribution`)
+latency         service time of a batch: "k1=..,k2=..,k3=..,k4=.." or "a=..,c=.." in seconds, or the name or path
+                of a profile (`parse_latency`)
 
 Errors:
 
@@ -52,7 +54,7 @@ __all__ = [
 
 
 class Limits(TypedDict, total=False):
-    """Keyword arguments of `predict`, `simulate` and `largest_stable_rate`. Each may be left out, which means what is in brackets.
+    """Keyword arguments of `predict`, `simulate` and `largest_stable_rate`; in brackets, what leaving one out means.
 
     max_output_tokens   token limit: a longer output is cut there (no limit)
     patience            seconds that a request waits before it leaves unserved (it waits for ever)
@@ -79,12 +81,15 @@ def predict(
 ) -> Prediction:
     """Steady state of a policy under Poisson arrivals, as `kendall predict --json` prints it.
 
-    `limits`: max_output_tokens, patience, servers, max_num_seqs, prompt_tokens (see `Limits`). `method`: "auto" is the most accurate one
-    that this queue has; else "exact", "approximation", "bound", "paper" or "simulation". What the method cannot give is None.
+    `limits`: max_output_tokens, patience, servers, max_num_seqs, prompt_tokens (see `Limits`). `method`: "auto" is
+    the most accurate one that this queue has; else "exact", "approximation", "bound", "paper" or "simulation". What
+    the method cannot give is None.
 
-    Raises SpecError, also where `method` has no answer for this queue; UnstableQueueError; NotConvergedError, not under "auto".
+    Raises SpecError, also where `method` has no answer for this queue; UnstableQueueError; NotConvergedError, not
+    under "auto".
 
-    >>> answer = predict("capped:max_batch_size=8", 20, "uniform:low=8,high=24", "k1=0.001,k2=0.004,k3=0.0001,k4=0.002")
+    >>> law = "k1=0.001,k2=0.004,k3=0.0001,k4=0.002"
+    >>> answer = predict("capped:max_batch_size=8", 20, "uniform:low=8,high=24", law)
     >>> answer.model, answer.method
     ('M/G^[1,8]/1', 'exact')
     >>> f"load {answer.load:.3f}: mean {answer.queueing_delay.mean:.4f} s, p99 {answer.queueing_delay.p99:.4f} s"
@@ -105,10 +110,10 @@ def simulate(
     replications: int = 1,
     **limits: Unpack[Limits],
 ) -> Prediction:
-    """Event-driven simulation of a policy under Poisson arrivals, as `kendall simulate --json` prints it; means have a `standard_error`.
+    """Event-driven simulation of a policy under Poisson arrivals, as `kendall simulate --json` prints it.
 
-    `num_requests` is for each replication, at least 40; the first tenth is warm-up. One `seed` gives the same arrivals and lengths under
-    every policy. `limits` as for `predict`.
+    Each mean has a `standard_error`. `num_requests` is for each replication, at least 40; the first tenth is warm-up.
+    One `seed` gives the same arrivals and lengths under every policy. `limits` as for `predict`.
 
     Raises SpecError, UnstableQueueError.
 
@@ -125,9 +130,9 @@ def simulate(
 def largest_stable_rate(
     policy: Policy | str, output_tokens: TokenDistribution | str, latency: LatencyModel | str, **limits: Unpack[Limits]
 ) -> float:
-    """Arrival rate, requests per second, at which the load of a policy is 1: its queue is stable below. `limits` as for `predict`.
+    """Arrival rate, requests per second, at which the load of a policy is 1: its queue is stable below.
 
-    Raises SpecError.
+    `limits` as for `predict`. Raises SpecError.
 
     >>> largest_stable_rate("single", "deterministic:value=100", "a=0.01,c=0")
     1.0
@@ -136,9 +141,7 @@ def largest_stable_rate(
 
 
 def parse_latency(text: str) -> LatencyModel:
-    """The latency law of a text, or of a profile by its name or path.
-
-    Raises SpecError.
+    """The latency law of a text, or of a profile by its name or path. Raises SpecError.
 
     >>> law = parse_latency("k1=0.001,k2=0.004,k3=0.0001,k4=0.002")
     >>> f"{law.padded(batch_size=4, longest=10):.3f}"  # k1 b + k2 + (k3 b + k4) l, seconds

@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from policies.core import Policy
 from policies.fixed import Fixed
 from policies.immediate import Continuous, Single
-from policies.text import SpecError, format_policy, parse_policy, policy_batch_size
+from policies.text import POLICIES, SpecError, format_policy, parse_policy, policy_batch_size
 from queueing.batch_time import BatchTime
 from queueing.continuous import SlotTime
 from queueing.distributions import TokenDistribution, parse_distribution
@@ -188,6 +188,6 @@ def _law(given: LatencyModel | str) -> LatencyModel:
 def _policy(given: Policy | str) -> Policy:
     if isinstance(given, str):
         return parse_policy(given)
-    if not hasattr(given, "decide"):
-        raise SpecError(f"got policy={given!r}; expected a policy or its text, for example 'capped:max_batch_size=8'")
+    if type(given) not in POLICIES.values():  # a policy of another class has no model here
+        raise SpecError(f"got policy={given!r}; expected one of {', '.join(POLICIES)}, as a text or as parse_policy returns it")
     return given

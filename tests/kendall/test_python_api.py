@@ -17,12 +17,17 @@ from typer.testing import CliRunner
 
 import kendall
 import kendall.api
+from policies import Dynamic
 from queueing.cli import app
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LAW = "k1=3e-4,k2=1.4e-3,k3=25e-6,k4=9.2e-4,cv=0.12"
 LENGTHS = "uniform:low=1,high=32"
 SIX = ["single", "dynamic", "fixed:batch_size=4", "capped:max_batch_size=8", "elastic:max_batch_size=8", "continuous:max_batch_size=4"]
+
+
+class Own(Dynamic):
+    """A policy that no model describes, though it has every attribute of one."""
 
 
 def printed(command: str, policy: str, rate: float, **options: Any) -> dict[str, Any]:
@@ -97,7 +102,8 @@ def test_the_load_is_one_at_the_largest_stable_rate(policy: str) -> None:
     ("changed", "message"),
     [
         ({"policy": "singel"}, "did you mean 'single'"),
-        ({"policy": 8}, "got policy=8; expected a policy or its text"),
+        ({"policy": 8}, "got policy=8; expected one of single, dynamic"),
+        ({"policy": Own()}, "expected one of single, dynamic"),
         ({"output_tokens": 64}, "got output_tokens=64; expected a distribution or its text"),
         ({"output_tokens": "unifrom:low=1,high=2"}, "uniform"),
         ({"latency": 0.02}, "got latency=0.02; expected a latency law, its text"),
