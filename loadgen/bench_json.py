@@ -23,7 +23,7 @@ import numpy as np
 from loadgen.bench_peaks import peaks
 from loadgen.bench_read import bench_runs, from_bench_json, is_bench_json
 from loadgen.goodput import Limit, duration
-from loadgen.metrics import METRICS, gaps, lateness, percentile_name, values
+from loadgen.metrics import METRICS, between, gaps, lateness, percentile_name, values
 from policies.text import SpecError
 from queueing.record import Record
 from queueing.statistics import FloatArray
@@ -142,7 +142,7 @@ def _details(records: Sequence[Record], sent: Sequence[Record], detailed: bool) 
     """Arrays in the order of the requests, seconds; two of them are in every file."""
     always: dict[str, list[Any]] = {
         "latencies": [_one("e2el", record) for record in sent],
-        "queue_times": [lateness(record) or 0.0 for record in records],
+        "queue_times": [between(record.intended_at, record.sent_at) or 0.0 for record in records],
     }
     if not detailed:
         return always
@@ -186,11 +186,17 @@ def _values(name: str, records: Sequence[Record], sent: Sequence[Record], option
     if name in {CLIENT_QUEUE, WITH_CLIENT_QUEUE}:
         if options.max_concurrency is None or (name == WITH_CLIENT_QUEUE and math.isinf(options.request_rate)):
             return None
-        whole = "send_lateness" if name == CLIENT_QUEUE else "e2el"
-        found = values(whole, [record for record in records if record.outcome == "completed"])
+        done = [record for record in records if record.outcome == "completed"]
+        found = _client_queue(done) if name == CLIENT_QUEUE else values("e2el", done)
     else:
         found = values(name, [record for record in sent if record.outcome == "completed"])
     return found if found.size else np.zeros(1)
+
+
+def _client_queue(records: Sequence[Record]) -> FloatArray:
+    """Waiting for a place among the requests at once, and the sender's own lateness."""
+    waits = (between(record.intended_at, record.sent_at) for record in records)
+    return np.array([wait for wait in waits if wait is not None], dtype=np.float64)
 
 
 def _ours(records: Sequence[Record], detailed: bool) -> dict[str, Any]:

@@ -43,6 +43,7 @@ class Exchange:
     sender_id: int | None = None
     token_times: bool = False
     ended: Callable[[Exchange], None] = lambda _: None  # called once, when the outcome is known
+    held_until: float | None = None
     sent_at: float | None = None
     first_byte_at: float | None = None
     ended_at: float | None = None
@@ -122,6 +123,7 @@ class Exchange:
             outcome=self.outcome,
             batch_size=answer.batch_size,
             intended_at=self.intended_at,
+            held_until=self.held_until,
             sent_at=self.sent_at,
             first_byte_at=self.first_byte_at,
             first_token_at=answer.first_token_at,

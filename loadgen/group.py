@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -138,12 +138,14 @@ def groups(everyone: Iterable[Served]) -> list[list[Served]]:
     return [group for group in found if group]
 
 
-def timetable_of(records: Iterable[Record], sent: Iterable[Record]) -> dict[str, float] | None:
+def timetable_of(
+    records: Iterable[Record], sent: Iterable[Record], of: Callable[[Record], float | None] = lambda record: record.intended_at
+) -> dict[str, float] | None:
     """Intended instant of each of the gateway's records, by its id; None where the two files share no request.
 
     They are joined by the caller's own id: `request_id` there, `client_request_id` here.
     """
-    planned = {record.request_id: record.intended_at for record in sent if record.intended_at is not None}
+    planned = {record.request_id: at for record in sent if (at := of(record)) is not None}
     found = {
         record.request_id: planned[record.client_request_id]
         for record in records

@@ -12,6 +12,7 @@ import msgspec
 import typer
 from rich.console import Console
 
+from loadgen.failures import ALLOWED
 from loadgen.flags import LoadCommand, option
 from loadgen.load_report import Report, Wishes, parse_wishes, report_on
 from loadgen.options import LoadOptions
@@ -19,6 +20,7 @@ from loadgen.plan import LoadPlan, plan_load
 from loadgen.progress import for_stderr
 from loadgen.result_files import ResultFiles, parse_metadata, result_files, save_bench, save_plan
 from loadgen.target import LoadError
+from loadgen.termination import until_sigterm
 from queueing.environment_twins import flags_first, from_environment
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -114,6 +116,9 @@ def load(
     lateness_budget: Annotated[
         str | None, option("--lateness-budget", "Beyond it the run is INVALID [mean=1ms,p99=5ms]; where given, exit 3.", HOW)
     ] = None,
+    max_failed_fraction: Annotated[
+        float, option("--max-failed-fraction", "Share of requests that may fail; beyond it the run is INVALID, exit 3.", HOW)
+    ] = ALLOWED,
     goodput: Annotated[list[str] | None, option("--goodput", "Limits in ms: ttft:100 e2el:500 queue:50.", SAID)] = None,
     percentile_metrics: Annotated[
         str | None, option("--percentile-metrics", "Which durations, for example ttft,tpot,itl,e2el.", SAID)
@@ -141,7 +146,8 @@ def load(
     """Send requests at instants drawn beforehand and report delays from the instants at which they were meant to be sent.
 
     With --output-tokens (or a trace, a timetable, a dataset with lengths) every answer gets its drawn length: by a field that Kendall
-    accepts under --allow-forced-lengths, else by ignore_eos and max_tokens. Ctrl-C ends the run and keeps it.
+    accepts under --allow-forced-lengths, else by ignore_eos and max_tokens. Ctrl-C or SIGTERM ends the run, prints what
+    it has measured and keeps it.
     """
     given = flags_first(ctx, locals(), SOURCES)
     if given["request_rate"] is None and from_environment(ctx, "burstiness"):
@@ -153,6 +159,7 @@ def load(
         goodput=goodput or [],
         assertions=assertions or [],
         budget=lateness_budget,
+        max_failed=max_failed_fraction,
     )
     set_here = {"base_url": base_url or f"http://{host}:{port}", "token_times": token_times or save_detailed or wishes.token_times}
     options = LoadOptions(**fields | set_here)
@@ -175,11 +182,11 @@ def _run(options: LoadOptions, plan: LoadPlan, wishes: Wishes, files: ResultFile
             typer.echo(f"kendall: {note}", err=True)
         files = files.reserved()
         saved = save_plan(files, plan)
-        result = asyncio.run(plan.run(for_stderr(), files.run, saved))
+        result = asyncio.run(until_sigterm(plan.run(for_stderr(), files.run, saved)))
     except LoadError as error:
         typer.echo(f"kendall load: {error}", err=True)
         raise typer.Exit(1) from None
-    report = report_on(plan, result, wishes)
+    report = report_on(result, wishes)
     shown: dict[str, Any] = {"metrics": wishes.metrics, "percentiles": wishes.percentiles, "limits": wishes.limits}
     save_bench(files, plan, options, result, **shown, extras=report.as_object())
     return dataclasses.replace(report, files=tuple(files.written()))

@@ -1,7 +1,8 @@
 """What `kendall load` says of a run: the summary, whether it was the run that was asked for, which conditions broke.
 
-Exit status: 3 where a condition or a lateness budget that was asked for is broken; 1 where the run was interrupted,
-nothing was completed or a sender died; else 0. A run beyond the default budget is INVALID, and says so, with status 0.
+Exit status: 3 where more requests failed than --max-failed-fraction allows, or a condition or a lateness budget that was
+asked for is broken; 1 where the run was interrupted, nothing was completed or a sender died; else 0. A run whose sender was
+late or sent other arrivals than asked is INVALID, and says so, with status 0 unless --lateness-budget was given.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from typing import Any
 from rich.console import Console
 
 from loadgen.assertions import Assertion, Broken, check, parse_assertion, percentiles_of, require_known
+from loadgen.audit import asked
 from loadgen.bench_json import BENCH_METRICS
+from loadgen.failures import ALLOWED, parse_share
 from loadgen.goodput import Limit, parse_goodput
 from loadgen.load_verdict import BUDGET, LoadVerdict, judge, parse_budget
 from loadgen.metrics import ITL, ORDER, parse_percentiles
-from loadgen.plan import LoadPlan
 from loadgen.run import LoadResult
 from loadgen.summary import PERCENTILES, LoadSummary, summarise_load
 from loadgen.summary_text import load_lines, load_notes, load_table
@@ -37,6 +39,7 @@ class Wishes:
     assertions: tuple[Assertion, ...] = ()
     budget: Budget = BUDGET
     budget_asked: bool = False
+    max_failed: float = ALLOWED
 
     @property
     def computed(self) -> tuple[float, ...]:
@@ -50,7 +53,13 @@ class Wishes:
 
 
 def parse_wishes(
-    *, metrics: str | None, percentiles: str | None, goodput: Sequence[str], assertions: Sequence[str], budget: str | None
+    *,
+    metrics: str | None,
+    percentiles: str | None,
+    goodput: Sequence[str],
+    assertions: Sequence[str],
+    budget: str | None,
+    max_failed: float = ALLOWED,
 ) -> Wishes:
     """From the flags' texts; a condition on an unknown name is refused before the run. Raises SpecError."""
     wishes = Wishes(
@@ -60,6 +69,7 @@ def parse_wishes(
         assertions=tuple(parse_assertion(text) for text in assertions),
         budget=BUDGET if budget is None else parse_budget(budget),
         budget_asked=budget is not None,
+        max_failed=parse_share("--max-failed-fraction", max_failed),
     )
     require_known(wishes.assertions, names(wishes.computed))
     return wishes
@@ -87,7 +97,8 @@ class Report:
     @property
     def status(self) -> int:
         """Of the command."""
-        if self.broken or (self.wishes.budget_asked and not self.verdict.valid):
+        asked = ("failures", "lateness", "arrivals", "records") if self.wishes.budget_asked else ("failures",)
+        if self.broken or self.verdict.invalid_for(*asked):
             return 3
         return 1 if self.summary.interrupted or not self.summary.completed or self.verdict.missing else 0
 
@@ -107,18 +118,18 @@ class Report:
             console.print(line, style="bold red", markup=False, highlight=False, soft_wrap=True)
 
     def _alarms(self) -> Iterator[str]:
-        if not self.verdict.valid:
-            yield self.verdict.why_invalid()
+        yield from self.verdict.why_invalid()
         yield from (f"broken: {one}" for one in self.broken)
 
 
-def report_on(plan: LoadPlan, result: LoadResult, wishes: Wishes, files: Sequence[Path] = ()) -> Report:
-    """Summarise and judge a run."""
-    summary = summarise_load(result, plan.asked_rate, percentiles=wishes.computed, limits=wishes.limits)
+def report_on(result: LoadResult, wishes: Wishes, files: Sequence[Path] = ()) -> Report:
+    """Summarise and judge a run, one that has just ended or one from its file."""
+    _, asked_rate = asked(result.header.configuration)
+    summary = summarise_load(result, asked_rate, percentiles=wishes.computed, limits=wishes.limits)
     return Report(
         wishes=wishes,
         summary=summary,
-        verdict=judge(result, process=plan.process, asked_rate=plan.asked_rate, budget=wishes.budget),
+        verdict=judge(result, budget=wishes.budget, max_failed=wishes.max_failed),
         broken=tuple(check(wishes.assertions, flat(summary))),
         files=tuple(files),
     )

@@ -1,23 +1,25 @@
-"""Whether a load run was the run that was asked for: its arrivals audited, its lateness held against a budget.
+"""Whether a load run was the run that was asked for: what failed, what it sent, how late, and what is missing.
 
-A run outside its lateness budget is INVALID: its delays are partly those of the sender's machine. So is one whose
-sender died. A loop that a limit on the requests at once has partly closed is said to be so: arrivals then wait for
-departures, and its lateness holds those waits.
+A run is INVALID for one reason or several. Too many requests failed: its durations are those of the survivors. Its arrivals
+are not the process that was asked for, or its sender was late: its delays are partly those of the sender's machine. Records
+are missing. Waiting for a place among the requests at once is no lateness; requests due at once are judged by their order
+and their number.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
-import numpy as np
-
+from loadgen.audit import ALL_AT_ONCE, Stream, sent_stream
+from loadgen.failures import ALLOWED, Failures, count_failures, percent
 from loadgen.run import LoadResult
 from policies.text import SpecError
-from queueing.arrival_audit import Audit, Budget, audit_arrivals
+from queueing.arrival_audit import Audit, Budget
+from queueing.record import Record
 
 BUDGET = Budget(mean=0.001, p99=0.005)  # seconds
 _PART = re.compile(r"(mean|p99)=([0-9.eE+-]+)(ms|s)")
@@ -42,6 +44,14 @@ def _number(text: str) -> float:
         return math.nan
 
 
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a run is INVALID."""
+
+    of: Literal["failures", "arrivals", "lateness", "records"]
+    text: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadVerdict:
     """What is said of a run as a whole."""
@@ -49,39 +59,45 @@ class LoadVerdict:
     audit: Audit | None  # of the instants of sending; None where nothing was sent
     loop: str  # open | partly closed | closed
     held: int  # requests that waited for a place
+    held_for: float  # seconds, their mean wait
     missing: tuple[str, ...]
+    failures: Failures
+    reasons: tuple[Reason, ...]
 
     @property
     def valid(self) -> bool:
-        """Whether the lateness budget was kept and nothing is missing."""
-        return not self.missing and self.audit is not None and self.audit.valid is True
+        """Whether it was the run that was asked for."""
+        return not self.reasons
+
+    def invalid_for(self, *kinds: str) -> bool:
+        """Whether one of the reasons is of these kinds."""
+        return any(reason.of in kinds for reason in self.reasons)
 
     def lines(self) -> list[str]:
         """For a terminal, without the word INVALID."""
         told = [] if self.audit is None else [f"{'arrivals':<14}{self.audit.verdict}"]
         if self.loop != "open":
             told.append(f"{'loop':<14}{self._loop()}")
-        return told + [f"{'missing':<14}{sentence}" for sentence in self.missing]
+        return told + self.failures.lines() + [f"{'missing':<14}{sentence}" for sentence in self.missing]
 
     def _loop(self) -> str:
         if self.loop == "closed":
             return "closed: who sends waits for answers, so a slow server is asked less and its delay is flattered"
-        return f"partly closed: {self.held} requests waited for a place; the wait counts in their delay and lateness"
+        return (
+            f"partly closed: {self.held} requests waited for a place, {self.held_for:.3g} s on average; "
+            "the wait counts in their delay, not as lateness of the sender"
+        )
 
-    def why_invalid(self) -> str:
-        """One line."""
-        if self.missing:
-            return "INVALID: records are missing"
-        if self.audit is None or self.audit.lateness is None:
-            return "INVALID: nothing was sent"
-        late = self.audit.lateness
-        found = f"mean {late.mean * 1e3:.3g} ms, p99 {late.p99 * 1e3:.3g} ms"
-        return f"INVALID: lateness {found}; the budget is mean {late.budget.mean * 1e3:g} ms, p99 {late.budget.p99 * 1e3:g} ms"
+    def why_invalid(self) -> list[str]:
+        """One line for each reason."""
+        return [f"INVALID: {reason.text}" for reason in self.reasons]
 
     def as_object(self) -> dict[str, Any]:
         """For JSON."""
         return {
             "valid": self.valid,
+            "reasons": [reason.text for reason in self.reasons],
+            "failures": self.failures.as_object(),
             "loop": self.loop,
             "held": self.held,
             "missing": self.missing,
@@ -89,19 +105,58 @@ class LoadVerdict:
         }
 
 
-def judge(result: LoadResult, *, process: str, asked_rate: float | None, budget: Budget = BUDGET) -> LoadVerdict:
-    """Of a run whose arrivals were asked to be `process`."""
+def judge(result: LoadResult, *, budget: Budget = BUDGET, max_failed: float = ALLOWED) -> LoadVerdict:
+    """Of a run, by what its header says was asked for; `max_failed` is a share of the requests."""
     closed = result.header.configuration.get("loop") == "closed"
-    pairs = [(r.sent_at, r.intended_at) for r in result.records if r.sent_at is not None and r.intended_at is not None]
+    stream = sent_stream("run", result.header, result.records)
+    audit = stream.audit(budget=budget) if stream.instants.size else None
+    waits = [record.held_until - record.intended_at for record in result.records if record.held_until and record.intended_at]
+    failures = count_failures(result.records, cut_short=result.interrupted or bool(result.missing), allowed=max_failed)
     return LoadVerdict(
-        audit=_audit(pairs, process, asked_rate, budget) if pairs else None,
+        audit=audit,
         loop="closed" if closed else "partly closed" if result.held else "open",
         held=result.held,
+        held_for=sum(waits) / len(waits) if waits else 0.0,
         missing=result.missing,
+        failures=failures,
+        reasons=tuple(_reasons(result, stream, audit, failures)),
     )
 
 
-def _audit(pairs: Sequence[tuple[float, float]], process: str, asked_rate: float | None, budget: Budget) -> Audit:
-    sent, intended = np.array(pairs, dtype=np.float64).T
-    judged = "poisson" if process == "poisson" and asked_rate is not None else process if process != "poisson" else "all at once"
-    return audit_arrivals(sent, asked_rate=asked_rate if judged == "poisson" else None, intended=intended, process=judged, budget=budget)
+def _reasons(result: LoadResult, stream: Stream, audit: Audit | None, failures: Failures) -> Iterator[Reason]:
+    if failures.too_many:
+        yield Reason("failures", f"{failures.text()}; --max-failed-fraction allows {percent(failures.allowed)}")
+    if result.missing:
+        yield Reason("records", "records are missing")
+    if audit is None:
+        yield Reason("records", "nothing was sent")
+        return
+    unsent = [record for record in result.records if record.sent_at is None]
+    if stream.process == ALL_AT_ONCE and unsent and not result.interrupted:
+        yield Reason("records", f"{len(unsent)} of {len(result.records)} requests were not sent")
+    if audit.valid is False:
+        yield Reason("lateness", _too_late(audit))
+    if strange(audit, stream):
+        yield Reason("arrivals", f"arrivals are {audit.verdict}")
+
+
+def _too_late(audit: Audit) -> str:
+    late = audit.lateness
+    if late is None:
+        return audit.reasons[0]
+    found = f"mean {late.mean * 1e3:.3g} ms, p99 {late.p99 * 1e3:.3g} ms"
+    return f"lateness {found}; the budget is mean {late.budget.mean * 1e3:g} ms, p99 {late.budget.p99 * 1e3:g} ms"
+
+
+def strange(audit: Audit, stream: Stream) -> bool:
+    """Whether the sender has made other arrivals than those it was to make: one in 100 timetables fails its audit by chance."""
+    if audit.poisson is not False:
+        return False
+    planned = stream.planned() if stream.intended is not None else None
+    by_chance = {test.name for test in planned.tests if not test.holds} if planned else set()
+    return not audit.tests or not {test.name for test in audit.tests if not test.holds} <= by_chance
+
+
+def held_back(records: list[Record]) -> int:
+    """How many requests waited for a place among those at once."""
+    return sum(record.held_until is not None or record.sent_at is None for record in records)

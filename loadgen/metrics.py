@@ -35,9 +35,16 @@ def between(begin: float | None, end: float | None) -> float | None:
     return None if begin is None or end is None else end - begin
 
 
+def due_at(record: Record) -> float | None:
+    """When it could be sent: at its intended instant, or when a limit on the requests at once had a place for it."""
+    if record.intended_at is None or record.held_until is None:
+        return record.intended_at
+    return max(record.intended_at, record.held_until)
+
+
 def lateness(record: Record) -> float | None:
-    """How late it was sent."""
-    return between(record.intended_at, record.sent_at)
+    """How late the sender was; waiting for a place among `--max-concurrency` is not its doing."""
+    return between(due_at(record), record.sent_at)
 
 
 def time_per_output_token(record: Record) -> float | None:

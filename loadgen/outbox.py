@@ -84,7 +84,9 @@ class Outbox:
             told.set_result(record)
         self._ended.set()
         if self._held and record.sent_at is not None:
-            self._send(self._held.popleft())
+            following = self._held.popleft()
+            following.held_until = record.released_at
+            self._send(following)
 
     def _count_failures(self, record: Record) -> None:
         """A refusal (429, 503) is an answer of a server that is there: it ends the row, as a completed request does."""

@@ -20,6 +20,8 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from heapq import heappop, heappush
+from itertools import count
 from typing import Protocol
 
 from loadgen.timetable import FloatArray
@@ -115,6 +117,40 @@ def pacing_clock() -> Iterator[Clock]:
         yield timer
     finally:
         timer.close()
+
+
+class Alarms:
+    """Wakes many waiters, each at its own instant, with one clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []  # a heap, the earliest first
+        self._count = count()
+        self._ringing: asyncio.Task[None] | None = None
+
+    async def until(self, instant: float) -> None:
+        """See `Clock.until`."""
+        rung = self._loop.create_future()
+        heappush(self._waiting, (instant, next(self._count), rung))
+        if self._waiting[0][2] is rung:
+            self.close()
+            self._ringing = self._loop.create_task(self._ring())
+        await rung
+
+    async def _ring(self) -> None:
+        while self._waiting:
+            await self._clock.until(self._waiting[0][0])
+            while self._waiting and self._waiting[0][0] <= self._loop.time():
+                _, _, rung = heappop(self._waiting)
+                if not rung.done():
+                    rung.set_result(None)
+            await asyncio.sleep(0)  # who was woken goes first
+
+    def close(self) -> None:
+        """Wake nobody any more."""
+        if self._ringing is not None:
+            self._ringing.cancel()
 
 
 async def pace(instants: FloatArray, prepare: Callable[[int, float], Callable[[], None]]) -> None:

@@ -170,11 +170,19 @@ def _target(options: LoadOptions, *, natural: bool) -> Target:
     )
 
 
+def _arrivals(options: LoadOptions, process: Process | None) -> str | None:
+    if options.closed:
+        return "closed loop"
+    if process is not None:
+        return format_arrivals(process)
+    return "timetable" if options.timetable else None
+
+
 def _asked(options: LoadOptions, process: Process | None, target: Target) -> dict[str, Any]:
     """What the header of run and timetable says; nothing of it is needed to send the timetable again."""
     recorded = process is None
     return {
-        "arrivals": "closed loop" if options.closed else None if process is None else format_arrivals(process),
+        "arrivals": _arrivals(options, process),
         "request_rate": None if options.closed or process is None else process.mean_rate,
         "trace": None if options.trace is None else str(options.trace),
         "time_scale": options.time_scale if options.trace else None,

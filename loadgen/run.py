@@ -12,12 +12,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from loadgen.client import run_prefix
 from loadgen.datasets import Prompts, random_prompts
 from loadgen.descriptors import raise_file_limit
 from loadgen.job import ClosedLoop, Job, Tally, row_of
+from loadgen.metrics import LATENESS, values
 from loadgen.run_writer import RunWriter, replace_run
 from loadgen.senders import send_by_processes
 from loadgen.sending import send_job
@@ -47,7 +49,7 @@ class LoadResult:
 
     header: Header
     records: list[Record]
-    lateness: Summary  # sent - intended, seconds
+    lateness: Summary  # of the sender, seconds
     interrupted: bool
     held: int = 0  # requests that waited for a place among `max_concurrency`: the loop was partly closed
     missing: tuple[str, ...] = ()  # what senders that died have left untold, one sentence each
@@ -100,9 +102,15 @@ async def run_load(
         else:
             records, interrupted, missing = await send_by_processes(job, processes, header, tally, path)
     records.sort(key=row_of)
+    header = _ended(header, interrupted=interrupted, missing=missing)
     if path is not None:
         replace_run(path, header, records)
     return LoadResult(header, records, lateness(records), interrupted, tally.held, missing)
+
+
+def _ended(header: Header, *, interrupted: bool, missing: tuple[str, ...]) -> Header:
+    """The header of a run that is over: one that was killed has neither key."""
+    return msgspec.structs.replace(header, configuration={**header.configuration, "interrupted": interrupted, "missing": list(missing)})
 
 
 async def _send_here(job: Job, header: Header, tally: Tally, path: Path | None) -> tuple[list[Record], bool]:
@@ -132,9 +140,8 @@ async def _shown(progress: Progress | None, tally: Tally) -> AsyncIterator[None]
 
 
 def lateness(records: Iterable[Record]) -> Summary:
-    """How late the sender was: sent - intended, seconds."""
-    late = [r.sent_at - r.intended_at for r in records if r.sent_at is not None and r.intended_at is not None]
-    return summarise(np.array(late, dtype=np.float64))
+    """How late the sender was, seconds."""
+    return summarise(values(LATENESS, records))
 
 
 def _header(job: Job, processes: int, configuration: Mapping[str, Any] | None) -> Header:

@@ -1,8 +1,9 @@
 """One sender: a job sent from beginning to end in this process.
 
 Open loop: row i leaves at its instant whatever has become of the others. A limit on the requests in flight makes the
-loop partly closed: who must wait for a place keeps its intended instant, so that the wait counts in its delay and in
-the lateness, and is counted. The closed loop stands in loadgen/closed_loop.py.
+loop partly closed: a request that must wait for a place keeps its intended instant, so that the wait counts in its
+delay; its record says when the place became free, so that the wait is not taken for lateness of the sender. The closed
+loop is in loadgen/closed_loop.py.
 """
 
 from __future__ import annotations

@@ -100,6 +100,6 @@ def load_notes(summary: LoadSummary, metrics: Sequence[str] = ORDER) -> list[str
     if any(ends is None for found in shown for ends in found.intervals.values()):
         notes.append(f"{UNSURE} this quantile was seen too seldom for an interval")
     late, whole = summary.lateness, summary.durations.get("e2el")
-    if late is not None and whole is not None and late.mean > LATE * whole.mean:
+    if late is not None and whole is not None and not math.isinf(summary.drawn_rate) and late.mean > LATE * whole.mean:
         notes.append(f"the sender was late (mean {late.mean * 1e3:.3g} ms): its machine is too busy to judge short delays")
     return notes + [f"{count} x {error}" for error, count in summary.errors.items()]

@@ -28,6 +28,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     batch_id: int | None = None  # one per dispatch of a process; members of a batch share it
     batch_size: int | None = None  # at dispatch; for continuous: in service just after it
     intended_at: float | None = None  # the timetable's instant
+    held_until: float | None = None  # the sender's limit on requests at once: when a place became free for this one
     sent_at: float | None = None
     first_byte_at: float | None = None  # of the answer: its headers are in
     received_at: float | None = None  # at the gateway: the kernel had its last byte, however busy the gateway was

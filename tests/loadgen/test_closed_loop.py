@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 
 from loadgen.client import Target
+from loadgen.job import row_of
 from loadgen.run import ClosedLoop, LoadResult, run_load
 from loadgen.target import LoadError
 from loadgen.timetable import Timetable
@@ -62,6 +63,19 @@ def test_think_times_pass_before_each_request() -> None:
         assert record.intended_at - previous.released_at == pytest.approx(0.03)
 
 
+def test_every_row_is_sent_though_another_user_finds_none_left() -> None:
+    """The last row's user still thinks when the other two have nothing more to do."""
+    result, _, _ = run(10, closed_loop=ClosedLoop(users=3, think_times=np.array([0.0] * 9 + [0.3])))
+    assert [row_of(record) for record in result.records] == list(range(10))
+
+
+def test_a_user_whose_time_is_over_does_not_end_the_others_time() -> None:
+    """The first user would think beyond the duration; the other one goes on until it."""
+    result, _, _ = run(50, closed_loop=ClosedLoop(users=2, think_times=np.array([9.0] + [0.02] * 49), duration=0.5))
+    assert row_of(result.records[0]) == 1
+    assert len(result.records) >= 4
+
+
 def test_nobody_sends_after_the_duration() -> None:
     result, _, server = run(1000, closed_loop=ClosedLoop(users=2, duration=0.3))
     assert 4 <= len(result.records) <= 14
@@ -95,7 +109,10 @@ def test_a_limit_in_an_open_loop_counts_the_wait_as_delay_and_says_so() -> None:
     assert last.sent_at - last.intended_at > 8.9 * SERVICE
     assert last.sojourn_time is not None
     assert last.sojourn_time > 9.9 * SERVICE
-    assert result.lateness.max > 8.9 * SERVICE
+    assert last.held_until is not None
+    assert last.held_until - last.intended_at > 8.9 * SERVICE
+    assert result.lateness.max < SERVICE  # the place was free, and the sender used it at once
+    assert sum(record.held_until is not None for record in result.records) == 9
 
 
 def test_a_limit_that_nobody_meets_holds_nobody() -> None:

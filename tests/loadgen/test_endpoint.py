@@ -98,7 +98,7 @@ def test_a_silent_server_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_the_check_the_requests_tell() -> None:
     result = load(local(free_port(0)), "--ready-check-timeout", "0", "--model", "m", "--json")
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert json.loads(result.stdout)["outcomes"] == {"failed": 10}
 
 

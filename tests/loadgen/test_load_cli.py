@@ -96,9 +96,11 @@ def test_nobody_there_is_one_line_and_exit_1() -> None:
     assert "is the server up" in result.stderr
 
 
-def test_no_success_is_exit_1() -> None:
-    result = load("http://127.0.0.1:9", "--model", "m", "--ready-check-timeout", "0", "--json")
-    assert result.exit_code == 1
+def test_no_success_is_exit_3_and_1_where_failures_are_allowed() -> None:
+    nobody = ("--model", "m", "--ready-check-timeout", "0", "--json")
+    result = load("http://127.0.0.1:9", *nobody)
+    assert result.exit_code == 3
+    assert load("http://127.0.0.1:9", *nobody, "--max-failed-fraction", "1").exit_code == 1
     assert json.loads(result.stdout)["outcomes"] == {"failed": 30}
 
 
@@ -245,7 +247,8 @@ def test_a_broken_condition_is_exit_3_and_zero_successes_never_0(server_url: str
     broken = load(server_url, "--assert", "p99_ttft < 0.001ms", "--json")
     assert broken.exit_code == 3
     assert "p99_ttft" in json.loads(broken.stdout)["broken"][0]
-    assert load("http://127.0.0.1:9", "--model", "m", "--ready-check-timeout", "0", "--assert", "completed == 0").exit_code == 1
+    nobody = ("--model", "m", "--ready-check-timeout", "0", "--max-failed-fraction", "1")
+    assert load("http://127.0.0.1:9", *nobody, "--assert", "completed == 0").exit_code == 1
 
 
 def test_a_run_beyond_the_budget_is_invalid_and_says_so(server_url: str) -> None:

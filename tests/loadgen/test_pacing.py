@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from loadgen.pacing import Clock, Spin, TimerFd, pace, pacing_clock, quiet_garbage_collector
+from loadgen.pacing import Alarms, Clock, Spin, TimerFd, pace, pacing_clock, quiet_garbage_collector
 
 CLOCKS = [Spin, TimerFd] if sys.platform == "linux" else [Spin]
 
@@ -45,6 +45,32 @@ def test_a_clock_keeps_instants_far_below_the_tick_of_the_loops_timers(kind: Cal
         return late
 
     assert sorted(asyncio.run(main()))[10] < 0.0004
+
+
+@pytest.mark.parametrize("kind", CLOCKS)
+def test_one_clock_wakes_many_waiters_each_at_its_own_instant(kind: Callable[[], Clock]) -> None:
+    """Set in any order, one of them given up; never before the instant and in the order of the instants."""
+
+    async def main() -> list[int]:
+        loop, alarms = asyncio.get_running_loop(), Alarms(kind())
+        woken: list[int] = []
+
+        async def wait(place: int) -> None:
+            instant = began + 0.01 * place
+            await alarms.until(instant)
+            assert loop.time() >= instant
+            woken.append(place)
+
+        began = loop.time()
+        waiters = {place: asyncio.create_task(wait(place)) for place in (3, 1, 4, 2, 0, 3)}
+        await asyncio.sleep(0)
+        waiters.pop(1).cancel()
+        await asyncio.gather(*waiters.values())
+        waiters[5] = asyncio.create_task(wait(5))
+        await waiters[5]
+        return woken
+
+    assert asyncio.run(main()) == [0, 2, 3, 3, 4, 5]
 
 
 def test_the_descriptor_is_given_back() -> None:
