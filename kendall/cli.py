@@ -14,6 +14,7 @@ COMMANDS = {
     "demo": ("loadgen.demo_cli", "observed beside predicted, on the real engine, in a few minutes"),
     "serve": ("server.cli", "serve an OpenAI-style endpoint with a queue under a policy you choose"),
     "load": ("loadgen.load_cli", "send open-loop load and report what was seen"),
+    "summary": ("loadgen.summary_cli", "print the report of a saved load run, also of one that was killed"),
     "sweep": ("loadgen.sweep_cli", "measure policies x loads x token limits, resumable, with a report"),
     "compare": ("loadgen.compare_cli", "put a run's observed queueing delay beside theory"),
     "audit": ("loadgen.audit_cli", "are the arrivals of a run what they are said to be?"),

@@ -97,7 +97,7 @@ class Report:
     @property
     def status(self) -> int:
         """Of the command."""
-        asked = ("failures", "lateness", "arrivals", "records") if self.wishes.budget_asked else ("failures",)
+        asked = ("failures", "lateness") if self.wishes.budget_asked else ("failures",)
         if self.broken or self.verdict.invalid_for(*asked):
             return 3
         return 1 if self.summary.interrupted or not self.summary.completed or self.verdict.missing else 0

@@ -19,7 +19,6 @@ from loadgen.failures import ALLOWED, Failures, count_failures, percent
 from loadgen.run import LoadResult
 from policies.text import SpecError
 from queueing.arrival_audit import Audit, Budget
-from queueing.record import Record
 
 BUDGET = Budget(mean=0.001, p99=0.005)  # seconds
 _PART = re.compile(r"(mean|p99)=([0-9.eE+-]+)(ms|s)")
@@ -155,8 +154,3 @@ def strange(audit: Audit, stream: Stream) -> bool:
     planned = stream.planned() if stream.intended is not None else None
     by_chance = {test.name for test in planned.tests if not test.holds} if planned else set()
     return not audit.tests or not {test.name for test in audit.tests if not test.holds} <= by_chance
-
-
-def held_back(records: list[Record]) -> int:
-    """How many requests waited for a place among those at once."""
-    return sum(record.held_until is not None or record.sent_at is None for record in records)

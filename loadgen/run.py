@@ -105,7 +105,7 @@ async def run_load(
     header = _ended(header, interrupted=interrupted, missing=missing)
     if path is not None:
         replace_run(path, header, records)
-    return LoadResult(header, records, lateness(records), interrupted, tally.held, missing)
+    return LoadResult(header, records, lateness(records), interrupted, held_back(records), missing)
 
 
 def _ended(header: Header, *, interrupted: bool, missing: tuple[str, ...]) -> Header:
@@ -137,6 +137,11 @@ async def _shown(progress: Progress | None, tally: Tally) -> AsyncIterator[None]
             shown.cancel()
             with suppress(asyncio.CancelledError):
                 await shown
+
+
+def held_back(records: Iterable[Record]) -> int:
+    """How many requests waited for a place among those at once; what was never sent waited until the end."""
+    return sum(record.held_until is not None or record.sent_at is None for record in records)
 
 
 def lateness(records: Iterable[Record]) -> Summary:

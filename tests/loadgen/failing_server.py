@@ -56,6 +56,7 @@ class FailingServer:
         if self._requests == self._arguments.dies_at:
             os.kill(os.getpid(), signal.SIGKILL)
         body: dict[str, Any] = await request.json()
+        await asyncio.sleep(self._arguments.delay)
         if self._arguments.status != web.HTTPOk.status_code:
             return web.json_response({"error": {"message": "no", "code": "no"}}, status=self._arguments.status)
         return await answer(request, body)
@@ -85,5 +86,6 @@ if __name__ == "__main__":
     parser.add_argument("--not-ready", type=int, default=0, help="the looks that it answers with 503")
     parser.add_argument("--silent", action="store_true")
     parser.add_argument("--status", type=int, default=200, help="of every answer")
+    parser.add_argument("--delay", type=float, default=0.0, help="seconds before every answer")
     parser.add_argument("--tls", nargs=2, metavar=("CERTIFICATE", "KEY"))
     asyncio.run(_main(parser.parse_args()))

@@ -1,0 +1,79 @@
+"""`kendall summary`: the report of a load run, from its file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from loadgen.failures import ALLOWED
+
+if TYPE_CHECKING:
+    from loadgen.load_report import Report
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+def _option(flag: str, about: str, **settings: Any) -> Any:
+    return typer.Option(flag, help=about, envvar="KENDALL_" + flag.removeprefix("--").replace("-", "_").upper(), **settings)
+
+
+@app.command("summary")
+def summary_command(
+    run_files: Annotated[
+        list[Path], typer.Argument(help="Run files of `kendall load`, complete or cut short, or result JSON of `vllm bench serve`.")
+    ],
+    *,
+    goodput: Annotated[list[str] | None, _option("--goodput", "Limits in ms, such as ttft:100. Repeatable.")] = None,
+    percentile_metrics: Annotated[str | None, _option("--percentile-metrics", "Which durations, for example ttft,tpot,itl,e2el.")] = None,
+    metric_percentiles: Annotated[str | None, _option("--metric-percentiles", "Which percentiles [50,90,95,99].")] = None,
+    lateness_budget: Annotated[
+        str | None, _option("--lateness-budget", "Beyond it the run is INVALID [mean=1ms,p99=5ms]; where given, exit 3.")
+    ] = None,
+    max_failed_fraction: Annotated[
+        float, _option("--max-failed-fraction", "Share of requests that may fail; beyond it the run is INVALID, exit 3.")
+    ] = ALLOWED,
+    assertions: Annotated[
+        list[str] | None, typer.Option("--assert", help="A condition, such as 'p99_ttft < 200ms'; exit 3 where broken.")
+    ] = None,
+    json: Annotated[bool, _option("--json", "Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Print the report of saved load runs, as `kendall load` printed it at their end; of a killed run, as far as it came.
+
+    The exit status is that of the run: 3 where too many requests failed or a condition is broken, 1 where it did not end.
+    """
+    reports = _reports(
+        run_files,
+        metrics=percentile_metrics,
+        percentiles=metric_percentiles,
+        goodput=goodput or [],
+        assertions=assertions or [],
+        budget=lateness_budget,
+        max_failed=max_failed_fraction,
+    )
+    if json:
+        found = [{"run": name, **report.as_object()} for name, report in reports]
+        typer.echo(msgspec.json.encode(found[0] if len(found) == 1 else {"runs": found}))
+    else:
+        _print(reports)
+    raise typer.Exit(max(report.status for _, report in reports))
+
+
+def _reports(paths: list[Path], **wanted: Any) -> list[tuple[str, Report]]:
+    from loadgen.load_report import parse_wishes, report_on  # noqa: PLC0415 - numerics, which `--help` need not wait for
+    from loadgen.saved_run import read_results  # noqa: PLC0415
+
+    wishes = parse_wishes(**wanted)
+    return [(name, report_on(result, wishes)) for name, result in read_results(paths)]
+
+
+def _print(reports: list[tuple[str, Report]]) -> None:
+    from rich.console import Console  # noqa: PLC0415
+
+    for place, (name, report) in enumerate(reports):
+        if len(reports) > 1:
+            typer.echo(f"{'' if place == 0 else chr(10)}{name}")
+        report.print(Console(file=sys.stdout))

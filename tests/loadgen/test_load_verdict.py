@@ -1,0 +1,203 @@
+"""When a load run is INVALID: servers that die, refuse, fail or are slow, senders that send something else; and when it is not."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from loadgen.failures import count_failures
+from loadgen.load_cli import app
+from loadgen.load_verdict import LoadVerdict, judge
+from loadgen.run import LoadResult, held_back, lateness
+from policies.text import SpecError
+from queueing.arrival_audit import Budget, audit_arrivals
+from queueing.record import Header, Record, read_run
+from tests.loadgen.failing_server import failing_server
+
+RATE = 20.0
+WIDE = ("--lateness-budget", "mean=9s,p99=9s")
+
+
+@pytest.fixture(autouse=True)
+def _runs_go_into_a_scratch_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # the server is a module of the tests
+    monkeypatch.chdir(tmp_path)
+
+
+def load(port: int, *more: str, requests: int = 200) -> Result:
+    flags = ("--base-url", f"http://127.0.0.1:{port}", "--num-prompts", str(requests), "--max-tokens", "2", "--output", "run.jsonl")
+    rate = () if {"--request-rate", "--max-concurrency"} & set(more) else ("--request-rate", "400")
+    return CliRunner().invoke(app, [*flags, *rate, *more])
+
+
+def found(result: Result) -> dict[str, Any]:
+    return dict(json.loads(result.stdout))
+
+
+def test_a_server_that_dies_in_mid_run_makes_it_invalid_with_share_and_instant() -> None:
+    with failing_server("--dies-at", "60") as port:
+        result = load(port, "--max-errors", "0", "--json")
+    assert result.exit_code == 3, result.output
+    said = found(result)
+    failures, records = said["failures"], read_run(Path("run.jsonl"))[1]
+    ends = [record.released_at for record in records if record.outcome == "failed" and record.released_at is not None]
+    began = min(record.intended_at or 0.0 for record in records)
+    assert said["valid"] is False
+    assert failures["failed"] == said["outcomes"]["failed"] == len(ends) > 100
+    assert failures["share"] == pytest.approx(len(ends) / 200)
+    assert failures["first_at"] == pytest.approx(min(ends) - began)
+    (reason,) = (text for text in said["reasons"] if "failed" in text)
+    assert reason.startswith(f"{len(ends)} of 200 requests failed ({len(ends) / 2:.3g} %), the first ")
+    assert "--max-failed-fraction allows 1 %" in reason
+
+
+def test_the_text_says_so_too() -> None:
+    with failing_server("--dies-at", "60") as port:
+        result = load(port, "--max-errors", "0")
+    assert result.exit_code == 3
+    assert "INVALID: " in result.stdout
+    assert " s after the start" in result.stdout
+
+
+def test_the_share_that_may_fail_is_settable() -> None:
+    with failing_server("--status", "500") as port:
+        assert load(port, *WIDE, requests=40).exit_code == 3
+        allowed = load(port, "--max-failed-fraction", "1", *WIDE, "--json", requests=40)
+    assert allowed.exit_code == 1  # nothing was completed all the same
+    assert found(allowed)["reasons"] == []
+    for share in ("-0.1", "1.5", "nan"):
+        assert isinstance(load(1, "--max-failed-fraction", share).exception, SpecError)
+
+
+def test_a_server_that_rejects_has_not_failed_and_one_that_is_unavailable_has() -> None:
+    with failing_server("--status", "429") as port:
+        rejected = load(port, *WIDE, "--json", requests=40)
+    assert (rejected.exit_code, found(rejected)["valid"], found(rejected)["failures"]["refused"]) == (1, True, 40)
+    with failing_server("--status", "503") as port:
+        unavailable = load(port, *WIDE, "--json", requests=40)
+    assert (unavailable.exit_code, found(unavailable)["valid"], found(unavailable)["failures"]["failed"]) == (3, False, 40)
+
+
+def test_a_slow_server_leaves_answers_out_beyond_the_drain_limit() -> None:
+    with failing_server("--delay", "30") as port:
+        result = load(port, "--drain-limit", "0.1", *WIDE, "--json", requests=20)
+    assert result.exit_code == 3
+    assert found(result)["failures"]["first_error"] == "the run ended before the answer did"
+
+
+def test_requests_held_back_by_the_asked_limit_are_no_lateness() -> None:
+    """Two places of 50 ms each take 40 requests a second; 400 are asked for."""
+    with failing_server("--delay", "0.05") as port:
+        result = load(port, "--request-rate", "400", "--max-concurrency", "2", "--json", requests=40)
+    said, records = found(result), read_run(Path("run.jsonl"))[1]
+    assert said["held"] == sum(record.held_until is not None for record in records) >= 36
+    assert said["arrival_audit"]["process"] == "partly closed"
+    waited = [record.sent_at - record.intended_at for record in records if record.sent_at and record.intended_at]
+    assert max(waited) > 0.8
+    assert said["send_lateness"]["max"] < 0.5 * max(waited)
+    assert "too busy" not in result.output
+
+
+@pytest.mark.parametrize("flags", [(), ("--max-concurrency", "4"), ("--processes", "2")])
+def test_a_burst_is_judged_by_order_and_number(flags: tuple[str, ...]) -> None:
+    with failing_server("--delay", "0.02") as port:
+        result = load(port, "--request-rate", "inf", *flags, "--lateness-budget", "mean=0.001ms,p99=0.001ms", "--json", requests=60)
+    assert result.exit_code == 0, result.output
+    said = found(result)
+    assert (said["valid"], said["arrival_audit"]["lateness"]) == (True, None)
+    assert said["arrival_audit"]["verdict"].startswith("as asked (all at once): in the order of the timetable")
+
+
+def test_sigterm_ends_the_run_prints_the_table_and_keeps_the_file(tmp_path: Path) -> None:
+    with failing_server() as port:
+        flags = ["--base-url", f"http://127.0.0.1:{port}", "--request-rate", "50", "--num-prompts", "9000", "--max-tokens", "2"]
+        command = [sys.executable, "-m", "loadgen.load_cli", *flags, "--output", "run.jsonl"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert process.stderr is not None
+            process.stderr.readline()  # the first line of progress: the run is under way
+            process.send_signal(signal.SIGTERM)
+            out, err = process.communicate(timeout=60)
+    assert process.returncode == 1, err
+    assert b"completed (interrupted)" in out
+    assert b"end to end" in out
+    assert b"Traceback" not in err
+    header, records = read_run(tmp_path / "run.jsonl")
+    assert header.configuration["interrupted"] is True
+    assert 5 < len(records) < 3000
+
+
+def poisson(seed: int, n: int = 600) -> np.ndarray:
+    return 100.0 + np.cumsum(np.random.default_rng(seed).exponential(1 / RATE, n))
+
+
+def run_of(intended: np.ndarray, sent: np.ndarray, rate: float | None = RATE) -> LoadResult:
+    text = "poisson:rate=inf" if rate is None else f"poisson:rate={rate:g}"
+    pairs = zip(intended.tolist(), sent.tolist(), strict=True)
+    records = [
+        Record(request_id=f"load-1-{row}", outcome="completed", intended_at=at, sent_at=left, released_at=left + 0.01)
+        for row, (at, left) in enumerate(pairs)
+    ]
+    header = Header(writer="load", configuration={"arrivals": text, "request_rate": rate, "num_prompts": len(records)})
+    return LoadResult(header, records, lateness(records), interrupted=False, held=held_back(records))
+
+
+def kinds(verdict: LoadVerdict) -> list[str]:
+    return [reason.of for reason in verdict.reasons]
+
+
+def test_a_failed_audit_of_ones_own_arrivals_is_invalid_and_says_why() -> None:
+    intended = poisson(0)
+    assert judge(run_of(intended, intended + 1e-4)).valid
+    stood_still = np.where((intended > 105) & (intended < 107), np.maximum(intended, 107), intended)  # two seconds of 30
+    verdict = judge(run_of(intended, stood_still), budget=Budget(mean=9, p99=9))
+    assert kinds(verdict) == ["arrivals"]
+    assert verdict.why_invalid()[0].startswith("INVALID: arrivals are not poisson: ")
+    assert verdict.as_object()["valid"] is False
+
+
+def test_a_timetable_that_fails_by_chance_is_not_the_senders_fault() -> None:
+    """One in a hundred does; sent as it was drawn it is the run that was asked for."""
+    seeds = (seed for seed in range(2000) if not audit_arrivals(poisson(seed), asked_rate=RATE).good)
+    unlucky = poisson(next(seeds))
+    verdict = judge(run_of(unlucky, unlucky + 1e-5))
+    assert verdict.audit is not None
+    assert verdict.audit.poisson is False
+    assert verdict.valid
+
+
+def test_a_burst_out_of_order_or_not_whole_is_invalid() -> None:
+    at_once, sent = np.full(100, 5.0), 5.0 + np.arange(100) * 1e-3
+    assert judge(run_of(at_once, sent, rate=None)).valid
+    assert kinds(judge(run_of(at_once, sent[::-1], rate=None))) == ["lateness"]
+    run = run_of(at_once, sent, rate=None)
+    run.records[3] = Record(request_id="load-1-3", outcome="cancelled", intended_at=5.0)
+    assert "1 of 100 requests were not sent" in [reason.text for reason in judge(run, max_failed=0.5).reasons]
+
+
+def test_what_counts_as_a_failure() -> None:
+    def one(row: int, outcome: str, error: str | None = None, at: float | None = None) -> Record:
+        made: dict[str, Any] = {"request_id": f"l-{row}", "outcome": outcome, "error": error, "released_at": at}
+        return Record(intended_at=10.0 + row, sent_at=10.0 + row, **made)
+
+    records = [
+        one(0, "completed", at=10.5),
+        one(1, "rejected", "429 queue_full", 11.1),
+        one(2, "abandoned", "429 queue_timeout", 12.1),
+        one(3, "rejected", "503 engine_unavailable", 15.0),
+        one(4, "failed", "500 oops", 14.5),
+        one(5, "cancelled", "the run ended before the answer did"),
+    ]
+    whole, cut = count_failures(records, cut_short=False), count_failures(records, cut_short=True)
+    assert (whole.requests, whole.failed, whole.refused, whole.first_at, whole.first_error) == (6, 3, 2, 4.5, "500 oops")
+    assert (cut.requests, cut.failed, cut.share) == (5, 2, 0.4)
+    assert whole.too_many
+    assert not count_failures(records, cut_short=False, allowed=0.5).too_many
+    assert not count_failures([], cut_short=False, allowed=0.0).too_many

@@ -1,0 +1,110 @@
+"""`kendall summary`: the report of a run from its file, the same as at its end, also where nobody lived to write one."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kendall import cli
+from queueing.record import Header, Record, write_run
+from tests.loadgen.failing_server import failing_server
+
+
+@pytest.fixture(autouse=True)
+def _runs_go_into_a_scratch_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # the server is a module of the tests
+    monkeypatch.chdir(tmp_path)
+
+
+def kendall(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(list(arguments))
+    return int(stop.value.code or 0)
+
+
+def load(port: int, *more: str) -> int:
+    flags = ("--base-url", f"http://127.0.0.1:{port}", "--num-prompts", "120", "--max-tokens", "2", "--output", "run.jsonl")
+    return kendall("load", *flags, *more)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [("--request-rate", "400"), ("--request-rate", "inf", "--max-concurrency", "5"), ("--max-concurrency", "3", "--think-time", "0.002")],
+)
+def test_a_saved_run_is_reported_as_it_was_at_its_end(flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with failing_server("--delay", "0.002") as port:
+        assert load(port, *flags, "--json") == 0
+    live = json.loads(capsys.readouterr().out)
+    assert kendall("summary", "run.jsonl", "--json") == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again.pop("run") == "run.jsonl"
+    assert live.pop("files") == ["run.jsonl"]
+    assert again.pop("files") == []
+    assert again == live
+
+
+def test_the_table_and_the_exit_status_are_those_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    with failing_server("--dies-at", "60") as port:
+        status = load(port, "--request-rate", "400", "--max-errors", "0")
+    live = capsys.readouterr().out
+    assert status == kendall("summary", "run.jsonl") == 3
+    again = capsys.readouterr().out
+    assert "INVALID: " in again
+    assert again.split() == live.replace("written: run.jsonl", "").split()
+    assert kendall("summary", "run.jsonl", "--max-failed-fraction", "0.9") == 0
+    assert kendall("summary", "run.jsonl", "--max-failed-fraction", "0.9", "--assert", "completed == 0") == 3
+
+
+@pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_a_run_that_was_killed_is_reported_as_far_as_it_came(processes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with failing_server() as port:
+        flags = ["--base-url", f"http://127.0.0.1:{port}", "--request-rate", "100", "--num-prompts", "9000", "--max-tokens", "2"]
+        command = [sys.executable, "-m", "loadgen.load_cli", *flags, "--processes", processes, "--output", "run.jsonl"]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+            assert process.stderr is not None
+            for _ in range(1 if processes == "1" else 2):
+                process.stderr.readline()  # a line of progress: the run is under way
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+    assert kendall("summary", "run.jsonl", "--json") == 1  # of several senders nothing but their own files is left
+    found = json.loads(capsys.readouterr().out)
+    assert found["outcomes"]["completed"] > 0
+    assert found["valid"] is False
+    assert f"{sum(found['outcomes'].values())} of 9000 requests have a record" in found["missing"][0]
+    assert kendall("summary", "run.jsonl") == 1
+    assert "end to end" in capsys.readouterr().out
+
+
+def test_a_last_line_that_was_cut_is_left_out_and_several_files_are_reported_in_turn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header = Header(writer="load", configuration={"arrivals": "poisson:rate=1", "request_rate": 1.0, "num_prompts": 9})
+    rows = [
+        Record(request_id=f"load-1-{row}", outcome="completed", intended_at=float(row), sent_at=row + 1e-4, released_at=row + 0.5)
+        for row in range(5)
+    ]
+    for name in ("a.jsonl", "b.jsonl"):
+        write_run(tmp_path / name, header, rows)
+    (tmp_path / "b.jsonl").write_bytes((tmp_path / "b.jsonl").read_bytes()[:-20])
+    assert kendall("summary", "a.jsonl", "b.jsonl") == 1
+    out = capsys.readouterr().out
+    assert out.startswith("a.jsonl\nrequests      5 completed")
+    assert "b.jsonl\nrequests      4 completed" in out
+    assert "4 of 9 requests have a record" in " ".join(out.split())
+    kendall("summary", "a.jsonl", "b.jsonl", "--json")
+    assert [run["run"] for run in json.loads(capsys.readouterr().out)["runs"]] == ["a.jsonl", "b.jsonl"]
+
+
+def test_what_is_no_load_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "gateway.jsonl", Header(writer="gateway"), [])
+    (tmp_path / "empty.jsonl").touch()
+    for name, words in (("nowhere.jsonl", "No such file"), ("gateway.jsonl", "written by a gateway"), ("empty.jsonl", "expected a header")):
+        assert kendall("summary", name) == 2
+        said = capsys.readouterr().err
+        assert words in said
+        assert said.count("\n") == 1
