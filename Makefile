@@ -6,7 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 CACHES := .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 PURE := tests/policies tests/queueing
-OPERATOR_RULES := docker/k8s/base/prometheusrule.yaml
+OPERATOR_RULES := docker/k8s/components/prometheus-operator/prometheusrule.yaml
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,7 +58,8 @@ dashboards: setup-dev ## grafana/dashboards/*.json from the code beside them
 notebooks: setup ## execute docs/notebooks and write their outputs
 	@$(BIN)/python tools/notebook.py docs/notebooks/*.ipynb
 
-manifests: ## docker/k8s/base/prometheusrule.yaml from docker/rules.yml
+manifests: ## the operator's rules from docker/rules.yml; RUNBOOK_BASE=https://.../ begins the alerts' links
+	@sed -i 's|\(runbook_url: \).*\(docs/operating.md#\)|\1$(RUNBOOK_BASE)\2|' docker/rules.yml
 	@sed -n '1,/^spec:/p' $(OPERATOR_RULES) >$(OPERATOR_RULES).new
 	@sed -n '/^groups:/,$$p' docker/rules.yml | sed 's/^\(.\)/  \1/' >>$(OPERATOR_RULES).new
 	@mv $(OPERATOR_RULES).new $(OPERATOR_RULES)

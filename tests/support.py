@@ -32,3 +32,12 @@ def require_vllm() -> None:
     """Go on only where the real engine can be imported."""
     if importlib.util.find_spec("vllm") is None:
         missing("vllm", "`make setup` installs it where it exists for the platform")
+
+
+def assert_flags_exist(command: str, arguments: list[str]) -> None:
+    """Every flag that a manifest gives a command is one of its options."""
+    from kendall import cli
+
+    known = {flag for parameter in cli._command(command).params for flag in parameter.opts}
+    asked = {argument.split("=")[0] for argument in arguments if argument.startswith("--")}
+    assert asked <= known

@@ -1,4 +1,4 @@
-"""Containers without a container engine: schemas, a linter, and the Dockerfile's own commands run in a folder."""
+"""Images and compose without a container engine: schemas, a linter, and the Dockerfile's own commands run in a folder."""
 
 from __future__ import annotations
 
@@ -10,22 +10,18 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import jsonschema
-import kubernetes_validate
 import pytest
 import yaml
 
-from tests.support import missing
+from tests.support import assert_flags_exist, missing
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCKER = ROOT / "docker"
-BASE, GPU = DOCKER / "k8s/base", DOCKER / "k8s/gpu"
-KUBERNETES = "1.31"  # the oldest that is supported: what is valid there is valid later
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -57,112 +53,11 @@ def test_compose_says_only_flags_that_the_command_has() -> None:
         assert_flags_exist(command[0], command[1:])
 
 
-def assert_flags_exist(command: str, arguments: list[str]) -> None:
-    from kendall import cli
-
-    known = {flag for parameter in cli._command(command).params for flag in parameter.opts}
-    asked = {argument.split("=")[0] for argument in arguments if argument.startswith("--")}
-    assert asked <= known
-
-
 def test_what_stops_a_container_waits_longer_than_the_drain() -> None:
     from server.settings import Settings
 
     grace = read(DOCKER / "compose.yaml")["services"]["gateway"]["stop_grace_period"]
     assert int(grace.removesuffix("s")) > Settings(model="m", served_model_name="m").shutdown_timeout + 10
-
-
-# Kubernetes
-
-
-def manifests() -> Iterator[tuple[Path, dict[str, Any]]]:
-    for name in read(BASE / "kustomization.yaml")["resources"]:
-        yield BASE / name, read(BASE / name)
-
-
-def test_kustomizations_name_what_exists() -> None:
-    assert {path.name for path, _ in manifests()} == {path.name for path in BASE.glob("*.yaml")} - {"kustomization.yaml"}
-    gpu = read(GPU / "kustomization.yaml")
-    assert [(GPU / name).resolve() for name in gpu["resources"]] == [BASE]
-    assert all((GPU / patch["path"]).is_file() for patch in gpu["patches"])
-    assert gpu["images"][0]["name"] == deployment()["spec"]["template"]["spec"]["containers"][0]["image"].split(":")[0]
-
-
-@pytest.mark.parametrize("name", ["deployment.yaml", "service.yaml"])
-def test_manifests_are_valid_by_the_schemas_of_kubernetes(name: str) -> None:
-    document = read(BASE / name)
-    kubernetes_validate.validate(document, KUBERNETES, strict=True)
-    document["spec"]["matching"] = document["spec"]["selector"]
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(document, KUBERNETES, strict=True)
-
-
-def deployment() -> dict[str, Any]:
-    return read(BASE / "deployment.yaml")
-
-
-def container() -> dict[str, Any]:
-    found: dict[str, Any] = deployment()["spec"]["template"]["spec"]["containers"][0]
-    return found
-
-
-def test_the_gpu_patch_gives_a_valid_deployment() -> None:
-    merged = merge(deployment(), read(GPU / "deployment.yaml"))
-    kubernetes_validate.validate(merged, KUBERNETES, strict=True)
-    assert merged["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
-    assert merged["spec"]["strategy"] == {"type": "Recreate"}
-
-
-def merge(base: Any, patch: Any) -> Any:
-    """A strategic merge of what is used here: null deletes, containers are merged by name."""
-    if isinstance(base, dict) and isinstance(patch, dict):
-        merged = base | {key: merge(base.get(key), value) for key, value in patch.items()}
-        return {key: value for key, value in merged.items() if value is not None}
-    if isinstance(base, list) and isinstance(patch, list) and all("name" in each for each in base + patch):
-        named = {each["name"]: each for each in patch}
-        return [merge(each, named.get(each["name"], {})) for each in base]
-    return patch
-
-
-def test_the_pod_is_given_time_to_drain() -> None:
-    """preStop, then --shutdown-timeout, then letting the engine go, within the grace period; clients are told 503 by then."""
-    grace = deployment()["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
-    before = int(container()["lifecycle"]["preStop"]["exec"]["command"][1])
-    drain = int(next(argument for argument in container()["args"] if argument.startswith("--shutdown-timeout")).split("=")[1])
-    assert before + drain + 15 <= grace
-    readiness = container()["readinessProbe"]
-    assert before > readiness["periodSeconds"] * readiness["failureThreshold"]
-
-
-def test_probes_ask_what_the_gateway_answers_without_a_key() -> None:
-    from server.security.routes import DECISIONS
-
-    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        path = container()[probe]["httpGet"]["path"]
-        assert DECISIONS[path] == "open", path
-
-
-def test_the_pod_says_only_flags_that_the_command_has() -> None:
-    command, *arguments = container()["args"]
-    assert_flags_exist(command, arguments)
-
-
-def test_labels_ports_and_job_fit_together() -> None:
-    labels = deployment()["spec"]["template"]["metadata"]["labels"]
-    service, monitor = read(BASE / "service.yaml"), read(BASE / "servicemonitor.yaml")
-    assert deployment()["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    assert service["spec"]["selector"].items() <= labels.items()
-    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
-    (port,) = service["spec"]["ports"]
-    assert port["targetPort"] == container()["ports"][0]["name"]
-    assert monitor["spec"]["endpoints"][0]["port"] == port["name"]
-    job = service["metadata"]["labels"][monitor["spec"]["jobLabel"]]
-    assert f'up{{job="{job}"}}' in (DOCKER / "rules.yml").read_text()
-
-
-def test_the_operators_rules_are_the_rules() -> None:
-    """`make manifests` writes them."""
-    assert read(BASE / "prometheusrule.yaml")["spec"] == read(DOCKER / "rules.yml")
 
 
 # the image

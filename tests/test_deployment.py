@@ -151,7 +151,9 @@ def test_every_alarm_asks_for_metrics_that_exist_and_has_its_line_in_the_runbook
     headings = {f"#{line[4:].lower()}" for line in (ROOT / "docs/operating.md").read_text().splitlines() if line.startswith("### ")}
     for alarm in alarms:
         assert series_of(alarm["expr"]) <= SERIES, alarm["alert"]
-        page, anchor = alarm["annotations"]["runbook"].split("#")
+        assert set(alarm["annotations"]) == {"summary", "description", "runbook_url"}
+        assert 80 < len(alarm["annotations"]["description"]) < 400, "what it means and what to do first"
+        page, anchor = alarm["annotations"]["runbook_url"].split("#")
         assert (ROOT / page).is_file()
         assert f"#{anchor}" in headings
     fired = read_yaml(ROOT / "tests/rules_test.yml")["tests"][1]["promql_expr_test"][0]["exp_samples"]

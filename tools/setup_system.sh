@@ -2,6 +2,10 @@
 # The programs that tests take from the system: Prometheus with promtool, and Chromium. For Debian and Ubuntu.
 set -eu
 
+# Debian's kubectl is too old for components, and Ubuntu has none: it has its own installation.
+command -v kubectl >/dev/null ||
+    echo "setup-system: kubectl is missing, and with it tests/test_kubernetes.py: see kubernetes.io/docs/tasks/tools" >&2
+
 missing=
 for program in prometheus promtool chromium; do
     command -v "$program" >/dev/null || missing="$missing $program"
