@@ -21,7 +21,7 @@ NOTES = (
     f"agree: the prediction lies in the observed interval or within {AGREE * 100:.0f} % of the observation",
 )
 SOJOURN = "*: mean sojourn time; before a continuous engine, waiting for its next step is part of the service"
-SHORT = {"sampling noise": "chance", "no prediction": "-"}
+SHORT = {"sampling noise": "chance"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,6 +97,9 @@ def verdict(comparison: Comparison) -> Verdict:
 def verdict_at_speed(comparison: Comparison) -> Verdict:
     """The same against the prediction with the law at the run's speed and residual: speed and scatter explain nothing there."""
     predicted, found = comparison.quantity.predicted, comparison.split
+    if predicted is None and comparison.quantity.a_priori is not None and comparison.speed is not None:
+        slower = f"service times were {comparison.speed.factor:.2f} times the calibrated ones"
+        return Verdict("no prediction", f"no steady state at the engine's speed in the run: {slower}")
     if predicted is not None and found is not None:
         left = tuple(part for part in found.parts if part.name not in ("speed", "scatter"))
         found = dataclasses.replace(found, predicted=predicted.mean, parts=left)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import math
 import os
@@ -82,9 +83,7 @@ def test_progress_counts_the_cells_and_the_time_to_go_within_eighty_columns() ->
     first, *cells, last = asyncio.run(lines())
     assert first == "12 cells to go, 5 min: the engine starts"
     assert cells[0] == "12 cells to go, 4 min: single at 0.3 12345/12345"
-    assert cells[8] == "4 cells to go, 1 min: fixed:batch_size=4 at 0.6 12345/12345".replace(
-        "1 min", cells[8].split(", ")[1].split(":")[0]
-    )
+    assert cells[8] == "4 cells to go, 1 min: fixed:batch_size=4 at 0.6 12345/12345".replace("1 min", cells[8].split(", ")[1].split(":")[0])
     assert cells[-1].startswith("1 cell to go, 19 s: continuous:max_batch_size=4 at 0.6")
     assert last == "drawing the picture"
     assert max(len(f"{0:6.0f} s  {line}") for line in cells) <= 79
@@ -106,10 +105,20 @@ def demo(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"KENDALL_DEBUG": "1"})
 
 
+def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """What it has still to say; one that does not end is killed."""
+    try:
+        return process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="looks processes up in /proc")
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "when", ["the engine starts", pytest.param("calibrating", marks=pytest.mark.slow), pytest.param("dynamic at 0.3", marks=pytest.mark.slow)]
+    "when",
+    ["the engine starts", pytest.param("calibrating", marks=pytest.mark.slow), pytest.param("dynamic at 0.3", marks=pytest.mark.slow)],
 )
 def test_a_signal_ends_it_in_one_line_and_leaves_no_process(tmp_path: Path, when: str, number: int) -> None:
     with demo(tmp_path / "demo", "--load", "0.3") as process:
@@ -119,13 +128,35 @@ def test_a_signal_ends_it_in_one_line_and_leaves_no_process(tmp_path: Path, when
                 break
         started = list(descendants(process.pid))
         process.send_signal(number)
-        out, err = process.communicate(timeout=60)
+        out, err = ended(process)
     assert process.returncode == 130, err
     assert out == ""
     said = [line for line in err.splitlines() if not re.match(r" *\d+ s  ", line)]
     assert said == [f"kendall: interrupted; what was measured is in {tmp_path}/demo/"]
     assert started
     assert not [pid for pid in started if is_alive(pid)]
+
+
+def test_a_cancellation_that_the_http_client_loses_ends_the_wait_for_the_gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal in the moment at which a connection is refused: anyio ends its own scope and takes the cancellation for its own."""
+
+    async def main() -> None:
+        gateway, asked = GatewayProcess([], 1, tmp_path / "log"), asyncio.Event()
+
+        async def losing() -> bool:
+            asked.set()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            return False
+
+        monkeypatch.setattr(gateway, "is_ready", losing)
+        waiting = asyncio.create_task(gateway.ready())
+        await asked.wait()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(main())
 
 
 @pytest.mark.slow
@@ -139,7 +170,7 @@ def test_the_whole_demo_prints_its_report_serves_on_and_ends_well_with_sigterm(t
                 break
         started = list(descendants(process.pid))
         process.send_signal(signal.SIGTERM)
-        err = process.communicate(timeout=60)[1]
+        err = ended(process)[1]
     assert process.returncode == 0, err
     assert "Traceback" not in err
     assert not [pid for pid in started if is_alive(pid)]
