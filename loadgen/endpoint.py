@@ -95,9 +95,9 @@ async def _get(client: httpx.AsyncClient, path: str, url: str) -> httpx.Response
     except httpx.HTTPError as error:
         why = reason(error)
         told = f"no answer from {url}{path}: {why}"
-        if why.startswith(NOT_TRUSTED):  # it will not be trusted later either
-            raise LoadError(f"{told}, as --cacert FILE does; --insecure accepts any") from None
-        raise (LoadError(told) if why.startswith(NO_TLS) else _NotReadyError(told)) from None
+        if why.startswith((NOT_TRUSTED, NO_TLS)):  # later, too
+            raise LoadError(told) from None
+        raise _NotReadyError(told) from None
     if response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR and path != "/ready":
         raise _NotReadyError(f"{url}{path} answered {response.status_code}: {read_error(response.content)[1]}")
     return response

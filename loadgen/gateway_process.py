@@ -15,7 +15,7 @@ from typing import Any, Self
 import httpx
 
 from loadgen.keys import NO_KEYS, Keys
-from queueing.remote import reason, server_root, verification
+from queueing.remote import reason, server_root
 
 START_LIMIT = 180.0  # seconds
 STOP_LIMIT = 20.0
@@ -36,7 +36,8 @@ class GatewayClient:
 
     def __init__(self, url: str, keys: Keys = NO_KEYS) -> None:
         self.url = server_root(url)
-        self._client = httpx.AsyncClient(base_url=self.url, headers=keys.headers, verify=verification(url), timeout=900, trust_env=False)
+        settings: dict[str, Any] = {"headers": keys.headers, "verify": keys.trust.verification(url), "trust_env": False}
+        self._client = httpx.AsyncClient(base_url=self.url, timeout=900, **settings)
 
     async def __aenter__(self) -> Self:
         return self

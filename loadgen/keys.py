@@ -1,8 +1,10 @@
-"""The keys of a gateway that is measured: sent, never written to a file, never shown."""
+"""The keys of a gateway that is measured: sent, never written to a file, never shown; and the certificates it may show."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+
+from queueing.remote import SYSTEM, Trust
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,6 +13,7 @@ class Keys:
 
     api_key: str | None = field(default=None, repr=False)
     admin_key: str | None = field(default=None, repr=False)
+    trust: Trust = SYSTEM
 
     @property
     def headers(self) -> dict[str, str]:

@@ -22,6 +22,7 @@ from loadgen.result_files import ResultFiles, parse_metadata, result_files, save
 from loadgen.target import LoadError
 from loadgen.termination import until_sigterm
 from queueing.environment_twins import flags_first, from_environment
+from queueing.remote import CACERT, INSECURE
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 WHERE, WHEN, WHAT, HOW, SAID = "Where to", "When requests come", "What they are", "How they are sent", "What is said of them"
@@ -37,10 +38,10 @@ def load(
     port: Annotated[int, option("--port", "The server's port.", WHERE)] = 8080,
     model: Annotated[str | None, option("--model", "Model name; without it the first that the server names.", WHERE)] = None,
     api_key: Annotated[str | None, option("--api-key", "Sent as a bearer token; never written to a file.", WHERE)] = None,
-    insecure: Annotated[bool, option("--insecure", "Accept any TLS certificate of the server.", WHERE)] = False,
+    insecure: Annotated[bool, option("--insecure", INSECURE, WHERE)] = False,
     cacert: Annotated[
         Path | None,
-        option("--cacert", "PEM file of the authorities that may have signed the server's certificate. Default: the system's.", WHERE),
+        option("--cacert", CACERT, WHERE),
     ] = None,
     ready_check_timeout: Annotated[
         float | None,

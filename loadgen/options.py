@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from policies.text import SpecError, suggest
+from queueing.remote import Trust
 
 DATASETS = ("random", "sharegpt", "jsonl", "custom")
 SOURCES = "--request-rate, --arrivals, --ramp-up-strategy, --trace, --timetable; or --max-concurrency alone, a closed loop"
@@ -78,8 +79,7 @@ class LoadOptions:
     def _check_choices(self) -> None:
         if self.ignore_eos and self.natural_lengths:
             raise SpecError("got --ignore-eos with --natural-lengths; expected one of them")
-        if self.insecure and self.cacert is not None:
-            raise SpecError(f"got --insecure with --cacert {self.cacert}; expected one of them")
+        Trust(self.cacert, self.insecure)
         if self.dataset_name not in (None, *DATASETS):
             raise SpecError(
                 f"got --dataset-name {self.dataset_name!r}; expected {', '.join(DATASETS)}{suggest(self.dataset_name, DATASETS)}"

@@ -11,6 +11,7 @@ import typer
 
 from loadgen.keys import Keys
 from policies.text import SpecError
+from queueing.remote import CACERT, INSECURE, Trust
 
 if TYPE_CHECKING:
     from loadgen.sweep.plan import Plan
@@ -51,6 +52,8 @@ def sweep_command(
     base_url: Annotated[str | None, typer.Option(help="Measure a gateway that runs already.")] = None,
     api_key: Annotated[str | None, typer.Option(help="With --base-url: sent as a bearer token; never written to a file.")] = None,
     admin_key: Annotated[str | None, typer.Option(help="The same, for a gateway with --admin-key.")] = None,
+    cacert: Annotated[Path | None, typer.Option(help=CACERT)] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help=INSECURE)] = False,
     latency: Annotated[str | None, typer.Option(help="Law to go by instead of calibrating; the emulated engine obeys it.")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Most sequences in the engine that is started.")] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Of the gateway that is started; another where it is in use.")] = 8080,
@@ -95,7 +98,7 @@ def sweep_command(
     if dry_run:
         _print_plan(plan, json)
         return
-    raise typer.Exit(_measure(plan, folder, port, assertions or [], Keys(api_key, admin_key), json=json))
+    raise typer.Exit(_measure(plan, folder, port, assertions or [], Keys(api_key, admin_key, Trust(cacert, insecure)), json=json))
 
 
 def _plan(preset: str, given: dict[str, Any], resume: Path | None, folder: Path) -> tuple[Plan, Path]:

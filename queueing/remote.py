@@ -9,6 +9,8 @@ import errno
 import os
 import ssl
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 from policies.text import SpecError
 
@@ -40,9 +42,27 @@ def tls_context(cacert: str | None = None, *, insecure: bool = False) -> ssl.SSL
     return context
 
 
-def verification(url: str) -> ssl.SSLContext | bool:
-    """What httpx takes as `verify`: the context of a URL with TLS; without TLS there is nothing to verify."""
-    return tls_context() if url.lower().startswith("https:") else False
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """The certificates that a command accepts. Raises SpecError."""
+
+    cacert: Path | None = None
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        if self.insecure and self.cacert is not None:
+            raise SpecError(f"got --insecure with --cacert {self.cacert}; expected one of them")
+
+    def verification(self, url: str) -> ssl.SSLContext | bool:
+        """What httpx takes as `verify`: the context of a URL with TLS; without TLS there is nothing to verify. Raises SpecError."""
+        if not url.lower().startswith("https:"):
+            return False
+        return tls_context(None if self.cacert is None else str(self.cacert), insecure=self.insecure)
+
+
+SYSTEM = Trust()
+CACERT = "PEM file of the authorities that may have signed the server's certificate. Default: the system's."
+INSECURE = "Accept any TLS certificate of the server."
 
 
 def reason(error: BaseException) -> str:
@@ -50,7 +70,7 @@ def reason(error: BaseException) -> str:
     chain = list(_chain(error))
     for cause in chain:
         if isinstance(cause, ssl.SSLCertVerificationError):
-            return f"{NOT_TRUSTED}: {cause.verify_message}; SSL_CERT_FILE=FILE names its authority"
+            return f"{NOT_TRUSTED}: {cause.verify_message}; --cacert FILE names its authority, --insecure accepts any"
         if isinstance(cause, ssl.SSLError):
             return f"{NO_TLS}: {cause.reason or cause}; does the server speak https?"
     numbers = [cause.errno for cause in chain if isinstance(cause, OSError) and cause.errno is not None]

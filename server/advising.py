@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import httpx
@@ -18,7 +19,7 @@ from rich.table import Table
 
 from policies.text import SpecError
 from queueing.environment_twins import fitting
-from queueing.remote import reason, server_root, verification
+from queueing.remote import CACERT, INSECURE, SYSTEM, Trust, reason, server_root
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Ask a running gateway what its model would change.")
 TIMEOUT = 120.0  # seconds: an advice for several servers is simulated
@@ -39,6 +40,8 @@ def advise(
     target: Annotated[str | None, typer.Option(help="batch-size, max-output-tokens, policy or servers; default: all.")] = None,
     api_key: Annotated[str | None, typer.Option(help="Sent as a bearer token.")] = None,
     admin_key: Annotated[str | None, typer.Option(help="The same, for a gateway with --admin-key; before --api-key.")] = None,
+    cacert: Annotated[Path | None, typer.Option(help=CACERT)] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help=INSECURE)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """The best batch size, token limit, policy and number of servers for an objective, each with what it should gain."""
@@ -46,7 +49,7 @@ def advise(
     given = fitting(ctx, given, _read_by(objective, slo))
     params = {name: str(value) for name, value in (given | {"family": family, "target": target}).items() if value is not None}
     _check(params)
-    found = ask(url, params, admin_key or api_key)
+    found = ask(url, params, admin_key or api_key, Trust(cacert, insecure))
     if as_json:
         sys.stdout.write(json.dumps(found) + "\n")
     elif found["advice"]:
@@ -75,12 +78,12 @@ def _check(params: Mapping[str, str]) -> None:
         raise SpecError(f"got --target {params['target']!r}; expected one of {', '.join(TARGETS)}")
 
 
-def ask(url: str, params: Mapping[str, str], key: str | None = None) -> dict[str, Any]:
+def ask(url: str, params: Mapping[str, str], key: str | None = None, trust: Trust = SYSTEM) -> dict[str, Any]:
     """The gateway's answer. Raises SpecError: no gateway there, or it refused."""
     try:
         with Console(stderr=True).status("the gateway predicts"):  # on a terminal only
             headers = {"authorization": f"Bearer {key}"} if key else {}
-            settings: dict[str, Any] = {"headers": headers, "timeout": TIMEOUT, "verify": verification(url), "trust_env": False}
+            settings: dict[str, Any] = {"headers": headers, "timeout": TIMEOUT, "verify": trust.verification(url), "trust_env": False}
             response = httpx.get(server_root(url) + "/admin/advice", params=dict(params), **settings)
         answer = response.json()
     except (httpx.HTTPError, httpx.InvalidURL) as error:

@@ -10,6 +10,7 @@ import typer
 
 from policies import SpecError, format_policy, parse_policy
 from queueing.environment_twins import by_flag
+from queueing.remote import CACERT, INSECURE, Trust
 from server.configuration.file import ENGINE_TABLE, JSON, take_file
 from server.logs import LogSettings, check_format, check_level, configure_logs
 from server.overload.limits import OverloadSettings
@@ -255,6 +256,8 @@ def calibrate_command(
     name: Annotated[str | None, typer.Option(help="Name of the profile; default: the model's.")] = None,
     api_key: Annotated[str | None, typer.Option(help="Sent to a running gateway as a bearer token.")] = None,
     admin_key: Annotated[str | None, typer.Option(help="The same, for a gateway with --admin-key; before --api-key.")] = None,
+    cacert: Annotated[Path | None, typer.Option(help=CACERT)] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help=INSECURE)] = False,
     output: Annotated[Path | None, typer.Option(help="File to write; default: the profile's place in the user's cache.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the profile as one JSON object.")] = False,
 ) -> None:
@@ -270,4 +273,4 @@ def calibrate_command(
         "seed": seed,
         "name": name,
     }
-    calibrate(target, plan, output, key=admin_key or api_key, json_output=json_output)
+    calibrate(target, plan, output, key=admin_key or api_key, trust=Trust(cacert, insecure), json_output=json_output)

@@ -105,7 +105,14 @@ class Apparatus:
 
     async def _start(self) -> None:
         await self.gateway.start()
-        target = Target(base_url=self.gateway.client.url, model="", api_key=self.keys.api_key)
+        trust = self.keys.trust
+        target = Target(
+            base_url=self.gateway.client.url,
+            model="",
+            api_key=self.keys.api_key,
+            insecure=trust.insecure,
+            cacert=None if trust.cacert is None else str(trust.cacert),
+        )
         try:
             endpoint = await look_at(target)
             self.target, note = with_lengths(dataclasses.replace(target, model=endpoint.models[0]), endpoint)

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from policies import SpecError
 from queueing.profile import Profile, profile_path
-from queueing.remote import reason, server_root, verification
+from queueing.remote import SYSTEM, Trust, reason, server_root
 from server.gateway import Gateway
 from server.law.calibration import Calibrator
 from server.schema import CalibrationRequest
@@ -20,10 +20,12 @@ from server.serving import serve
 from server.settings import Settings
 
 
-def calibrate(target: str, plan: dict[str, Any], output: Path | None, *, key: str | None = None, json_output: bool) -> None:
+def calibrate(
+    target: str, plan: dict[str, Any], output: Path | None, *, key: str | None = None, trust: Trust = SYSTEM, json_output: bool
+) -> None:
     """Measure, save, and say what was found."""
     request = CalibrationRequest.model_validate(plan)
-    profile = _remote(target, request, key) if target.startswith(("http://", "https://")) else _local(target, request)
+    profile = _remote(target, request, key, trust) if target.startswith(("http://", "https://")) else _local(target, request)
     path = output or profile_path(profile.name)
     profile.save(path)
     if json_output:
@@ -39,12 +41,12 @@ def calibrate(target: str, plan: dict[str, Any], output: Path | None, *, key: st
     console.print(f"profile   {path}", highlight=False)
 
 
-def _remote(url: str, request: CalibrationRequest, key: str | None) -> Profile:
+def _remote(url: str, request: CalibrationRequest, key: str | None, trust: Trust) -> Profile:
     console = Console(stderr=True)
     try:
         with console.status("measuring the engine through its gateway"):
             headers = {"authorization": f"Bearer {key}"} if key else {}
-            settings: dict[str, Any] = {"headers": headers, "timeout": 900, "verify": verification(url), "trust_env": False}
+            settings: dict[str, Any] = {"headers": headers, "timeout": 900, "verify": trust.verification(url), "trust_env": False}
             response = httpx.post(server_root(url) + "/admin/calibrate", json=request.model_dump(), **settings)
     except httpx.HTTPError as error:
         raise SpecError(f"got {url}; expected a running gateway ({reason(error)})") from None

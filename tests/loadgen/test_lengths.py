@@ -131,10 +131,8 @@ def gateways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, st
 
 
 def test_the_command_of_the_empty_page_works(gateways: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Printed by the page without traffic, for a gateway that was started without --allow-forced-lengths."""
+    """Printed by the page without traffic, also for a gateway that was started without --allow-forced-lengths."""
     monkeypatch.chdir(tmp_path)
-    script = (Path(__file__).parents[2] / "server/page/static/verdict.js").read_text()
-    assert "kendall load --base-url ${location.origin} --request-rate 5 --num-prompts 500" in script
     for url in gateways:
         command = ["--base-url", url, "--request-rate", "500", "--num-prompts", "50", "--json"]  # the same, in a shorter time
         result = CliRunner().invoke(app, command)
