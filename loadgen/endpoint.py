@@ -93,7 +93,8 @@ async def _get(client: httpx.AsyncClient, path: str, url: str) -> httpx.Response
     except httpx.TimeoutException:
         raise _NotReadyError(f"no answer from {url}{path} within {ANSWER_LIMIT:g} s") from None
     except httpx.HTTPError as error:
-        why = reason(error)
+        dropped = isinstance(error, httpx.RemoteProtocolError) and url.startswith("http:")
+        why = "it closed the connection; does it speak https?" if dropped else reason(error)
         told = f"no answer from {url}{path}: {why}"
         if why.startswith((NOT_TRUSTED, NO_TLS)):  # later, too
             raise LoadError(told) from None

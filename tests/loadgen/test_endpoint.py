@@ -145,9 +145,11 @@ def test_a_certificate_that_is_not_trusted_is_named_as_such(certificate: tuple[s
             assert load(url, *trust).exit_code == 0
 
 
-def test_tls_at_a_server_without_it_and_files_that_are_no_certificates(tmp_path: Path) -> None:
+def test_tls_at_one_end_alone_and_files_that_are_no_certificates(certificate: tuple[str, str], tmp_path: Path) -> None:
     with failing_server() as port:
         assert "TLS handshake failed" in one_line(load(local(port, "https")))
+    with failing_server("--tls", *certificate) as port:
+        assert "does it speak https?" in one_line(load(local(port)))
     (tmp_path / "empty.pem").write_text("")
     for flags in (("--cacert", "nowhere.pem"), ("--cacert", "empty.pem"), ("--cacert", "empty.pem", "--insecure")):
         assert isinstance(load("https://127.0.0.1:9", *flags).exception, SpecError)
