@@ -12,11 +12,10 @@ import typer
 from policies.text import SpecError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from loadgen.audit import Stream
     from queueing.arrival_audit import Audit, Budget
     from queueing.record import Header, Record
+    from queueing.terminal import Table
 
 app = typer.Typer(add_completion=False)
 REQUIREMENTS = ("poisson", "timetable")
@@ -122,18 +121,18 @@ def _meets(audit: Audit, wanted: str) -> bool:
 
 
 def _print(audits: list[tuple[Stream, Audit]], exact: float | None) -> None:
-    from rich.console import Console  # noqa: PLC0415
+    from queueing.terminal import console, say  # noqa: PLC0415
 
+    to = console()
     for stream, audit in audits:
         for line in _lines(stream, audit):
-            typer.echo(line)
+            say(to, line)
         if audit.tests:
-            console = Console()
-            (console if console.is_terminal else Console(width=140)).print(_table(audit))
-        typer.echo("")
+            to.print(_table(audit))
+        say(to, "")
     if exact is not None:
         said = "closer than chance: rescaled schedules" if exact < 0.01 else "as far as chance has it"
-        typer.echo(f"lengths of the runs against n / rate: {said} (p = {exact:.2g})")
+        say(to, f"lengths of the runs against n / rate: {said} (p = {exact:.2g})")
 
 
 def _lines(stream: Stream, audit: Audit) -> list[str]:
@@ -150,11 +149,8 @@ def _lines(stream: Stream, audit: Audit) -> list[str]:
 
 
 def _table(audit: Audit) -> Table:
-    from rich.table import Table  # noqa: PLC0415
+    from queueing.terminal import Column, Table  # noqa: PLC0415
 
-    table = Table(box=None, pad_edge=False, padding=(0, 1))
-    for heading, justify in (("test", "left"), ("p-value", "right"), ("", "left"), ("", "left")):
-        table.add_column(heading, justify=justify, no_wrap=heading != "")  # type: ignore[arg-type]
-    for test in audit.tests:
-        table.add_row(test.name, f"{test.p_value:.3g}", "" if test.holds else "FAILS", test.says)
-    return table
+    columns = Column(heading="test", left=True), Column(heading="p-value"), Column(heading=""), Column(heading="finding", sentence=True)
+    rows = [(test.name, f"{test.p_value:.3g}", "FAILS" * (not test.holds), test.says) for test in audit.tests]
+    return Table(columns, rows, keys=2)

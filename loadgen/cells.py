@@ -54,6 +54,11 @@ class ReportCell:
         return self.audit is not None and self.audit.valid is False
 
     @property
+    def counts(self) -> bool:
+        """Whether its mean may be judged: the run is the one that was asked for, and long enough."""
+        return not (self.invalid or self.comparison.too_short)
+
+    @property
     def verdict(self) -> Verdict:
         """In words."""
         return verdict(self.comparison)

@@ -89,15 +89,17 @@ def _write(data: ReportData, folder: Path | None, *, html: Path | None, csv: Pat
 
 def _print(data: ReportData, *, json: bool) -> None:
     from loadgen.html_report.files import as_json  # noqa: PLC0415
-    from loadgen.report import text  # noqa: PLC0415
+    from loadgen.report import show  # noqa: PLC0415
+    from queueing.terminal import console, say  # noqa: PLC0415
 
     if json:
         missing = [{"cell": m.name, "policy": m.policy, "load": m.load, "state": m.state, "reason": m.reason} for m in data.missing]
         typer.echo(msgspec.json.encode({"comparisons": as_json(data.cells), "missing": missing}, enc_hook=float))
         return
-    typer.echo(text([cell.shown for cell in data.cells]))
+    to = console()
+    show([cell.shown for cell in data.cells], to)
     for cell in data.missing:
-        typer.echo(f"MISSING: {cell.name}: {cell.state}: {cell.reason}")
+        say(to, f"MISSING: {cell.name}: {cell.state}: {cell.reason}")
 
 
 def _parsed(texts: list[str]) -> list[Assertion]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from policies import Policy
+from queueing.batch_means import LEAST_EFFECTIVE
 from queueing.latency import LatencyModel
 from queueing.model import Model
 from queueing.recursion import Served
@@ -173,4 +174,7 @@ class Theory:
     model: Callable[[Policy, Sequence[Served]], Model] | None = None  # the queue that was asked for, under the calibrated law
 
 
+TOO_SHORT = (  # the rule of Interval.too_short, as every table, picture and report states it
+    f"the 95 % half width exceeds {100 * TOO_WIDE:.0f} % of the mean, or the run is worth fewer than {LEAST_EFFECTIVE} independent samples"
+)
 DISTRIBUTION_LEVELS = (*(step / 100 for step in range(100)), 0.995, 0.999, 1.0)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 if TYPE_CHECKING:
     from loadgen.demo import Plan
@@ -56,11 +55,11 @@ async def _run(plan: Plan, *, once: bool) -> int:
     from loadgen.demo import run_demo  # noqa: PLC0415 - heavy
     from loadgen.gateway_process import GatewayError  # noqa: PLC0415
     from loadgen.sweep.session import cancelled_by_signals  # noqa: PLC0415
+    from queueing.terminal import console  # noqa: PLC0415
 
-    console = Console()
     with cancelled_by_signals():
         try:
-            await run_demo(plan, console, once=once)
+            await run_demo(plan, console(), once=once)
         except GatewayError as error:
             sys.stderr.write(f"kendall: {error}\n")
             return FAILED

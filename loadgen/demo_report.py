@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.table import Table
 
 from loadgen.comparison import TOO_WIDE, Comparison, Verdict
 from loadgen.residual import AGREE, verdict_at_speed
+from policies.text import short_form
+from queueing.terminal import Column, Table, say
 
-WIDTH = 80
 HEADINGS = ("policy", "load", "n", "observed\n(ms)", "predicted\n(ms)", "deviation", "verdict")
 NOTES = (
     "observed: mean queueing delay and half width of its 95 % interval; predicted: the exact model (continuous: an approximation) "
@@ -45,27 +44,22 @@ class Cell:
 
 
 def print_report(cells: Sequence[Cell], console: Console) -> None:
-    """Table, notes and conclusion, at most 80 columns wide."""
-    console.print(table(cells), width=WIDTH)
+    """Table, notes and conclusion."""
+    console.print(table(cells))
+    say(console, "")
     starred = any(cell.comparison.compared == "sojourn_time" for cell in cells)
     changed = max(abs(after / before - 1) for before, after in (cell.speeds for cell in cells))
     speed = f"speed of the engine between two short calibrations: changed by {changed * 100:.0f} % at most"
     for note in (*NOTES, *([SOJOURN] if starred else []), speed):
-        console.print(textwrap.fill(note, WIDTH, subsequent_indent="  "), highlight=False)
-    console.print()
-    unbroken = conclusion(cells).replace(" %", "\N{NO-BREAK SPACE}%").replace("± ", "±\N{NO-BREAK SPACE}")
-    console.print(textwrap.fill(unbroken, WIDTH), highlight=False)
+        say(console, note)
+    say(console, "")
+    say(console, conclusion(cells), hang=0)
 
 
 def table(cells: Sequence[Cell]) -> Table:
     """One row for each cell."""
-    result = Table(box=None, pad_edge=False, collapse_padding=True, padding=(0, 1))
-    for heading in HEADINGS:
-        in_words = heading in ("policy", "verdict")
-        result.add_column(heading, justify="left" if in_words else "right", no_wrap=heading != "policy", overflow="fold")
-    for cell in cells:
-        result.add_row(*_row(cell))
-    return result
+    columns = [Column(heading=heading, left=heading in ("policy", "verdict")) for heading in HEADINGS]
+    return Table(columns, [_row(cell) for cell in cells], keys=2)
 
 
 def _row(cell: Cell) -> tuple[str, ...]:
@@ -73,10 +67,10 @@ def _row(cell: Cell) -> tuple[str, ...]:
     observed, predicted = comparison.quantity.observed, comparison.quantity.predicted
     kind = cell.verdict.kind
     return (
-        _short(cell.policy) + ("*" if comparison.compared == "sojourn_time" else ""),
+        short_form(cell.policy) + ("*" if comparison.compared == "sojourn_time" else ""),
         f"{cell.load:g}",
         str(comparison.n),
-        f"{_ms(observed.mean)} ± {_ms(observed.half_width)}",
+        f"{_ms(observed.mean)} ± {_ms(observed.half_width):>5}",
         "-" if predicted is None else _ms(predicted.mean),
         "-" if predicted is None else f"{predicted.deviation * 100:+.1f} %",
         SHORT.get(kind, kind),
@@ -113,12 +107,6 @@ def _why(cell: Cell) -> str:
     reason = "no part of the difference is beyond chance" if found.kind == "sampling noise" else found.text
     side = "above" if predicted.deviation > 0 else "below"
     return f"{cell.name}: {abs(predicted.deviation) * 100:.0f} % {side} the prediction ({reason})"
-
-
-def _short(policy: str) -> str:
-    """The policy's name and the values of its parameters."""
-    name, _, parameters = policy.partition(":")
-    return " ".join([name, *(pair.partition("=")[2] for pair in parameters.split(",") if pair)])
 
 
 def _ms(seconds: float) -> str:

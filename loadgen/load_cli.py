@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
 
 from loadgen.failures import ALLOWED
 from loadgen.flags import LoadCommand, option
@@ -23,6 +21,7 @@ from loadgen.target import LoadError
 from loadgen.termination import until_sigterm
 from queueing.environment_twins import flags_first, from_environment
 from queueing.remote import CACERT, INSECURE
+from queueing.terminal import console
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 WHERE, WHEN, WHAT, HOW, SAID = "Where to", "When requests come", "What they are", "How they are sent", "What is said of them"
@@ -172,7 +171,7 @@ def load(
     if json:
         typer.echo(msgspec.json.encode(report.as_object()))
     else:
-        report.print(Console(file=sys.stdout))
+        report.print(console())
     raise typer.Exit(report.status)
 
 

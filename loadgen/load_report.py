@@ -27,6 +27,7 @@ from loadgen.summary_text import load_lines, load_notes, load_table
 from loadgen.summary_values import flat, names
 from policies.text import SpecError
 from queueing.arrival_audit import Budget
+from queueing.terminal import say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,12 +111,14 @@ class Report:
     def print(self, console: Console) -> None:
         """For a terminal."""
         for line in (*load_lines(self.summary), *self.verdict.lines()):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            say(console, line, hang=14)
+        say(console, "")
         console.print(load_table(self.summary, [name for name in self.wishes.metrics if name in ORDER]))
+        say(console, "")
         for line in (*load_notes(self.summary), *(f"written: {path}" for path in self.files)):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            say(console, line)
         for line in self._alarms():
-            console.print(line, style="bold red", markup=False, highlight=False, soft_wrap=True)
+            say(console, line, style="bold red")
 
     def _alarms(self) -> Iterator[str]:
         yield from self.verdict.why_invalid()

@@ -8,29 +8,35 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
 
-from loadgen.comparison import Comparison, Estimate, Part
+from loadgen.comparison import TOO_SHORT, Comparison, Estimate, Part
 from loadgen.residual import PARTS, verdict
+from policies.text import short_form
+from queueing.terminal import Column, Table, say
 
-WIDTH = 112
 HEADINGS = (
-    "policy",
     "load",
     "n",
     "batch\nsize",
     "speed",
     "observed\n(ms)",
-    "measured\nservice",
-    "same\narrivals",
     "predicted\n(ms)",
-    "deviation\n",
+    "deviation",
+    "measured\nservice (ms)",
+    "same\narrivals (ms)",
 )
-
-
-QUANTILE_HEADINGS = ("policy", "load", "p50\n(ms)", "p90\n(ms)", "p99\n(ms)", "batch\nsize", "utili-\nsation", "as\nprinted", "live\n(ms)")
+QUANTILE_HEADINGS = (
+    "load",
+    "p50\n(ms)",
+    "p90\n(ms)",
+    "p99\n(ms)",
+    "batch\nsize",
+    "utili-\nsation",
+    "as printed\n(ms)",
+    "live\n(ms)",
+)
 SHORT = {"too short": "short", "sampling noise": "chance", "no prediction": "-"}
-PART_HEADINGS = ("policy", "load", "a priori\n(ms)", *PARTS, "observed", "verdict")
+PART_HEADINGS = ("load", "a priori\n(ms)", *(f"{part}\n(ms)" for part in PARTS), "observed\n(ms)", "verdict")
 
 
 def table(comparisons: Iterable[Comparison]) -> Table:
@@ -49,12 +55,16 @@ def part_table(comparisons: Iterable[Comparison]) -> Table:
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    result = Table(box=None, pad_edge=False, collapse_padding=True, padding=(0, 1))
-    for heading in headings:
-        result.add_column(heading, justify="left" if heading in ("policy", "verdict") else "right", no_wrap=True)
-    for row in rows:
-        result.add_row(*row)
-    return result
+    columns = [Column(heading="policy", left=True, short=short_form), *(Column(heading=h, left=h == "verdict") for h in headings)]
+    return Table(columns, list(rows), keys=2)
+
+
+def show_table(comparisons: Sequence[Comparison], to: Console) -> None:
+    """The first table, and what its reader must know."""
+    to.print(table(comparisons))
+    say(to, "")
+    for line in notes(comparisons):
+        say(to, line)
 
 
 def notes(comparisons: Sequence[Comparison]) -> list[str]:
@@ -66,32 +76,25 @@ def notes(comparisons: Sequence[Comparison]) -> list[str]:
     if any(c.compared == "sojourn_time" for c in comparisons):
         lines.append("*: means of the sojourn time; before a continuous engine, waiting for its next step belongs to service")
     if any(c.too_short for c in comparisons):
-        lines.append("too short: half width above 25 % of the mean, or fewer than 100 memories in the run; says nothing about agreement")
+        lines.append(f"too short: {TOO_SHORT}; it says nothing about agreement")
     correlated = [c.policy for c in comparisons if c.quantity.observed.correlated and not c.too_short]
     if correlated:
         lines.append(f"batch means hang together, and the interval is widened for it: {', '.join(correlated)}")
     return lines
 
 
-def text(comparisons: Sequence[Comparison], width: int = WIDTH) -> str:
-    """Tables and notes without colour; the parts only where a law was given."""
-    console = Console(width=width, color_system=None)
-    with console.capture() as capture:
-        console.print(table(comparisons))
-        for line in notes(comparisons):
-            console.print(line, highlight=False, soft_wrap=True)
-        if any(comparison.quantity.a_priori for comparison in comparisons):
-            console.print()
-            console.print(quantile_table(comparisons))
-            console.print(
-                "above: observed, below: predicted at the run's speed; live: theory with the run's own rate and lengths", highlight=False
-            )
-            console.print()
-            console.print(part_table(comparisons))
-            console.print("observed - predicted a priori as a sum (ms); !: beyond chance", highlight=False)
-            for line in reasons(comparisons):
-                console.print(line, highlight=False, soft_wrap=True)
-    return capture.get().rstrip()
+def show(comparisons: Sequence[Comparison], to: Console) -> None:
+    """Tables and notes; the parts only where a law was given."""
+    show_table(comparisons, to)
+    if any(comparison.quantity.a_priori for comparison in comparisons):
+        say(to, "")
+        to.print(quantile_table(comparisons))
+        say(to, "above: observed, below: predicted at the run's speed; live: theory with the run's own rate and lengths")
+        say(to, "")
+        to.print(part_table(comparisons))
+        say(to, "observed - predicted a priori as a sum (ms); !: beyond chance")
+        for line in reasons(comparisons):
+            say(to, line)
 
 
 def reasons(comparisons: Sequence[Comparison]) -> list[str]:
@@ -130,7 +133,7 @@ def _part_row(comparison: Comparison) -> tuple[str, ...]:
     split, a_priori = comparison.split, comparison.quantity.a_priori
     parts = ["-"] * len(PARTS) if split is None else [_part(split.part(name)) for name in PARTS]
     return (
-        _short_name(comparison),
+        _name(comparison),
         _plain(comparison.load, ".2f"),
         "-" if a_priori is None else _ms(a_priori.mean),
         *parts,
@@ -148,12 +151,6 @@ def _pair(observed: str, predicted: str) -> str:
     return observed if predicted == "-" else f"{observed}\n{predicted}"
 
 
-def _short_name(comparison: Comparison) -> str:
-    """The policy's name and the values of its parameters."""
-    name, _, parameters = _name(comparison).partition(":")
-    return " ".join([name, *(pair.partition("=")[2] for pair in parameters.split(",") if pair)])
-
-
 def _name(comparison: Comparison) -> str:
     return comparison.policy + ("*" if comparison.compared == "sojourn_time" else "")
 
@@ -167,10 +164,10 @@ def _row(comparison: Comparison) -> tuple[str, ...]:
         str(comparison.n),
         f"{comparison.batch_size:.2f}",
         _plain(comparison.speed.factor if comparison.speed else None, ".3f"),
-        f"{_ms(observed.mean)} ± {_ms(observed.half_width)}",
-        *(_beside(e) for e in (quantity.measured_service, quantity.same_arrivals)),
+        f"{_ms(observed.mean)} ± {_ms(observed.half_width):>5}",
         "-" if quantity.predicted is None else _ms(quantity.predicted.mean),
         _deviation(comparison),
+        *(_beside(e) for e in (quantity.measured_service, quantity.same_arrivals)),
     )
 
 

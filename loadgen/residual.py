@@ -26,8 +26,7 @@ speed + scatter + shape is the service law's part. Without the load run's file V
 The verdict, first rule that holds:
 
     no prediction    there is no prediction a priori (no law, no steady state)
-    too short        the observed half width is more than 25 % of the mean, and the prediction lies in the interval
-                     (or nothing below can be named)
+    too short        the run is too short for its mean to be stated (queueing.batch_means): nothing is judged
     agree            the prediction lies in the observed interval, or within 10 % of the observation
     a part's name    the largest part beyond its chance, of the difference's sign and at least a quarter of it
     sampling noise   otherwise: no part is beyond chance
@@ -45,7 +44,7 @@ from loadgen.comparison import Comparison, Estimate, Part, Predicted, Split, The
 from loadgen.group import Group, Instants
 from queueing.recursion import Served, batches
 from queueing.speed import Speed, service_time
-from queueing.statistics import FloatArray, mean_interval
+from queueing.statistics import TOO_WIDE, FloatArray, Interval, mean_interval
 
 PARTS = ("theory", "arrivals", "sender", "speed", "scatter", "shape", "gateway")
 SERVICE_LAW = ("speed", "scatter", "shape")
@@ -111,14 +110,21 @@ def _verdict(comparison: Comparison, predicted: Estimate | None, found: Split | 
     if predicted is None:
         unstable = comparison.load is not None and comparison.load >= 1
         return Verdict("no prediction", f"no steady state: load {comparison.load:.2f}" if unstable else "no prediction")
-    if comparison.too_short and (observed.covers(predicted.mean) or found is None or cause_of(found) is None):
-        return Verdict("too short", f"too short: ± {_percent(observed.relative)}" if math.isfinite(observed.relative) else "too short")
-    if observed.covers(predicted.mean) or (abs(predicted.deviation) <= AGREE and not comparison.too_short):
+    if comparison.too_short:
+        return Verdict("too short", _how_short(observed))
+    if observed.covers(predicted.mean) or abs(predicted.deviation) <= AGREE:
         return Verdict("agree", "agree")
     if found is None:
         return Verdict("differ", f"differ by {_percent(predicted.deviation)}")
     cause = cause_of(found)
     return Verdict("sampling noise", "sampling noise") if cause is None else Verdict(cause.name, _in_words(cause, comparison))
+
+
+def _how_short(observed: Interval) -> str:
+    if not math.isfinite(observed.relative):
+        return "too short"
+    wide = observed.relative > TOO_WIDE
+    return f"too short: ± {_percent(observed.relative)}" if wide else f"too short: worth {observed.effective_n:.0f} independent samples"
 
 
 def cause_of(found: Split) -> Part | None:

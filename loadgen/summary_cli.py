@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +9,7 @@ import msgspec
 import typer
 
 from loadgen.failures import ALLOWED
+from queueing.terminal import console
 
 if TYPE_CHECKING:
     from loadgen.load_report import Report
@@ -71,9 +71,8 @@ def _reports(paths: list[Path], **wanted: Any) -> list[tuple[str, Report]]:
 
 
 def _print(reports: list[tuple[str, Report]]) -> None:
-    from rich.console import Console  # noqa: PLC0415
 
     for place, (name, report) in enumerate(reports):
         if len(reports) > 1:
             typer.echo(f"{'' if place == 0 else chr(10)}{name}")
-        report.print(Console(file=sys.stdout))
+        report.print(console())

@@ -1,18 +1,16 @@
-"""A load summary for a terminal of 100 columns: single numbers first, then one line per duration, then doubts."""
+"""A load summary for a terminal: single numbers first, then one line per duration, then doubts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 
-from rich import box
-from rich.table import Table
-
 from loadgen.goodput import Goodput
 from loadgen.metrics import LATENESS, ORDER, WORDS, percentile_name
 from loadgen.summary import LoadSummary, Measure
 from queueing.batch_means import LEAST_EFFECTIVE
 from queueing.statistics import TOO_WIDE
+from queueing.terminal import Column, Table
 
 UNSURE = "?"
 LATE = 0.02  # mean lateness over mean end-to-end time beyond which the sender is part of the result
@@ -50,19 +48,17 @@ def _goodput(found: Goodput) -> str:
 
 def load_table(summary: LoadSummary, metrics: Sequence[str] = ORDER) -> Table:
     """Durations in milliseconds, of the chosen metrics those that were measured."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     levels = [percentile_name(percentile) for percentile in summary.percentiles]
-    for heading in ("milliseconds", "mean", "± 95 %", *levels, "max", "n"):
-        table.add_column(heading, justify="left" if heading == "milliseconds" else "right", no_wrap=True)
-    for name in metrics:
-        if (found := summary.durations.get(name)) is not None:
-            table.add_row(WORDS[name], *_cells(found, levels, stated=name == LATENESS or not found.too_short))
-    return table
+    columns = [Column(heading="milliseconds", left=True), *(Column(heading=name) for name in ("mean", "± 95 %", *levels, "max", "n"))]
+    shown = [(name, found) for name in metrics if (found := summary.durations.get(name)) is not None]
+    sure = " " if any(ends is None for _, found in shown for ends in found.intervals.values()) else ""  # digits stand below each other
+    rows = [[WORDS[name], *_cells(found, levels, sure, stated=name == LATENESS or not found.too_short)] for name, found in shown]
+    return Table(columns, rows)
 
 
-def _cells(found: Measure, levels: Sequence[str], stated: bool) -> list[str]:
+def _cells(found: Measure, levels: Sequence[str], sure: str, *, stated: bool) -> list[str]:
     half = _number(found.half_width * 1e3) if stated else "too short"
-    quantiles = (_number(found.quantiles[level] * 1e3) + ("" if found.intervals[level] else UNSURE) for level in levels)
+    quantiles = (_number(found.quantiles[level] * 1e3) + (sure if found.intervals[level] else UNSURE) for level in levels)
     return [_number(found.mean * 1e3), half, *quantiles, _number(found.max * 1e3), str(found.n)]
 
 

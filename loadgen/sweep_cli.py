@@ -127,13 +127,13 @@ def _measure(plan: Plan, folder: Path, port: int, assertions: list[str], keys: K
 
 
 def _print_plan(plan: Plan, json: bool) -> None:
-    from loadgen.sweep.dry_run import plan_as_object, plan_lines  # noqa: PLC0415
+    from loadgen.sweep.dry_run import plan_as_object, print_plan  # noqa: PLC0415
+    from queueing.terminal import console  # noqa: PLC0415
 
     if json:
         typer.echo(msgspec.json.encode(plan_as_object(plan)))
         return
-    for line in plan_lines(plan):
-        typer.echo(line)
+    print_plan(plan, console())
 
 
 def _numbers(flag: str, text: str | None) -> tuple[float, ...] | None:

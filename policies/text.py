@@ -50,6 +50,12 @@ def split_pairs(text: str, context: str) -> dict[str, str]:
     return pairs
 
 
+def short_form(text: str) -> str:
+    """The name and the values without their keys: `fixed 8 0.5`. For tables; nothing reads it back."""
+    name, _, parameters = text.partition(":")
+    return " ".join([name, *(pair.partition("=")[2] for pair in parameters.split(",") if pair)])
+
+
 def suggest(word: str, known: Mapping[str, Any] | tuple[str, ...]) -> str:
     """`"; did you mean X?"` where one of the known words is near, else nothing."""
     near = difflib.get_close_matches(word, list(known), n=1)

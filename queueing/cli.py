@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from queueing.errors import UnstableQueueError
 from queueing.experiment import NUM_REQUESTS, simulate_model
 from queueing.model import Model
 from queueing.prediction import predict_model, unstable
 from queueing.profile import ProfileFile, profile_of
-from queueing.result import Prediction
+from queueing.result import LEVELS, Prediction
+from queueing.terminal import Column, Table, console, say
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="The steady state of a policy: predicted, or simulated.")
 
@@ -55,7 +58,7 @@ def predict(
         answer = predict_model(model, arrival_rate, method)
     except UnstableQueueError as error:
         answer = unstable(model, error.load, method)
-    show(answer.as_dict(), _table(answer), latency, as_json)
+    show(answer.as_dict(), lambda to: _print(answer, to), latency, as_json)
 
 
 @app.command()
@@ -83,41 +86,54 @@ def simulate(
         answer = simulate_model(model, arrival_rate, num_requests=num_requests, seed=seed, replications=replications)
     except UnstableQueueError as error:
         answer = unstable(model, error.load, "simulation")
-    show(answer.as_dict(), _table(answer), latency, as_json)
+    show(answer.as_dict(), lambda to: _print(answer, to), latency, as_json)
 
 
-def show(answer: dict[str, Any], table: str, latency: str, as_json: bool) -> None:
+def show(answer: dict[str, Any], print_answer: Callable[[Console], None], latency: str, as_json: bool) -> None:
     """Print one or the other, and which profile the law came from."""
     profile = profile_of(latency)
     if as_json:
         typer.echo(json.dumps(answer | {"latency_profile": None if profile is None else profile.to_dict()}))
-    else:
-        typer.echo("\n".join([table, *_profile_lines(profile)]))
+        return
+    to = console()
+    print_answer(to)
+    for line in _profile_lines(profile):
+        say(to, line, hang=14)
 
 
 def _profile_lines(profile: ProfileFile | None) -> list[str]:
-    if profile is None:
-        return []
-    first, *rest = profile.describe()
-    return [f"latency {first}", *(f"        {line}" for line in rest)]
+    lines = [] if profile is None else profile.describe()
+    return [f"{'' if number else 'latency':<14}{line}" for number, line in enumerate(lines)]
 
 
-def _table(answer: Prediction) -> str:
-    bound = "" if answer.effective_max_batch_size is None else f", at most {answer.effective_max_batch_size} together"
-    lines = [f"{answer.policy}  {answer.model}{bound}  ({answer.method})"]
-    lines.append(f"load          {answer.load:.4g}" + ("" if answer.stable else "  UNSTABLE: the queue grows without bound"))
+def _print(answer: Prediction, to: Console) -> None:
+    for line in _heads(answer):
+        say(to, line, hang=14)
     if answer.stable:
-        lines.append(f"utilisation   {_number(answer.utilisation)}")
-        lines.append(f"batch size    {_number(answer.batch_size.mean)}")
-        lines.append(f"loss fraction {_number(answer.loss_fraction)}")
-        lines.append(f"{'seconds':<22}" + "".join(f"{name:>11}" for name in ("mean", "p50", "p90", "p95", "p99", "std. error")))
-        for label, value in (("queueing delay", answer.queueing_delay), ("sojourn time", answer.sojourn_time)):
-            numbers = (value.mean, value.p50, value.p90, value.p95, value.p99, value.standard_error)
-            lines.append(f"{label:<22}" + "".join(f"{_number(number):>11}" for number in numbers))
-        for label, mean in (("time to first token", answer.time_to_first_token), ("inter-token latency", answer.inter_token_latency)):
-            lines.append(f"{label:<22}{_number(mean.mean):>11}")
-    lines.append("assumes " + "; ".join(answer.assumptions))
-    return "\n".join(lines)
+        to.print(_table(answer))
+    for number, assumption in enumerate(answer.assumptions):
+        say(to, f"{'' if number else 'assumes':<14}{assumption}", hang=14)
+
+
+def _heads(answer: Prediction) -> Iterator[str]:
+    bound = "" if answer.effective_max_batch_size is None else f", at most {answer.effective_max_batch_size} together"
+    yield f"{answer.policy}  {answer.model}{bound}  ({answer.method})"
+    yield f"load          {answer.load:.4g}" + ("" if answer.stable else "  UNSTABLE: the queue grows without bound")
+    if answer.stable:
+        yield f"utilisation   {_number(answer.utilisation)}"
+        yield f"batch size    {_number(answer.batch_size.mean)}"
+        yield f"loss fraction {_number(answer.loss_fraction)}"
+
+
+def _table(answer: Prediction) -> Table:
+    headings = (Column(heading="seconds", left=True), *(Column(heading=name) for name in ("mean", *LEVELS, "std. error")))
+    rows = [
+        [label, *(_number(getattr(value, name)) for name in ("mean", *LEVELS, "standard_error"))]
+        for label, value in (("queueing delay", answer.queueing_delay), ("sojourn time", answer.sojourn_time))
+    ]
+    for label, mean in (("time to first token", answer.time_to_first_token), ("inter-token latency", answer.inter_token_latency)):
+        rows.append([label, _number(mean.mean), *("" for _ in LEVELS), ""])
+    return Table(headings, rows)
 
 
 def _number(value: float | None) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from policies.text import SpecError, parse_policy
+from policies.text import SpecError, parse_policy, short_form
 from queueing.cli import ArrivalRate, EngineBound, Json, Latency, OutputTokens, Patience, PromptTokens, Servers, TokenLimit, show
 from queueing.distributions import SUPPORT_LIMIT, parse_distribution
 from queueing.environment_twins import fitting
@@ -20,11 +20,19 @@ from queueing.optimisation.search import Optimum, Point
 from queueing.optimisation.servers import fewest_servers
 from queueing.optimisation.token_limit import best_token_limit
 from queueing.profile import load_law
+from queueing.terminal import Column, Table, say
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Choose a limit by its predicted effect.")
 TARGETS = ("max-output-tokens", "batch-size", "policy", "servers", "arrival-rate")
 CANDIDATES = ("single", "dynamic", *(f"{name}:max_batch_size=8" for name in ("capped", "elastic", "continuous")), "fixed:batch_size=8")
 SHOWN = 15  # rows of the table
+LEAST = 1e-12  # what is smaller is rounding error, or happens to nobody
+HEADINGS = {
+    "queueing_delay": "queueing\ndelay (s)",
+    "p99_queueing_delay": "p99 queueing\ndelay (s)",
+    "sojourn_time": "sojourn\ntime (s)",
+    "max_output_tokens": "max output\ntokens",
+}
 NEVER = 1e-6  # limits that cut fewer requests than this are not listed
 WEIGHS = {"theta": ("v1", "v2"), "loss_cost": ("v2",), "max_clipped_fraction": ("clipped",)}
 
@@ -78,7 +86,7 @@ def optimize(
     except NoStableChoiceError as error:
         typer.echo(f"kendall: {error}", err=True)
         raise typer.Exit(3) from None
-    show(found.to_dict(), table(found), latency, as_json)
+    show(found.to_dict(), lambda to: print_optimum(found, to), latency, as_json)
 
 
 def _goal(name: str, given: dict[str, Any]) -> Objective:
@@ -117,16 +125,20 @@ def _search(target: str, model: Model, arrival_rate: float, goal: Objective, can
     return fewest_servers(model, arrival_rate, goal, **limit)
 
 
-def table(found: Optimum) -> str:
+def print_optimum(found: Optimum, to: Console) -> None:
     """The curve about the best point, which is marked."""
+    say(to, f"{found.target} for {found.objective}")
+    to.print(_table(found))
+    if found.note is not None:
+        say(to, found.note)
+
+
+def _table(found: Optimum) -> Table:
     rows = _around(found)
-    columns = [name for name in max(rows, key=len) if name not in ("stable", "method") and any(row.get(name) is not None for row in rows)]
-    cells = [columns, *([_cell(row.get(name)) for name in columns] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    marks = ["  ", *("> " if row == found.best else "  " for row in rows)]
-    lines = [f"{found.target} for {found.objective}"]
-    lines += [mark + "  ".join(map(str.rjust, line, widths)) for mark, line in zip(marks, cells, strict=True)]
-    return "\n".join(lines if found.note is None else [*lines, found.note])
+    names = [name for name in max(rows, key=len) if name not in ("stable", "method") and any(row.get(name) is not None for row in rows)]
+    columns = [Column(heading=HEADINGS.get(name, name.replace("_", "\n")), left=name == "policy", short=short_form) for name in names]
+    marked = [[">" if row == found.best else "", *(_cell(row.get(name)) for name in names)] for row in rows]
+    return Table([Column(heading=""), *columns], marked, keys=2)
 
 
 def _around(found: Optimum) -> list[Point]:
@@ -140,7 +152,9 @@ def _around(found: Optimum) -> list[Point]:
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
-    return f"{value:.5g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"< {LEAST:g}" if 0 < abs(value) < LEAST else f"{value:.5g}"
 
 
 if __name__ == "__main__":

@@ -15,14 +15,19 @@ from typing import Annotated, Any
 import httpx
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from policies.text import SpecError
+from policies.text import SpecError, short_form
 from queueing.environment_twins import fitting
 from queueing.remote import CACERT, INSECURE, SYSTEM, Trust, reason, server_root
+from queueing.terminal import Column, Table, console, say
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Ask a running gateway what its model would change.")
 TIMEOUT = 120.0  # seconds: an advice for several servers is simulated
+COLUMNS = (
+    Column(heading="target", left=True),
+    *(Column(heading=name, left=True, short=short_form) for name in ("in force", "best")),
+    *(Column(heading=name) for name in ("gain", "95 %")),
+)
 GATEWAY = "expected the URL of a running `kendall serve`, for example http://127.0.0.1:8080"
 
 
@@ -53,9 +58,9 @@ def advise(
     if as_json:
         sys.stdout.write(json.dumps(found) + "\n")
     elif found["advice"]:
-        show(found["advice"], Console())
+        show(found["advice"], console())
     if not found["advice"]:
-        Console(stderr=True).print(f"no advice: {found['reason'] or 'the gateway gave no reason'}", highlight=False, soft_wrap=True)
+        say(console(sys.stderr), f"no advice: {found['reason'] or 'the gateway gave no reason'}")
         raise typer.Exit(1)
     if all(each["best"] is None for each in found["advice"]):
         raise typer.Exit(3)
@@ -98,18 +103,18 @@ def ask(url: str, params: Mapping[str, str], key: str | None = None, trust: Trus
     raise SpecError(f"{url} answered {response.status_code}: {message}")
 
 
-def show(advice: Sequence[Mapping[str, Any]], console: Console) -> None:
+def show(advice: Sequence[Mapping[str, Any]], to: Console) -> None:
     """One row a target, then the sentences."""
-    table = Table("target", "in force", "best", "gain", "95 %", box=None, pad_edge=False, header_style="bold")
+    rows = []
     for each in advice:
         gain = each["gain"]
         ends = f"{_percent(gain['low'])} to {_percent(gain['high'])}"
         now, best = (_setting(each[which], each["target"]) for which in ("current", "best"))
-        table.add_row(each["target"], now, best, _percent(gain["value"]), ends if gain["value"] is not None else "-")
-    console.print(f"objective {advice[0]['objective']}", highlight=False)
-    console.print(table)
+        rows.append([each["target"], now, best, _percent(gain["value"]), ends if gain["value"] is not None else "-"])
+    say(to, f"objective {advice[0]['objective']}")
+    to.print(Table(COLUMNS, rows))
     for each in advice:
-        console.print(f"{each['target']}: {each['says']}", highlight=False, soft_wrap=True, markup=False)
+        say(to, f"{each['target']}: {each['says']}")
 
 
 def _setting(forecast: Mapping[str, Any] | None, target: str) -> str:

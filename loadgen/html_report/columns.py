@@ -100,7 +100,7 @@ def _speed_shown(cell: ReportCell) -> str:
 
 
 def _short(cell: ReportCell) -> str:
-    kind = cell.verdict.kind
+    kind = "INVALID" if cell.invalid else cell.verdict.kind
     return f'<span class="chip {chip_class(kind)}">{escape(SHORT.get(kind, kind))}</span>'
 
 

@@ -67,13 +67,13 @@ def scatter(mark: Mark, panel: Panel, points: Sequence[tuple[float, float]], tex
 def observed_marks(panel: Panel, cells: Sequence[ReportCell], others: Sequence[float], *, along: str) -> list[Trace]:
     """Observed means with their intervals, in milliseconds along one axis; `others` are the places along the other.
 
-    Two traces: those that can be judged, and, pale, those of runs too short. On a logarithmic axis an interval does not reach 0.
+    Two traces: those that can be judged, and, pale, those of runs too short or invalid. On a logarithmic axis an interval does not reach 0.
     """
-    judged = [(cell, other) for cell, other in zip(cells, others, strict=True) if not cell.comparison.too_short]
-    short = [(cell, other) for cell, other in zip(cells, others, strict=True) if cell.comparison.too_short]
+    judged = [(cell, other) for cell, other in zip(cells, others, strict=True) if cell.counts]
+    short = [(cell, other) for cell, other in zip(cells, others, strict=True) if not cell.counts]
     return [
         _observed(panel, judged, along, ("observed, 95 % interval", "observed", "$observed", 1)),
-        _observed(panel, short, along, ("observed, run too short to judge", "short", "$pale", 2)),
+        _observed(panel, short, along, ("observed, too short or invalid: not judged", "short", "$pale", 2)),
     ]
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
+from html import escape
 
 from loadgen.cells import ReportCell
+from policies.text import short_form
 
 MS = 1e3
 
 
 def label(cell: ReportCell) -> str:
     """A cell's policy, short; with its token limit where there is one, a star where the sojourn is compared."""
-    name, _, parameters = cell.comparison.policy.partition(":")
-    values = [pair.partition("=")[2] for pair in parameters.split(",") if pair]
-    text = f"{name} {' '.join(values)}".strip()
+    text = short_form(cell.comparison.policy)
     text += "*" if cell.comparison.compared == "sojourn_time" else ""
     return text if cell.max_output_tokens is None else f"{text}, limit {cell.max_output_tokens}"
 
@@ -40,6 +40,11 @@ def mean_and_half(mean: float, half_width: float) -> tuple[str, str]:
     """Both in milliseconds with the mean's decimals."""
     digits = decimals(mean)
     return f"{mean * MS:,.{digits}f}", f"{half_width * MS:,.{digits}f}" if math.isfinite(half_width) else "∞"
+
+
+def typeset(text: str) -> str:
+    """As HTML, a number and its percent sign on one line."""
+    return escape(text).replace(" %", "\N{NO-BREAK SPACE}%")
 
 
 def percent(share: float | None) -> str:

@@ -11,6 +11,7 @@ import msgspec
 
 from loadgen.html_report.beside import beside_figure
 from loadgen.html_report.data import ReportData, today
+from loadgen.html_report.numbers import typeset
 from loadgen.html_report.over_load import over_load_figure
 from loadgen.html_report.parts import parts_figure
 from loadgen.html_report.style import Figure
@@ -62,16 +63,20 @@ def _sections(data: ReportData, figures: Sequence[Figure]) -> list[str]:
 def _header(data: ReportData) -> str:
     date = f" · {data.date[:10]}" if data.date else ""
     tiles = "".join(
-        f"<li><b>{escape(value)}</b><span>median |observed / theory − 1|<br>{escape(name)}</span></li>"
-        for name, value in accuracy(data.cells)
+        f"<li><b>{escape(value)}</b><span>median |observed / theory − 1| over {_cells(count)}<br>{escape(name)}</span></li>"
+        for name, value, count in accuracy(data.cells)
     )
     warning = _warning(data)
     return (
         f'<header><p class="kicker">Kendall · observed beside predicted{escape(date)}</p><h1>{escape(title(data))}</h1>'
-        f'<p class="headline">{escape(headline(data.cells))}</p>{warning}'
+        f'<p class="headline">{typeset(headline(data.cells))}</p>{warning}'
         + (f'<ul class="numbers">{tiles}</ul>' if tiles else "")
         + "</header>"
     )
+
+
+def _cells(count: int) -> str:
+    return f"{count} cell" if count == 1 else f"{count} cells"
 
 
 def _warning(data: ReportData) -> str:
@@ -92,7 +97,7 @@ def _verdicts(data: ReportData) -> str:
         return _section(
             "Verdict", _empty("No cell has a result yet. A sweep that was interrupted goes on with kendall sweep --resume FOLDER.")
         )
-    rows = "".join(f"<li><strong>{escape(name)}</strong>: {escape(why)}</li>" for name, why in causes(data.cells))
+    rows = "".join(f"<li><strong>{escape(name)}</strong>: {typeset(why)}</li>" for name, why in causes(data.cells))
     lead = "Per policy and load: the mean as observed with its 95 % interval, and the prediction made before the run."
     return _section(
         "Verdict",

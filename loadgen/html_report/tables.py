@@ -8,7 +8,7 @@ from html import escape
 
 from loadgen.cells import MissingCell, ReportCell
 from loadgen.html_report.columns import SHOWN, Column
-from loadgen.html_report.numbers import MS, label, load_text, mean_and_half, ms, percent
+from loadgen.html_report.numbers import MS, label, load_text, mean_and_half, ms, percent, typeset
 from loadgen.html_report.words import chip_class
 from queueing.arrival_audit import Audit
 
@@ -17,8 +17,8 @@ def chip(cell: ReportCell) -> str:
     """A cell's verdict, and whether it counts."""
     verdict = cell.verdict
     if cell.invalid:
-        return f'<span class="chip off">INVALID</span> <span class="chip short">{escape(verdict.text)}</span>'
-    return f'<span class="chip {chip_class(verdict.kind)}">{escape(verdict.text)}</span>'
+        return f'<span class="chip off">INVALID</span> <span class="chip short">{typeset(verdict.text)}</span>'
+    return f'<span class="chip {chip_class(verdict.kind)}">{typeset(verdict.text)}</span>'
 
 
 def matrix(cells: Sequence[ReportCell]) -> str:
@@ -28,12 +28,17 @@ def matrix(cells: Sequence[ReportCell]) -> str:
     found = {(label(cell), None if cell.load is None else round(cell.load, 2)): cell for cell in cells}
     head = "".join(f'<th scope="col">{escape(load_text(load))}</th>' for load in loads)
     body = "".join(
-        f'<tr><th scope="row">{escape(name)}</th>' + "".join(f"<td>{_in_matrix(found.get((name, load)))}</td>" for load in loads) + "</tr>"
+        f'<tr><th scope="row">{escape(name)}</th>' + "".join(_matrix_cell(load, found.get((name, load))) for load in loads) + "</tr>"
         for name in names
     )
-    style = f"min-width:{8 + 11 * len(loads)}em"
+    style = f"min-width:{13 + 11 * len(loads)}em"
     table = f'<table class="matrix" style="{style}"><thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody></table>'
     return f'<div class="scroll">{table}</div>'
+
+
+def _matrix_cell(load: float | None, cell: ReportCell | None) -> str:
+    """Names its load itself: a narrow page has no column headings."""
+    return f'<td data-load="{escape(load_text(load))}"><div>{_in_matrix(cell)}</div></td>'
 
 
 def _in_matrix(cell: ReportCell | None) -> str:
@@ -41,9 +46,10 @@ def _in_matrix(cell: ReportCell | None) -> str:
         return "<small>not measured</small>"
     quantity = cell.comparison.quantity
     mean, half = mean_and_half(quantity.observed.mean, quantity.observed.half_width)
-    means = f'<span class="observed">{mean}</span> ± {half} ms'
+    means = f'<span class="whole"><span class="observed">{mean}</span> ± {half} ms</span>'
     if quantity.a_priori is not None:
-        means += f"<br><small>predicted {ms(quantity.a_priori.mean)} ms ({percent(quantity.a_priori.deviation)})</small>"
+        parts = f"predicted {ms(quantity.a_priori.mean)} ms", f"({percent(quantity.a_priori.deviation)})"
+        means += "<br><small>" + " ".join(f'<span class="whole">{part}</span>' for part in parts) + "</small>"
     return f'{chip(cell)}<span class="means">{means}</span>'
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from loadgen.cells import ReportCell
-from loadgen.comparison import TOO_WIDE
+from loadgen.comparison import TOO_SHORT
 from loadgen.residual import AGREE, JOINED, SHARE
 
 
@@ -63,14 +63,15 @@ busy. For batches it is far above the load.</dd>
 
 LIMITS = f"""
 <p><strong>Intervals</strong> are 95 %, from batch means: consecutive delays hang together, and intervals that forget it are
-far too narrow. The first requests of a run are dropped as warm-up. A cell whose half width is more than {TOO_WIDE:.0%} of
-its mean is too short to be judged.</p>
-<p><strong>Agree</strong> means: the prediction made before the run lies in the observed interval, or within {AGREE:.0%}.
+far too narrow. The first requests of a run are dropped as warm-up. A cell is <strong>too short</strong> where {TOO_SHORT}:
+then it is not judged. Nor is one that is <strong>INVALID</strong>. The title, the medians and the list of causes leave both
+out; the plots show them pale.</p>
+<p><strong>Agree</strong> means: the prediction made before the run lies in the observed interval, or within {100 * AGREE:.0f} %.
 Otherwise the verdict is the largest part of the difference that is beyond chance, has the difference’s sign and is at least
-{SHARE:.0%} of it; without one it is sampling noise.</p>
+{100 * SHARE:.0f} % of it; without one it is sampling noise.</p>
 <p><strong>Chance</strong> of the arrivals’ part is the spread of simulated runs of the same length under the asked process;
 of the other parts, batch means of paired differences. The gateway’s part counts the time lost before dispatches with the
-waiting that it caused behind them. The sender’s part needs the load generator’s file (it must know {JOINED:.0%} of the
+waiting that it caused behind them. The sender’s part needs the load generator’s file (it must know {100 * JOINED:.0f} % of the
 requests); without it, it is counted as arrivals.</p>
 <p><strong>Limits.</strong> Speed and scatter are taken from the run, so “run’s speed” tests the queueing, not the service law
 in advance. A speed that wanders within a run shows as the law’s shape. Before a continuous engine, waiting for its next step

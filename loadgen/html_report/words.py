@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from loadgen.cells import ReportCell
+from loadgen.comparison import TOO_SHORT
 from loadgen.html_report.data import ReportData
 from loadgen.html_report.numbers import label, load_text
 from queueing.latency import LatencyModel
@@ -19,7 +20,7 @@ GROUPS = {
 KINDS = {
     "agree": ("agree", "the prediction a priori lies in the observed interval, or within 10 %"),
     "sampling noise": ("sampling noise", "differ, but by no more than chance does in a run of this length"),
-    "too short": ("too short", "the interval is wider than ± 25 % of the mean: nothing can be said"),
+    "too short": ("too short", f"{TOO_SHORT}: nothing can be said"),
     "speed": ("machine’s speed", "the machine was faster or slower than when it was calibrated"),
     "scatter": ("scatter", "service times scatter more or less than calibrated"),
     "shape": ("law’s shape", "service times follow another form than the law, or the speed wandered"),
@@ -51,10 +52,10 @@ def headline(cells: Sequence[ReportCell]) -> str:
     """The verdicts in one sentence."""
     if not cells:
         return "Nothing was measured."
-    kinds = Counter(cell.verdict.kind for cell in cells if not cell.invalid)
-    judged = kinds.total() - kinds["no prediction"] - kinds["too short"]
+    kinds = Counter(cell.verdict.kind for cell in cells if cell.counts and cell.verdict.kind != "no prediction")
+    judged = kinds.total()
     if not judged:
-        return f"{_count(len(cells), 'cell', 'cells')}, and none can be judged: too short, invalid or without a prediction."
+        return f"{_count(len(cells), 'cell', 'cells')}, and none can be judged{_not_judged(cells)}."
     within = kinds["agree"] + kinds["sampling noise"]
     others = judged - within
     text = f"Theory known before the run agrees with {kinds['agree']} of {_count(judged, 'cell', 'cells')} that can be judged"
@@ -63,11 +64,21 @@ def headline(cells: Sequence[ReportCell]) -> str:
     if others:
         causes = [f"{KINDS[kind][0]} ({count})" for kind, count in kinds.most_common() if chip_class(kind) == "off"]
         text += f"; {_count(others, 'differs', 'differ')} for a cause that was found: {', '.join(causes)}"
-    return text + "."
+    left_out = len(cells) - judged
+    return text + "." + (f" {left_out} of {len(cells)} cannot be judged{_not_judged(cells)}." if left_out else "")
 
 
-def accuracy(cells: Sequence[ReportCell]) -> list[tuple[str, str]]:
-    """How near each theory came, over the cells that can be judged: label and median of |deviation|."""
+def _not_judged(cells: Sequence[ReportCell]) -> str:
+    """Why, each cell once."""
+    invalid = sum(cell.invalid for cell in cells)
+    short = sum(cell.comparison.too_short and not cell.invalid for cell in cells)
+    bare = sum(cell.counts and cell.verdict.kind == "no prediction" for cell in cells)
+    reasons = ((short, "too short"), (invalid, "invalid"), (bare, "without a prediction"))
+    return ": " + ", ".join(f"{count} {why}" for count, why in reasons if count)
+
+
+def accuracy(cells: Sequence[ReportCell]) -> list[tuple[str, str, int]]:
+    """How near each theory came, over the cells that can be judged: label, median of |deviation|, number of cells."""
     found = []
     for key, name in (
         ("measured_service", "recursion on measured services"),
@@ -75,11 +86,11 @@ def accuracy(cells: Sequence[ReportCell]) -> list[tuple[str, str]]:
         ("predicted", "theory at the run’s speed"),
         ("a_priori", "theory a priori"),
     ):
-        estimates = [getattr(cell.comparison.quantity, key) for cell in cells if not (cell.comparison.too_short or cell.invalid)]
+        estimates = [getattr(cell.comparison.quantity, key) for cell in cells if cell.counts]
         errors = sorted(abs(estimate.deviation) for estimate in estimates if estimate is not None)
         if errors:
             middle = (errors[(len(errors) - 1) // 2] + errors[len(errors) // 2]) / 2
-            found.append((name, f"{middle * 100:.1f} %"))
+            found.append((name, f"{middle * 100:.1f} %", len(errors)))
     return found
 
 
@@ -116,7 +127,7 @@ def causes(cells: Sequence[ReportCell]) -> list[tuple[str, str]]:
     return [
         (f"{label(cell)}, {load_text(cell.load)}", cell.verdict.text)
         for cell in cells
-        if cell.verdict.kind not in ("agree", "too short", "no prediction")
+        if cell.counts and cell.verdict.kind not in ("agree", "no prediction")
     ]
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
+from rich.console import Console
 
 from loadgen.sweep.grid import Basis, Bounds, Cell
 from loadgen.sweep.plan import Plan, searches_of
 from loadgen.sweep.status import duration
+from policies.text import short_form
 from queueing.profile import load_law
+from queueing.terminal import Column, Table, say
 
 GUESS = "reference"  # the law of a small engine on a small machine
 CONTEXT = 2048  # tokens, of an engine that is not asked
@@ -36,30 +39,64 @@ def plan_as_object(plan: Plan) -> dict[str, Any]:
     }
 
 
-def plan_lines(plan: Plan) -> Iterator[str]:
-    """For people, as they become known."""
-    basis, cells = basis_of(plan), []
+def print_plan(plan: Plan, to: Console) -> None:
+    """For people; a cell as soon as it is known, where the table fits the width."""
+    basis, cells, rows = basis_of(plan), [], []
     guessed = " (a guess: the sweep calibrates its own, which changes rates and lengths)" if plan.latency is None else ""
-    yield f"law: {basis.law}{guessed}"
-    width = max(len(policy) for policy in plan.policies)
+    say(to, f"law: {basis.law}{guessed}")
+    name = _policy_form(plan, to.width)
+    columns = _columns(plan, name)
+    at_once = len(Table(columns, []).lines(to.width)) == 1
+    if at_once:
+        to.print(Table(columns, []))
     for cell in basis.cells():
         cells.append(cell)
-        yield f"{len(cells):>4}  {_line(plan, cell, width)}"
+        rows.append(_row(plan, len(cells), cell, name))
+        if at_once:
+            to.print(Table(columns, rows[-1:], headed=False))
+    if not at_once:
+        to.print(Table(columns, rows, keys=2))
+    for line in _remarks(plan, cells):
+        say(to, line)
+
+
+def _remarks(plan: Plan, cells: list[Cell]) -> Iterator[str]:
+    if any(cell.cut for cell in cells):
+        yield "*: shorter than asked (--cell-limit)"
+    if any(not _runs(plan, cell) for cell in cells):
+        yield "not run: at load >= 1 there is no steady state (--allow-unstable runs it)"
     if searches := searches_of(plan):
         yield f"and {len(searches)} searches, each of about five probes"
     yield f"{len(cells)} cells, about {duration(total_seconds(plan, cells))} in all, without the engine's start and calibration"
 
 
-def _line(plan: Plan, cell: Cell, width: int) -> str:
-    limit = "" if cell.max_output_tokens is None else f"  limit {cell.max_output_tokens}"
-    head = f"{cell.policy:<{width}}  load {cell.load:5.3f}  {cell.rate:8.4g}/s{limit}"
-    if cell.load >= 1 and not plan.allow_unstable:
-        return f"{head}  NOT RUN: load >= 1"
-    shorter = "  shorter than asked (--cell-limit)" if cell.cut else ""
-    return f"{head}  {cell.count:>6} requests  {duration(cell.seconds):>6}{shorter}"
+def _policy_form(plan: Plan, width: int) -> Callable[[str], str]:
+    """Whole where the table then fits."""
+    return str if len(Table(_columns(plan, str), []).lines(width)) == 1 else short_form
+
+
+def _columns(plan: Plan, name: Callable[[str], str]) -> list[Column]:
+    """Wide enough for every cell, so that rows can be printed one by one."""
+    widths = {"cell": 4, "policy": max(len(name(policy)) for policy in plan.policies), "load": 5, "rate (1/s)": 10}
+    widths |= ({"limit": 5} if _limited(plan) else {}) | {"requests": 8, "time": 10, "": 1}
+    return [Column(heading=name, left=name == "policy", least=width) for name, width in widths.items()]
+
+
+def _limited(plan: Plan) -> bool:
+    return plan.max_output_tokens != (None,)
+
+
+def _row(plan: Plan, number: int, cell: Cell, name: Callable[[str], str]) -> list[str]:
+    limit = ["none" if cell.max_output_tokens is None else str(cell.max_output_tokens)] if _limited(plan) else []
+    head = [str(number), name(cell.policy), f"{cell.load:.3f}", f"{cell.rate:.4g}", *limit]
+    return [*head, str(cell.count), duration(cell.seconds), "*" * cell.cut] if _runs(plan, cell) else [*head, "-", "NOT RUN", ""]
+
+
+def _runs(plan: Plan, cell: Cell) -> bool:
+    return cell.load < 1 or plan.allow_unstable
 
 
 def total_seconds(plan: Plan, cells: list[Cell]) -> float:
     """Sending, short calibrations, and what goes between."""
-    run = [cell for cell in cells if cell.load < 1 or plan.allow_unstable]
+    run = [cell for cell in cells if _runs(plan, cell)]
     return sum(cell.seconds + plan.bracket + OVERHEAD for cell in run) + plan.bracket

@@ -9,10 +9,11 @@ from typing import Any
 from rich.console import Console
 
 from loadgen.html_report import ReportData, write_report
-from loadgen.report import notes, table
+from loadgen.report import show_table
 from loadgen.sweep.journal import Event
 from loadgen.sweep.results import Results
 from loadgen.sweep.store import Store
+from queueing.terminal import say
 
 WANDER = 0.1  # change of speed around a cell beyond which its mean says more about the machine than about the queue
 
@@ -26,11 +27,9 @@ def write_results(store: Store, results: Results, data: ReportData) -> list[Path
 def print_results(results: Results, console: Console) -> None:
     """For people."""
     if results.comparisons:
-        console.print(table(results.comparisons))
-        for line in notes(results.comparisons):
-            console.print(line, highlight=False)
+        show_table(results.comparisons, console)
     for line in lines(results):
-        console.print(line, highlight=False, soft_wrap=True)
+        say(console, line)
 
 
 def lines(results: Results) -> list[str]:

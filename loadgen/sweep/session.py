@@ -10,12 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 
 from loadgen.gateway_process import GatewayError
 from loadgen.html_report import of_folder
 from loadgen.keys import NO_KEYS, Keys
-from loadgen.report import WIDTH
 from loadgen.sweep.apparatus import Apparatus
 from loadgen.sweep.conditions import broken, parse_conditions
 from loadgen.sweep.plan import Plan
@@ -24,6 +22,7 @@ from loadgen.sweep.results import Results, results_of
 from loadgen.sweep.run import Sweep
 from loadgen.sweep.status import Status
 from loadgen.sweep.store import Store
+from queueing.terminal import console, say
 
 DONE, FAILED, CHECK_FAILED, INTERRUPTED = 0, 1, 3, 130
 
@@ -96,11 +95,9 @@ def _print(results: Results, written: Sequence[Path], error: str | None, *, json
     if json:
         sys.stdout.write(msgspec.json.encode(as_json(results, written), enc_hook=float).decode() + "\n")
         return
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDTH)
-    print_results(results, console)
-    console.print(f"written to {results.folder}/: {', '.join(path.name for path in written)}", highlight=False, soft_wrap=True)
+    to = console()
+    print_results(results, to)
+    say(to, f"written to {results.folder}/: {', '.join(path.name for path in written)}")
 
 
 def _say(line: str) -> None:

@@ -17,6 +17,7 @@ from queueing.reproduction.artefact import Artefact
 from queueing.reproduction.catalogue import CATALOGUE, chosen, make
 from queueing.reproduction.picture import draw_artefact
 from queueing.reproduction.report import as_object, page, save_data, text
+from queueing.terminal import console, say
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="The documents' tables and figures, beside what they state.")
 PERIOD = 1.5  # seconds between two lines while one artefact is computed
@@ -79,7 +80,9 @@ def reproduce(
     if as_json:
         typer.echo(json.dumps({"artefacts": [as_object(artefact) for artefact in artefacts]}))
     else:
-        typer.echo("\n\n".join(text(artefact) for artefact in artefacts))
+        to = console()
+        for line in "\n\n".join(text(artefact) for artefact in artefacts).split("\n"):
+            say(to, line, hang=8)
     if any(artefact.failed for artefact in artefacts):
         raise typer.Exit(FAILED)
 

@@ -13,11 +13,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from policies import SpecError
 from queueing.profile import Profile, profile_path
 from queueing.remote import SYSTEM, Trust, reason, server_root
+from queueing.terminal import Column, Table, console, say
 from server.gateway import Gateway
 from server.law.calibration import Calibrator
 from server.schema import CalibrationRequest
 from server.serving import serve
 from server.settings import Settings
+
+COLUMNS = (Column(heading="milliseconds", left=True), Column(heading="value"), Column(heading="95 % low"), Column(heading="high"))
 
 
 def calibrate(
@@ -31,20 +34,25 @@ def calibrate(
     if json_output:
         sys.stdout.write(profile.to_json() + "\n")
         return
-    console = Console()
-    console.print(f"law       {profile.law}", highlight=False, soft_wrap=True)
-    for name, (low, high) in profile.intervals.items():
-        console.print(
-            f"  {name}      {getattr(profile.law, name) * 1e3:8.4f} ms   95 % [{low * 1e3:.4f}, {high * 1e3:.4f}]", highlight=False
-        )
-    console.print(f"fit       R2 {profile.r2:.4f}, mean absolute error of the cells {profile.mape:.1%}", highlight=False)
-    console.print(f"profile   {path}", highlight=False)
+    show(profile, path, console())
+
+
+def show(profile: Profile, path: Path, to: Console) -> None:
+    """The law, its coefficients with their intervals, how well it fits."""
+    say(to, f"law       {profile.law}", hang=10)
+    if profile.intervals:
+        to.print(Table(COLUMNS, [_coefficient(profile, name) for name in profile.intervals]))
+    say(to, f"fit       R2 {profile.r2:.4f}, mean absolute error of the cells {profile.mape:.1%}", hang=10)
+    say(to, f"profile   {path}", hang=10)
+
+
+def _coefficient(profile: Profile, name: str) -> list[str]:
+    return [name, *(f"{seconds * 1e3:.4f}" for seconds in (getattr(profile.law, name), *profile.intervals[name]))]
 
 
 def _remote(url: str, request: CalibrationRequest, key: str | None, trust: Trust) -> Profile:
-    console = Console(stderr=True)
     try:
-        with console.status("measuring the engine through its gateway"):
+        with console(sys.stderr).status("measuring the engine through its gateway"):
             headers = {"authorization": f"Bearer {key}"} if key else {}
             settings: dict[str, Any] = {"headers": headers, "timeout": 900, "verify": trust.verification(url), "trust_env": False}
             response = httpx.post(server_root(url) + "/admin/calibrate", json=request.model_dump(), **settings)
@@ -64,7 +72,6 @@ def _local(model: str, request: CalibrationRequest) -> Profile:
     found: list[Profile] = []
     failures: list[BaseException] = []
     tasks: list[asyncio.Task[None]] = []
-    console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
 
     async def measure(gateway: Gateway) -> None:
@@ -76,7 +83,7 @@ def _local(model: str, request: CalibrationRequest) -> Profile:
             failures.append(error)
         os.kill(os.getpid(), signal.SIGINT)
 
-    with Progress(*columns, console=console) as progress:
+    with Progress(*columns, console=console(sys.stderr)) as progress:
         progress.add_task("engine starts", total=None)
         settings = Settings(model=model, served_model_name=model.rstrip("/").rsplit("/", 1)[-1], port=0, prediction_interval=0)
         try:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 import pytest
+from rich.console import Console
 
 from loadgen.compare import Comparison, Predicted, Theory, compare
-from loadgen.report import as_object, notes, text
+from loadgen.report import as_object, notes, show
 from loadgen.timetable import Timetable
 from policies import Policy, parse_policy
 from queueing.latency import LatencyModel
@@ -187,13 +189,19 @@ def test_a_short_run_is_marked() -> None:
     assert not only(drive(parse_policy("dynamic"), 40.0)).too_short
 
 
+def text(comparisons: list[Comparison]) -> str:
+    out = io.StringIO()
+    show(comparisons, Console(file=out, width=80, force_terminal=True, color_system=None))
+    return out.getvalue()
+
+
 def test_the_table_fits_and_shows_every_column() -> None:
     theory = Theory(law=LAW, replay=replay, predict=predict, asked_rate=8.0)
     comparisons = [
         only(drive(parse_policy(p), CASES[p], n=300), theory) for p in ("single", "fixed:batch_size=4,max_wait=0.05", "continuous")
     ]
     shown = text(comparisons)
-    assert max(map(len, shown.splitlines())) <= 120
+    assert max(map(len, shown.splitlines())) <= 80
     assert "…" not in shown
     for word in ("single", "continuous*", "(ms)", "predicted", "0.62", "±", "%"):
         assert word in shown

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import hashlib
 import json
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from loadgen.cells import Asked, MissingCell, ReportCell, RunFile
+from loadgen.comparison import TOO_SHORT
 from loadgen.html_report import ReportData, of_files, of_folder, write_report
 from loadgen.html_report.beside import beside_figure
 from loadgen.html_report.over_load import curve_of, over_load_figure
 from loadgen.html_report.page import ROOT, page
 from loadgen.html_report.parts import parts_figure
+from loadgen.html_report.tables import matrix
 from loadgen.html_report.tails import tails_figure
-from loadgen.html_report.words import headline
+from loadgen.html_report.words import accuracy, causes, headline
+from loadgen.report import notes
+from loadgen.residual import cause_of
 from policies import parse_policy
 from policies.text import SpecError
 from queueing.model import Model
@@ -28,6 +34,7 @@ from queueing.prediction import predict_model
 from queueing.profile import Profile
 from queueing.record import Header, Record, write_run
 from tests.loadgen.driver import LAW, LENGTHS, drive
+from tests.page.browser import chromium
 from tests.support import require_program
 
 SPEEDS = {"dynamic": 1.2, "capped:max_batch_size=4": 1.0, "continuous:max_batch_size=8": 1.0}
@@ -67,7 +74,11 @@ def traces(figure: dict[str, Any] | None, group: str) -> Iterator[dict[str, Any]
 
 def test_the_page_says_what_was_measured_and_why_cells_differ(report: Path) -> None:
     shown = report.read_text(encoding="utf-8").partition('<script type="application/json"')[0]
-    for words in ("4 policies at 2 loads on emulated (tiny)", "machine slower than calibrated by 20 %", "Where they part, and why"):
+    for words in (
+        "4 policies at 2 loads on emulated (tiny)",
+        "machine slower than calibrated by 20\N{NO-BREAK SPACE}%",
+        "Where they part, and why",
+    ):
         assert words in shown
     for words in ("continuous 8*", "capped 4", "a CPU, 2 core(s)", "k1 2 ms", "1 of 7 planned cells have no result", " ms", "seed"):
         assert words in shown
@@ -189,13 +200,47 @@ def test_runs_without_a_law_are_shown_without_predictions(data: ReportData, tmp_
 
 
 def test_the_headline_counts(data: ReportData) -> None:
-    def with_kind(kind: str, cells: list[ReportCell]) -> int:
-        return sum(cell.verdict.kind == kind for cell in cells)
-
     cells = list(data.cells)
-    judged = len(cells) - with_kind("too short", cells)
-    assert f"agrees with {with_kind('agree', cells)} of {judged} cells" in headline(cells)
+    judged = [cell for cell in cells if not cell.comparison.too_short]
+    agree = sum(cell.verdict.kind == "agree" for cell in judged)
+    assert f"agrees with {agree} of {len(judged)} cells" in headline(cells)
     assert headline([]) == "Nothing was measured."
+
+
+def widened(cell: ReportCell) -> ReportCell:
+    """The same with an interval that is too wide, yet far from the prediction."""
+    comparison = cell.comparison
+    observed = dataclasses.replace(comparison.quantity.observed, half_width=0.26 * comparison.quantity.observed.mean)
+    quantity = dataclasses.replace(comparison.quantity, observed=observed)
+    return dataclasses.replace(cell, comparison=dataclasses.replace(comparison, **{comparison.compared: quantity}))
+
+
+def test_a_cell_that_is_too_short_or_invalid_is_judged_nowhere(data: ReportData) -> None:
+    slow = next(cell for cell in data.cells if cell.verdict.kind == "speed")
+    agreeing = next(cell for cell in data.cells if cell.verdict.kind == "agree")
+    assert slow.comparison.split is not None
+    assert cause_of(slow.comparison.split) is not None
+    short, invalid = widened(slow), dataclasses.replace(slow, audit=SimpleNamespace(valid=False))  # type: ignore[arg-type]
+    cells = [agreeing, short, invalid]
+    assert short.verdict.text == "too short: ± 26 %"
+    assert headline(cells) == (
+        "Theory known before the run agrees with 1 of 1 cell that can be judged. 2 of 3 cannot be judged: 1 too short, 1 invalid."
+    )
+    assert causes(cells) == []
+    assert {count for _, _, count in accuracy(cells)} == {1}
+    drawn = {group: [x for trace in traces(beside_figure(cells), group) for x in trace["x"]] for group in ("observed", "short")}
+    assert [len(drawn["observed"]), len(drawn["short"])] == [1, 2]
+    shown = matrix([short])
+    assert "too short: ±" in shown
+    assert "machine slower" not in shown
+
+
+def test_the_medians_say_over_how_many_cells_and_the_rule_is_one_sentence(data: ReportData) -> None:
+    judged = sum(cell.counts for cell in data.cells)
+    text = page(data)
+    assert f"over {judged} cells<br>theory a priori" in text
+    assert f"where {TOO_SHORT}" in text
+    assert any(TOO_SHORT in line for line in notes([widened(data.cells[0]).comparison]))
 
 
 def test_a_folder_of_runs_with_a_profile_is_a_report(tmp_path: Path) -> None:
@@ -259,6 +304,66 @@ def test_a_browser_complains_where_a_page_is_broken(report: Path, tmp_path: Path
     assert "CONSOLE" in browser(broken.as_uri(), tmp_path, "--dump-dom").stderr
     broken.write_text(text.replace("</main>", '<img src="https://example.invalid/x.png"></main>'), encoding="utf-8")
     assert "CONSOLE" in browser(broken.as_uri(), tmp_path, "--dump-dom").stderr
+
+
+# Texts that stand on each other, or reach beyond their cell or tile; texts in plots are plotly's.
+COLLISIONS = """(() => {
+  const found = [], rects = [];
+  const walker = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    const element = node.parentElement;
+    if (!node.data.trim() || element.closest(".plot, noscript, script")) continue;
+    const range = document.createRange();
+    range.selectNodeContents(node);
+    const box = element.closest("td, th, li, p, dd, dt, h1, h2, h3")?.getBoundingClientRect();
+    for (const rect of range.getClientRects()) {
+      if (rect.width < 1 || rect.height < 1) continue;
+      if (box && (rect.left < box.left - 1 || rect.right > box.right + 1)) found.push("beyond its cell: " + node.data);
+      rects.push([rect, node.data]);
+    }
+  }
+  rects.sort((one, other) => one[0].top - other[0].top);
+  for (let i = 0; i < rects.length; i++) {
+    const [a, text] = rects[i];
+    for (let j = i + 1; j < rects.length && rects[j][0].top < a.bottom - 3; j++) {
+      const b = rects[j][0];
+      if (Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1 && Math.min(a.bottom, b.bottom) - b.top > 3)
+        found.push(text.trim() + " on " + rects[j][1].trim());
+    }
+  }
+  const wide = document.documentElement.scrollWidth - document.documentElement.clientWidth;
+  return wide > 0 ? [...found, `the page is ${wide} px too wide`] : found;
+})()"""
+SWEEP = Path(__file__).parents[2] / "docs" / "sweep" / "report.html"
+FAULTS = ("td { white-space: nowrap !important; } table.matrix { width: 300px; }", "h2 { margin-bottom: -24px; }", "h1 { width: 1400px; }")
+
+
+async def collisions(urls: Sequence[str], width: int, theme: str) -> list[list[str]]:
+    async with chromium() as browser, browser.page(width, 900) as tab:
+        found = []
+        for url in urls:
+            await tab.open(f"{url}?theme={theme}")
+            await tab.until(f"location.href.startsWith('{url}') && document.documentElement.dataset.drawn", 30)
+            found.append(list(await tab.ask(COLLISIONS)))
+        assert tab.complaints == []
+        return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("width", "theme"), [(360, "light"), (500, "light"), (500, "dark"), (800, "light"), (821, "light"), (1280, "dark")]
+)
+def test_no_text_stands_on_another_or_beyond_its_cell(report: Path, width: int, theme: str) -> None:
+    assert asyncio.run(collisions([report.as_uri(), SWEEP.as_uri()], width, theme)) == [[], []]
+
+
+@pytest.mark.slow
+def test_the_check_for_collisions_sees_each_fault(report: Path, tmp_path: Path) -> None:
+    text, pages = report.read_text(encoding="utf-8"), []
+    for number, fault in enumerate(FAULTS):
+        pages.append(tmp_path / f"broken-{number}.html")
+        pages[-1].write_text(text.replace("</style>", fault + "</style>", 1), encoding="utf-8")
+    assert all(asyncio.run(collisions([each.as_uri() for each in pages], 821, "light")))
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +197,7 @@ def test_a_dry_run_says_lengths_refusals_and_searches() -> None:
         "k1=0,k2=0.05,k3=0,k4=0.001",
     ]
     shown = CliRunner().invoke(app, [*arguments, "--dry-run", "--find-saturation"]).stdout
-    assert "50 requests" in shown
+    assert re.search(r"single +0\.\d{3} +5 +50 +10 s$", shown, re.MULTILINE)
     assert shown.count("NOT RUN") == 1
     assert "2 searches" in shown
     assert "law: k1=0" in shown
