@@ -71,7 +71,6 @@ def _reports(paths: list[Path], **wanted: Any) -> list[tuple[str, Report]]:
 
 
 def _print(reports: list[tuple[str, Report]]) -> None:
-
     for place, (name, report) in enumerate(reports):
         if len(reports) > 1:
             typer.echo(f"{'' if place == 0 else chr(10)}{name}")
