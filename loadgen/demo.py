@@ -22,7 +22,7 @@ from rich.console import Console
 from loadgen.client import Target
 from loadgen.compare import Comparison, compare
 from loadgen.demo_report import Cell, print_report
-from loadgen.gateway_process import GatewayError, GatewayProcess, raise_if_cancelled
+from loadgen.gateway_process import GatewayError, GatewayProcess
 from loadgen.picture import draw_picture
 from loadgen.report import as_object
 from loadgen.sweep.apparatus import share_the_gateways_cpus
@@ -181,7 +181,6 @@ class _Demo:
         self._progress.phase("measuring the engine's speed", SPEED_SECONDS)
         cells, speed = [], await self._speed()
         for number, (load, policy) in enumerate(self._plan.cells):
-            raise_if_cancelled()
             self._progress.cell(number)
             records, rate = await self._cell(policy, load, law)
             self._progress.phase(f"{policy} at {load:g}: engine's speed")

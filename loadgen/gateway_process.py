@@ -123,7 +123,6 @@ class GatewayProcess(GatewayClient):
                 raise GatewayError(self.last_line())
             if await self.is_ready():
                 return
-            raise_if_cancelled()
             await asyncio.sleep(0.1)
         raise GatewayError(f"the gateway was not ready after {START_LIMIT:.0f} s; its log is {self._log_file}")
 
@@ -136,13 +135,6 @@ class GatewayProcess(GatewayClient):
         """What the gateway said last."""
         lines = self._log_file.read_text(errors="replace").strip().splitlines()
         return lines[-1].removeprefix("kendall: ") if lines else "the gateway ended without a word"
-
-
-def raise_if_cancelled() -> None:
-    """Raise CancelledError where this task was cancelled and did not notice: httpx loses one that meets a refused connection."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
 
 
 def own_environment() -> dict[str, str]:

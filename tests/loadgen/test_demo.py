@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import math
 import os
@@ -118,7 +117,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "when",
-    ["the engine starts", pytest.param("calibrating", marks=pytest.mark.slow), pytest.param("dynamic at 0.3", marks=pytest.mark.slow)],
+    ["cells to go", pytest.param("engine ready", marks=pytest.mark.slow), pytest.param("dynamic at 0.3", marks=pytest.mark.slow)],
 )
 def test_a_signal_ends_it_in_one_line_and_leaves_no_process(tmp_path: Path, when: str, number: int) -> None:
     with demo(tmp_path / "demo", "--load", "0.3") as process:
@@ -135,28 +134,6 @@ def test_a_signal_ends_it_in_one_line_and_leaves_no_process(tmp_path: Path, when
     assert said == [f"kendall: interrupted; what was measured is in {tmp_path}/demo/"]
     assert started
     assert not [pid for pid in started if is_alive(pid)]
-
-
-def test_a_cancellation_that_the_http_client_loses_ends_the_wait_for_the_gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signal in the moment at which a connection is refused: anyio ends its own scope and takes the cancellation for its own."""
-
-    async def main() -> None:
-        gateway, asked = GatewayProcess([], 1, tmp_path / "log"), asyncio.Event()
-
-        async def losing() -> bool:
-            asked.set()
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.Event().wait()
-            return False
-
-        monkeypatch.setattr(gateway, "is_ready", losing)
-        waiting = asyncio.create_task(gateway.ready())
-        await asked.wait()
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-
-    asyncio.run(main())
 
 
 @pytest.mark.slow
