@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -58,6 +59,7 @@ class Batcher:
         self.held = False  # True while something else (a calibration) has the engine to itself
         self.down = False  # True while a lost engine is started again
         self.failing: str | None = None  # what went wrong when the policy was asked last, if something did
+        self.failures: Counter[str] = Counter()  # requests that failed, by the code of the error
         self.moved_at = self.now()  # last arrival, outcome or end of a hold
         self._let_go: Callable[[], None] | None = None  # frees the engine that is lent
         self._observers = tuple(Guarded(observer) for observer in observers)
@@ -201,6 +203,8 @@ class Batcher:
         """No answer for this ticket; its consumer is told."""
         if ticket.outcome is None:
             ticket.lost_because(message)
+            if outcome == "failed":
+                self.failures[code] += 1
             try:
                 ticket.consumer.on_lost(outcome, code, message)
             except Exception:

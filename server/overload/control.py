@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from server.schema import Generation
     from server.ticket import Ticket
 
+REASONS = ("rate_limit", "adaptive_concurrency", "max_num_queued_reqs", "max_num_queued_tokens", "slo")  # of a refusal
 TTFT_LEVEL = 0.9  # at which a call's own budget is kept, as llm-d's predictor has it
 
 
@@ -169,6 +170,11 @@ class Overload:
         place = max(0, self._gateway.batcher.queue_length - 1)  # it is in the queue still, and would come back to one without it
         wait = None if self.waits is None else self.waits.wait(place)
         return self._error(code, message, None if wait is None else wait.mean, wait=None if wait is None else wait.mean)
+
+    def rejections(self) -> dict[str, float]:
+        """Requests refused since the start, by reason."""
+        samples = (sample for metric in self._rejections.collect() for sample in metric.samples)
+        return {sample.labels["reason"]: sample.value for sample in samples}
 
     # the bounds
 

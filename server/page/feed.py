@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,6 +21,7 @@ import msgspec
 from server.clock import clock_of
 from server.page.assets import load_assets
 from server.page.history import History
+from server.page.minute import NOTHING, LastMinute
 from server.page.state import COLUMNS, topics
 
 if TYPE_CHECKING:
@@ -48,7 +50,10 @@ class Feed:
         self._drawn_at: float | None = None  # the look whose distribution is known
         self._distribution: dict[str, Any] | None = None
         self._zipped: tuple[int, bytes] | None = None  # of the history, and when
-        self._hello = {"born": round(datetime.now(UTC).timestamp(), 3), "page": load_assets().version, "columns": COLUMNS}
+        self._minute = LastMinute(gateway)
+        self._restarts = 0
+        born = round(datetime.now(UTC).timestamp(), 3)
+        self._hello = {"born": born, "page": load_assets().version, "version": metadata.version("kendall"), "columns": COLUMNS}
         self._failed = False
 
     @property
@@ -78,7 +83,7 @@ class Feed:
     def tick(self) -> None:
         """Put the state together, keep it, and wake who follows."""
         at = datetime.now(UTC).timestamp()
-        found = topics(self._gateway, at)
+        found = topics(self._gateway, at, self._minute.read() if self._gateway.started else NOTHING)
         self._note_switch(found["gateway"].get("in_force"), at)
         if self._gateway.started:
             self._history.add(found["now"]["row"])
@@ -130,8 +135,10 @@ class Feed:
         if in_force is None or in_force["epoch"] == self._epoch:
             return
         first, self._epoch = self._epoch is None, in_force["epoch"]
+        restarts = self._gateway.supervisor.restarts
+        restarted, self._restarts = restarts > self._restarts, restarts
         self._distribution = self._drawn_at = None
-        self._switches.append({"at": round(at, 1), "first": first, **in_force})
+        self._switches.append({"at": round(at, 1), "first": first, "restarted": restarted, **in_force})
 
     def _draw(self, look: dict[str, Any] | None) -> None:
         """Have the distribution beside the histogram computed, where somebody looks and there is a new look."""

@@ -7,10 +7,11 @@ seconds, instants Unix time. The numbers are those of `/metrics`, read from the 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from server.page.history import short
+from server.page.minute import MINUTE_COLUMNS, NOTHING
 
 if TYPE_CHECKING:
     from server.gateway import Gateway
@@ -19,10 +20,11 @@ if TYPE_CHECKING:
 MEMBERS = 48  # of a server's batch that are drawn
 SERVERS = 8
 DECISIONS = 12  # of the autopilot that are shown
-_ENDS = ("", "_low", "_high")
+_ENDS = ("", "_low", "_high", "_p95", "_p99")
 COLUMNS = (
     *("at", "queue_length", "in_service", "arrival_rate", "utilisation", "predicted_utilisation", "load"),
     *(f"{side}_{what}{end}" for what in ("delay", "sojourn") for side in ("observed", "predicted") for end in _ENDS),
+    *MINUTE_COLUMNS,
 )
 _LOOK = (
     *("policy", "epoch", "method", "stable", "load", "load_interval", "utilisation", "queueing_delay", "sojourn_time", "interval"),
@@ -46,7 +48,7 @@ def life(gateway: Gateway) -> tuple[str, str | None]:
     return ("calibrating" if gateway.calibrating else "serving"), None
 
 
-def topics(gateway: Gateway, at: float) -> Topics:
+def topics(gateway: Gateway, at: float, minute: Sequence[float | None] = NOTHING) -> Topics:
     """Everything, at this instant of Unix time; little of it before the engine serves."""
     state, reason = life(gateway)
     settings = gateway.settings
@@ -56,9 +58,10 @@ def topics(gateway: Gateway, at: float) -> Topics:
     live = gateway.live_model()
     about |= gateway.describe_engine(gateway.batcher.capabilities) | {"in_force": gateway.policy_in_force()}
     about |= {"law": gateway.law is not None, "prediction_window": settings.prediction_window}
+    about |= {"restarts": gateway.supervisor.restarts, "versions": dict(gateway.batcher.capabilities.versions)}
     return {
         "gateway": about,
-        "now": {"row": row(gateway, at), "servers": servers(gateway)},
+        "now": {"row": row(gateway, at, minute), "servers": servers(gateway)},
         "look": {"prediction": _look(live.prediction), "reason": None if live.prediction else live.why_nothing()},
         "what_if": live.what_if or [],
         "checks": live.checks,
@@ -66,8 +69,8 @@ def topics(gateway: Gateway, at: float) -> Topics:
     }
 
 
-def row(gateway: Gateway, at: float) -> list[float | None]:
-    """The numbers of this instant, in the order of COLUMNS."""
+def row(gateway: Gateway, at: float, minute: Sequence[float | None] = NOTHING) -> list[float | None]:
+    """The numbers of this instant, in the order of COLUMNS; `minute` are those of MINUTE_COLUMNS."""
     live, batcher = gateway.live_model(), gateway.batcher
     look = live.prediction or {}
     compared = look.get("compared")
@@ -75,21 +78,25 @@ def row(gateway: Gateway, at: float) -> list[float | None]:
     sojourn = look["comparison"]["observed"] if compared == "sojourn_time" else None
     numbers = [
         *(at, batcher.queue_length, batcher.in_service, live.arrival_rate(), live.utilisation()),
-        *(look.get("utilisation"), look.get("load"), *delays, *_observed(sojourn), *_predicted(look, "sojourn_time")),
+        *(look.get("utilisation"), look.get("load"), *delays, *_observed(sojourn), *_predicted(look, "sojourn_time"), *minute),
     ]
     return [None if number is None or not math.isfinite(number) else short(number) for number in numbers]
 
 
-def _observed(found: Mapping[str, float | None] | None) -> tuple[float | None, ...]:
-    return (None, None, None) if found is None else (found["value"], found["low"], found["high"])
+def _observed(found: Mapping[str, Any] | None) -> tuple[float | None, ...]:
+    """Mean, its interval, p95 and p99."""
+    if found is None:
+        return (None,) * len(_ENDS)
+    return (found["value"], found["low"], found["high"], *((found.get(name) or {}).get("value") for name in ("p95", "p99")))
 
 
 def _predicted(look: Mapping[str, Any], what: str) -> tuple[float | None, ...]:
     """The interval is that of the quantity that is compared."""
-    mean = look.get(what, {}).get("mean")
+    found = look.get(what) or {}
+    mean, high_quantiles = found.get("mean"), (found.get("p95"), found.get("p99"))
     if look.get("compared") != what or mean is None:
-        return mean, None, None
-    return mean, look["interval"]["low"], look["interval"]["high"]
+        return mean, None, None, *high_quantiles
+    return mean, look["interval"]["low"], look["interval"]["high"], *high_quantiles
 
 
 def servers(gateway: Gateway) -> list[dict[str, Any]]:

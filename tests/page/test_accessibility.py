@@ -72,7 +72,7 @@ def test_a_violation_and_a_page_that_is_too_wide_are_found(site: Site) -> None:
 def test_a_gateway_under_load(site: Site, view: View) -> None:
     async def main() -> None:
         async with loaded(site.gateway, 20.0, 60.0), opened(site.browser, site.gateway.url, view) as page:
-            await page.until(f"{DRAWN} >= 4 && document.querySelector('table.whatif')", PATIENCE)
+            await page.until(f"{DRAWN} >= 7 && document.querySelector('table.whatif')", PATIENCE)
             assert await faults(page, view, "serving") == []
             await page.ask("document.querySelectorAll('details').forEach(each => { each.open = true; })")
             await page.until("document.querySelector('#queue tbody tr')")
@@ -88,6 +88,7 @@ def test_a_gateway_without_a_request_and_one_that_is_gone(site: Site, tmp_path: 
             pages = [(view, await stack.enter_async_context(opened(site.browser, gateway.url, view))) for view in VIEWS]
             for view, page in pages:
                 await page.until("document.querySelector('#action code')")
+                assert await page.text("#lost .nothing") == "No request was refused or failed"
                 found += await faults(page, view, "empty")
             os.kill(gateway.pid, signal.SIGKILL)
             for view, page in pages:

@@ -17,7 +17,7 @@ from tests.page.site import CAPPED, DRAWN, READY, Site, serving
 
 MARKED = "document.querySelectorAll('.plot[data-marks=\"1\"]').length"
 BOX = "document.querySelector('%s').getBoundingClientRect()"
-TIMES = 4  # charts over time
+TIMES = 6  # charts over time
 MOST_BYTES = 200_000
 SECONDS_TO_DRAW = 2.0
 PATIENCE = 60.0  # with the predicting process, which is niced and answers one question at a time
@@ -237,7 +237,9 @@ def test_a_batch_size_that_the_engine_cannot_hold_is_refused_by_the_page(site: S
 def test_the_controls_are_one_press_away(site: Site) -> None:
     async def look(page: Page) -> None:
         await page.until("!document.querySelector('#to-controls').disabled")
-        assert "capped up to 8 · no token limit" in await page.text(".bar")
+        policy = (await site.gateway.ask("GET", "/admin/policy"))["policy"].partition(":")[0]
+        assert f"{policy} " in await page.text("#bar-policy")
+        assert "no token limit" in await page.text("#bar-policy")
         await page.click("#to-controls")
         await page.until(f"{BOX % '#controls'}.top < innerHeight / 2")
         assert await page.ask("document.activeElement.id") == "policy-name"

@@ -14,21 +14,19 @@ import { updateNow } from "./now.js";
 import { Small } from "./small.js";
 import { follow } from "./stream.js";
 import { updateVerdict } from "./verdict.js";
+import { View } from "./view.js";
 import { updateWhatIf } from "./whatif.js";
 import { parsePolicy, policyDetail, tokenLimit } from "./words.js";
 
 const LINKS = { connecting: "Connecting", live: "Live", lost: "Reconnecting" };
-const state = { link: "connecting", refused: null, history: new History(), columns: [], marks: [], unit: "ms", seconds: 300, restarts: [], past: [] };
+const state = { link: "connecting", refused: null, history: new History(), columns: [], marks: [], unit: "ms", restarts: [], past: [] };
 
 await document.fonts.load("12px Inter").catch(() => null);
 const charts = [new Delays(), new Distribution(), new Small(), new Batch()];
 const controls = new Controls();
 setUpAdvice();
 watchKey();
-byId("range").addEventListener("change", (event) => {
-  state.seconds = Number(event.target.value);
-  draw();
-});
+state.view = new View(() => draw());
 addEventListener("visibilitychange", draw);
 
 let due = null;
@@ -57,7 +55,7 @@ const inForce = (policy) => (policy ? `${[parsePolicy(policy.policy).name, polic
 /** Switches of the gateway's life and of those before it that this page saw, and its restarts. */
 function marks() {
   const switches = [...state.past, ...(state.switches ?? [])].filter((each) => !each.first);
-  const said = switches.map((each) => ({ at: each.at, label: [parsePolicy(each.policy).name, policyDetail(each.policy), each.max_output_tokens ? tokenLimit(each.max_output_tokens) : ""].filter(Boolean).join(" ") }));
+  const said = switches.map((each) => ({ at: each.at, label: each.restarted ? "engine restarted" : [parsePolicy(each.policy).name, policyDetail(each.policy), each.max_output_tokens ? tokenLimit(each.max_output_tokens) : ""].filter(Boolean).join(" ") }));
   return [...said, ...state.restarts.map((at) => ({ at, label: "gateway restarted" }))].sort((a, b) => a.at - b.at);
 }
 

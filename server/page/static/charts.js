@@ -11,10 +11,11 @@ const FONT = "12px Inter, system-ui, sans-serif";
 
 addEventListener("themechange", () => charts.forEach((chart) => chart.repaint()));
 
-/** `series`: {column, label, side: "observed"|"predicted", dash?, low?, high?, step?}; `format(value)` gives text with its unit. */
+/** `series`: {column, label, side: "observed"|"predicted", dash?, hue?, low?, high?, step?}; `format(value, unit)` gives text with its unit. */
 export class TimeChart {
-  constructor(host, { name, series, format, tick = format, labelled = false, most = null }) {
+  constructor(host, { name, series, format, tick = format, labelled = false, most = null, sparse = false }) {
     this.name = name;
+    this.sparse = sparse; // only what was ever above 0 in the time shown
     this.series = series;
     this.format = format;
     this.tick = tick;
@@ -22,21 +23,21 @@ export class TimeChart {
     this.labelled = labelled;
     this.most = most;
     this.marks = [];
-    this.seconds = 300;
     this.known = false;
     this.end = Date.now() / 1e3;
     this.start = this.end - 60;
     this.columns = series.flatMap((each) => [each.column, ...(each.low ? [each.low, each.high] : [])]);
     this.values = series.map(() => h("b", {}, "–"));
     this.when = h("time");
-    const keys = series.map((each, index) => key(each, this.values[index]));
+    this.keys = series.map((each, index) => key(each, this.values[index]));
     this.place = h("div", { class: "plot", role: "img", "aria-label": `${name}: no data yet` });
     this.nothing = h("p", { class: "nothing" });
     this.rows = h("div", { class: "scroll", tabIndex: 0, role: "region" });
     this.rows.setAttribute("aria-label", `${name} as a table`);
-    this.table = h("details", { class: "alternative" }, h("summary", {}, "As a table"), this.rows);
+    const save = h("button", { type: "button", class: "quiet", onclick: () => this.save() }, "Download CSV");
+    this.table = h("details", { class: "alternative" }, h("summary", {}, "As a table"), save, this.rows);
     this.table.addEventListener("toggle", () => this.tabulate());
-    host.append(h("div", { class: "legend" }, ...keys, this.when), this.place, this.nothing, this.table);
+    host.append(h("div", { class: "legend" }, ...this.keys, this.when), this.place, this.nothing, this.table);
     this.plot = new uPlot(this.options(), this.columns.length ? [[], ...this.columns.map(() => [])] : [[]], this.place);
     new ResizeObserver(() => this.plot.setSize(this.size())).observe(this.place);
     charts.add(this);
@@ -51,12 +52,12 @@ export class TimeChart {
       ...this.size(),
       padding: [this.labelled ? 20 : 10, 26, 0, 0],
       legend: { show: false },
-      cursor: { sync: { key: together.key, setSeries: false }, y: false, drag: { x: false, y: false }, points: { size: 7 } },
+      cursor: { sync: { key: together.key, setSeries: false }, y: false, drag: { x: true, y: false, setScale: false, dist: 6 }, bind: { dblclick: () => unzoom }, points: { size: 7 } },
       scales: { x: { range: () => [this.start, this.end] }, y: { range: (plot) => [0, this.top(plot)] } },
       axes: [this.axis({ space: 84, values: (_, at) => at.map((each) => clock(each, this.end - this.start <= 300)), size: 26 }), this.yAxis()],
       series: [{}, ...this.series.flatMap((each) => lines(each))],
       bands: this.bands(),
-      hooks: { draw: [(plot) => this.drawMarks(plot)], setCursor: [() => this.readOut()] },
+      hooks: { draw: [(plot) => this.drawMarks(plot)], setCursor: [() => this.readOut()], setSelect: [(plot) => zoom(plot)] },
     };
   }
 
@@ -97,16 +98,25 @@ export class TimeChart {
   }
 
   /** Draws anew; `empty` is said where there is nothing to draw. */
-  update({ history, seconds, marks, unit }, empty = "") {
-    const { end, data } = history.series(this.columns, seconds);
-    const start = Math.min(end - 60, Math.max(end - seconds, data[0][0] ?? end)); // a young history fills the width
-    Object.assign(this, { seconds, end, start, marks, unit });
-    const known = (this.known = this.series.some((each) => data[1 + this.columns.indexOf(each.column)].some((value) => value !== null && value !== undefined)));
+  update({ history, view, marks, unit }, empty = "") {
+    const { end, data } = history.series(this.columns, view);
+    const start = view.zoom?.start ?? Math.min(end - 60, Math.max(end - view.seconds, data[0][0] ?? end)); // a young history fills the width
+    Object.assign(this, { end, start, marks, unit });
+    const values = (each) => data[1 + this.columns.indexOf(each.column)];
+    const known = (this.known = this.series.some((each) => values(each).some((value) => value !== null && value !== undefined)));
+    const drawn = this.sparse ? this.series.filter((each) => values(each).some((value) => value > 0)) : this.series;
+    if (this.sparse) this.series.forEach((each, index) => this.reveal(index, drawn.includes(each)));
     this.plot.setData(data);
-    say(this.nothing, known ? "" : empty);
+    Object.assign(this.place.dataset, { start: Math.round(start), end: Math.round(end) });
+    say(this.nothing, known && drawn.length ? "" : empty);
     this.place.dataset.drawn = String(known);
     this.readOut();
     if (this.table.open) this.tabulate();
+  }
+
+  reveal(index, shown) {
+    this.keys[index].hidden = !shown;
+    if (this.plot.series[index + 1].show !== shown) this.plot.setSeries(index + 1, { show: shown }, false);
   }
 
   repaint() {
@@ -125,7 +135,7 @@ export class TimeChart {
       index += each.low ? 3 : 1;
     });
     say(this.when, this.plot.cursor.idx === null || this.plot.cursor.idx === undefined ? "" : clock(data[0][at]));
-    const said = this.series.map((each, number) => `${each.label} ${this.values[number].textContent}`);
+    const said = this.series.map((each, number) => `${each.label} ${this.values[number].textContent}`).filter((_, number) => !this.keys[number].hidden);
     this.place.setAttribute("aria-label", `${this.name} over time. Now: ${said.join(", ")}. The table below has the same numbers.`);
   }
 
@@ -154,6 +164,20 @@ export class TimeChart {
     this.place.dataset.marks = String(this.marks.filter((mark) => mark.at >= this.start).length);
   }
 
+  /** Everything that the chart shows, as the gateway sends it: Unix time, seconds, shares and rates without a unit. */
+  csv() {
+    const rows = [["time", "unix_time", ...this.columns]];
+    this.plot.data[0].forEach((at, row) => rows.push([new Date(at * 1e3).toISOString(), at, ...this.columns.map((_, column) => this.plot.data[column + 1][row] ?? "")]));
+    return rows.map((row) => `${row.join(",")}\n`).join("");
+  }
+
+  save() {
+    const url = URL.createObjectURL(new Blob([this.csv()], { type: "text/csv" }));
+    const name = this.name.toLowerCase().replace(/[^a-z0-9]+/g, "-");
+    h("a", { href: url, download: `kendall-${name}-${Math.round(this.end)}.csv` }).click();
+    setTimeout(() => URL.revokeObjectURL(url), 1000);
+  }
+
   /** At most 40 rows, evenly spaced, the newest first. */
   tabulate() {
     if (!this.table.open) return;
@@ -170,13 +194,26 @@ export class TimeChart {
   }
 }
 
+/** A part that the pointer marked, on every chart. */
+function zoom(plot) {
+  const { left, width } = plot.select;
+  if (!width) return;
+  const detail = { start: plot.posToVal(left, "x"), end: plot.posToVal(left + width, "x") };
+  plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+  dispatchEvent(new CustomEvent("zoom", { detail }));
+}
+
+const unzoom = () => dispatchEvent(new CustomEvent("zoom", { detail: null }));
+
 function key(series, value) {
   const predicted = series.side === "predicted";
-  return h("span", { class: predicted ? "predicted" : "observed" }, h("i", { class: `swatch${predicted ? " accent" : ""}${series.dash ? " dashed" : ""}`, "aria-hidden": "true" }), series.label, value);
+  const swatch = h("i", { class: `swatch${predicted ? " accent" : ""}${series.dash ? " dashed" : ""}`, "aria-hidden": "true" });
+  if (series.hue) swatch.classList.add(`hue-${series.hue}`);
+  return h("span", { class: predicted ? "predicted" : "observed" }, swatch, series.label, value);
 }
 
 function lines(each) {
-  const name = each.side === "predicted" ? "--accent" : "--ink";
+  const name = each.hue ? `--hue-${each.hue}` : each.side === "predicted" ? "--accent" : "--ink";
   const bound = { stroke: null, width: 0, points: { show: false } };
   const paths = each.step ? uPlot.paths.stepped({ align: 1 }) : undefined;
   const line = { stroke: () => colour(name), width: 2, dash: each.dash, points: { show: false }, paths, spanGaps: false };

@@ -1,41 +1,47 @@
-// The main chart: what was observed beside what theory predicts, each with its interval. Continuous compares sojourns.
+// The main chart: the observed delay and the predicted one, their mean with its interval or a quantile. Continuous compares sojourns.
 
 import { TimeChart } from "./charts.js";
-import { byId, say } from "./dom.js";
+import { byId, h, say } from "./dom.js";
 import { duration, span, tickDuration } from "./format.js";
 
 const TITLES = { queueing_delay: "Queueing delay", sojourn_time: "Sojourn time" };
 const SHORT = { queueing_delay: "delay", sojourn_time: "sojourn" };
+const STATS = { mean: "Mean, with its 95\u202f% interval,", p95: "95th percentile", p99: "99th percentile" };
 
 export class Delays {
   constructor() {
-    this.compared = null;
+    this.compared = "queueing_delay";
     this.charts = {};
   }
 
   update(state) {
-    const compared = state.look?.prediction?.compared ?? this.compared ?? "queueing_delay";
-    if (compared !== this.compared) this.show(compared);
-    say(byId("delays-title"), TITLES[compared]);
+    this.compared = state.look?.prediction?.compared ?? this.compared;
+    const { stat } = state.view;
     const window = state.gateway?.prediction_window;
-    say(byId("delays-note"), window ? `Mean over the last ${span(window)} at most, with its 95\u202f% interval.` : "Mean over the window, with its 95\u202f% interval.");
-    this.charts[compared].update(state, "Nothing to compare in this time yet");
+    say(byId("delays-title"), TITLES[this.compared]);
+    say(byId("delays-note"), `${STATS[stat]} of the requests of ${window ? `the last ${span(window)} at most` : "the window"}.`);
+    this.chart(this.compared, stat).update(state, "No comparison in this time");
   }
 
-  show(compared) {
-    this.compared = compared;
-    const host = byId("delays");
-    for (const child of [...host.children]) child.hidden = child.dataset.compared !== compared;
-    if (this.charts[compared]) return;
-    const name = SHORT[compared];
-    const place = document.createElement("div");
-    place.dataset.compared = compared;
-    host.append(place);
-    this.charts[compared] = new TimeChart(place, { name: TITLES[compared], series: [side("observed", name), side("predicted", name)], format: duration, tick: tickDuration, labelled: true });
+  /** Shows that one and no other. */
+  chart(compared, stat) {
+    const name = `${compared} ${stat}`;
+    this.charts[name] ??= this.made(compared, stat);
+    for (const [other, { place }] of Object.entries(this.charts)) place.hidden = other !== name;
+    return this.charts[name].chart;
+  }
+
+  made(compared, stat) {
+    const place = h("div");
+    byId("delays").append(place);
+    const title = stat === "mean" ? TITLES[compared] : `${TITLES[compared]}, ${stat}`;
+    const series = [side("observed", SHORT[compared], stat), side("predicted", SHORT[compared], stat)];
+    return { place, chart: new TimeChart(place, { name: title, series, format: duration, tick: tickDuration, labelled: true }) };
   }
 }
 
-const side = (which, name) => ({
-  ...{ column: `${which}_${name}`, low: `${which}_${name}_low`, high: `${which}_${name}_high` },
-  ...{ side: which, label: which === "observed" ? "Observed" : "Predicted" },
-});
+function side(which, name, stat) {
+  const column = `${which}_${name}`;
+  const columns = stat === "mean" ? { column, low: `${column}_low`, high: `${column}_high` } : { column: `${column}_${stat}` };
+  return { ...columns, side: which, label: which === "observed" ? "Observed" : "Predicted" };
+}

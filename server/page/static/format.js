@@ -59,5 +59,14 @@ export function clock(at, seconds = true) {
   return `${two(when.getHours())}:${two(when.getMinutes())}${seconds ? `:${two(when.getSeconds())}` : ""}`;
 }
 
+/** `2 h 5 min`. */
+export function since(seconds) {
+  const minutes = Math.floor(seconds / 60);
+  if (minutes < 1) return `${Math.max(0, Math.floor(seconds))}${THIN}s`;
+  const [days, hours] = [Math.floor(minutes / 1440), Math.floor(minutes / 60) % 24];
+  const parts = days ? [[days, "d"], [hours, "h"]] : [[hours, "h"], [minutes % 60, "min"]];
+  return parts.filter(([count]) => count).map(([count, unit]) => `${count}${THIN}${unit}`).join(" ");
+}
+
 /** `5 min`. */
 export const span = (seconds) => (seconds < 90 ? `${Math.round(seconds)}${THIN}s` : `${Math.round(seconds / 60)}${THIN}min`);

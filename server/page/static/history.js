@@ -36,12 +36,14 @@ export class History {
     return this.fine.at(-1) ?? null;
   }
 
-  /** Columns by name over the last `seconds`, gaps filled with a row of nothing. */
-  series(names, seconds) {
-    const detailed = seconds <= FINE;
+  /** Columns by name over the last `seconds`, or over the zoomed part; gaps are filled with a row of nothing. */
+  series(names, { seconds, zoom }) {
+    const last = this.last?.[0] ?? Date.now() / 1e3;
+    const end = zoom?.end ?? last;
+    const start = zoom?.start ?? last - seconds;
+    const detailed = zoom ? start >= (this.fine[0]?.[0] ?? 0) - STEP : seconds <= FINE;
     const rows = detailed ? this.fine : [...this.coarse, ...this.fine.slice(-1)];
-    const end = this.last?.[0] ?? Date.now() / 1e3;
-    const shown = gapped(rows.filter((row) => row[0] >= end - seconds - STEP), detailed ? 1 : STEP);
+    const shown = gapped(rows.filter((row) => row[0] >= start - STEP && row[0] <= end + STEP), detailed ? 1 : STEP);
     const at = names.map((name) => this.columns.indexOf(name));
     return { end, data: [shown.map((row) => row[0]), ...at.map((column) => shown.map((row) => (column < 0 ? null : row[column] ?? null)))] };
   }

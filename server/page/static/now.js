@@ -1,10 +1,11 @@
 // The line of numbers under the verdict.
 
-import { byId, fill, h } from "./dom.js";
-import { NONE, digits, percent, whole } from "./format.js";
+import { byId, fill, h, say } from "./dom.js";
+import { NONE, digits, percent, since, whole } from "./format.js";
 import { parsePolicy, policyDetail, tokenLimit } from "./words.js";
 
-export function updateNow({ now, gateway, look, columns }) {
+export function updateNow(state) {
+  const { now, gateway, look, columns } = state;
   const row = now?.row ?? [];
   const value = (name) => row[columns.indexOf(name)] ?? null;
   const policy = gateway?.in_force;
@@ -20,6 +21,18 @@ export function updateNow({ now, gateway, look, columns }) {
     tile("In service", whole(value("in_service")), "", policy ? `of ${whole(policy.effective_max_batch_size * (gateway.servers ?? 1))} at most` : ""),
   ];
   fill(byId("now"), ...tiles);
+  say(byId("about"), about(gateway, state.hello, row[0]));
+}
+
+/** What serves, since when, in which version. */
+function about(gateway, hello, at) {
+  if (!gateway?.engine) return "";
+  const { restarts, servers, versions } = gateway;
+  const parts = [
+    `Model ${gateway.model}`, `${gateway.engine} engine${versions?.[gateway.engine] ? ` ${versions[gateway.engine]}` : ""}`, servers > 1 ? `${servers} servers` : "",
+    at ? `up ${since(at - hello.born)}` : "", `${whole(restarts)} engine restart${restarts === 1 ? "" : "s"}`, `Kendall ${hello.version}`,
+  ];
+  return parts.filter(Boolean).join(" · ");
 }
 
 function tile(label, value, unit, under, alarm = false) {

@@ -12,6 +12,21 @@ export const ASSUMPTIONS = {
   law_shape: ["Shape of the law", "the engine does not follow its calibrated law"],
 };
 
+/** Requests without an answer, by what became of them. */
+export const LOSSES = {
+  refused_rate_limit_rate: "Refused: rate limit",
+  refused_max_num_queued_reqs_rate: "Refused: queue full",
+  refused_max_num_queued_tokens_rate: "Refused: too many prompt tokens",
+  refused_adaptive_concurrency_rate: "Refused: concurrency limit",
+  refused_slo_rate: "Refused: delay target",
+  abandoned_rate: "Patience ran out",
+  cancelled_rate: "Cancelled by the client",
+  failed_engine_unavailable_rate: "Failed: engine unavailable",
+  failed_engine_error_rate: "Failed: engine error",
+  failed_internal_error_rate: "Failed: gateway error",
+  failed_shutting_down_rate: "Failed: shutdown",
+};
+
 export const CHECKS = { conservation: "Conservation", little: "Little’s law", utilisation: "Utilisation law" };
 
 export const TARGETS = { "max-output-tokens": "Token limit", "batch-size": "Batch size", policy: "Policy", servers: "Servers" };

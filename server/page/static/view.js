@@ -1,0 +1,62 @@
+// What the charts over time show: the window, a zoomed part of it, the statistic. Kept in the address, so that a link shows the same.
+
+import { byId } from "./dom.js";
+
+const WINDOWS = [300, 900, 7200]; // seconds
+const STATS = ["mean", "p95", "p99"];
+const SHORTEST = 5; // seconds of a zoom
+
+export class View {
+  constructor(changed) {
+    this.changed = changed;
+    this.read();
+    for (const choice of document.querySelectorAll("[name=range], [name=stat]")) choice.addEventListener("change", () => this.choose(choice));
+    byId("unzoom").addEventListener("click", () => this.zoomTo(null));
+    addEventListener("zoom", ({ detail }) => this.zoomTo(detail));
+    addEventListener("hashchange", () => {
+      this.read();
+      this.changed();
+    });
+  }
+
+  /** From the address; what it does not say, or says wrong, is as at the start. */
+  read() {
+    const asked = new URLSearchParams(location.hash.slice(1));
+    if (location.hash && ![...asked.keys()].some((name) => ["window", "zoom", "stat"].includes(name))) return; // a place of the page
+    const [start, end] = (asked.get("zoom") ?? "").split("-").map(Number);
+    this.seconds = WINDOWS.find((each) => each === Number(asked.get("window"))) ?? WINDOWS[0];
+    this.stat = STATS.find((each) => each === asked.get("stat")) ?? STATS[0];
+    this.zoom = end - start >= SHORTEST ? { start, end } : null;
+    this.show();
+  }
+
+  choose({ name, value }) {
+    if (name === "stat") this.stat = value;
+    else Object.assign(this, { seconds: Number(value), zoom: null });
+    this.write();
+  }
+
+  /** `{start, end}` in Unix time; null shows the whole window again. */
+  zoomTo(part) {
+    if (part && part.end - part.start < SHORTEST) return;
+    this.zoom = part && { start: Math.floor(part.start), end: Math.ceil(part.end) };
+    this.write();
+  }
+
+  write() {
+    const said = new URLSearchParams();
+    if (this.seconds !== WINDOWS[0]) said.set("window", this.seconds);
+    if (this.stat !== STATS[0]) said.set("stat", this.stat);
+    if (this.zoom) said.set("zoom", `${this.zoom.start}-${this.zoom.end}`);
+    const hash = said.toString();
+    window.history.replaceState(null, "", hash ? `#${hash}` : location.pathname + location.search);
+    this.show();
+    this.changed();
+  }
+
+  show() {
+    for (const choice of document.getElementsByName("range")) choice.checked = Number(choice.value) === this.seconds;
+    for (const choice of document.getElementsByName("stat")) choice.checked = choice.value === this.stat;
+    byId("unzoom").hidden = !this.zoom;
+  }
+}

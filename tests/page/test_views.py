@@ -1,0 +1,128 @@
+"""The charts over time: one cursor and one zoom for all, a link that shows the same again, a file of their numbers, what was refused."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+from tests.page.browser import Page
+from tests.page.site import DRAWN, Site
+from tests.page.staged import Topics, staged
+
+TIMES = "[...document.querySelectorAll('.plot[data-start]')].filter(e => e.offsetParent)"
+SPANS = f"{TIMES}.map(e => e.dataset.start + '-' + e.dataset.end)"
+CHARTS = 7  # over time
+
+
+async def drag(page: Page, selector: str, start: float, end: float) -> None:
+    """The pointer from one part of a plot to another, as shares of its width."""
+    box = await page.ask(
+        "(e => { e.scrollIntoView({block: 'center'}); const b = e.getBoundingClientRect(); return [b.left, b.top, b.width, b.height]; })"
+        f"(document.querySelector('{selector} .u-over'))"
+    )
+    left, y = box[0], box[1] + box[3] / 2
+    for kind, share, buttons in (("mouseMoved", start, 0), ("mousePressed", start, 1), ("mouseMoved", end, 1), ("mouseReleased", end, 0)):
+        at = {"x": left + share * box[2], "y": y}
+        await page.send("Input.dispatchMouseEvent", type=kind, button="left", buttons=buttons, clickCount=1, **at)
+
+
+def test_a_part_that_is_marked_on_one_chart_is_shown_on_all_and_is_in_the_link(site: Site) -> None:
+    async def look(page: Page) -> None:
+        await page.until(f"{DRAWN} >= {CHARTS} - 1")
+        assert await page.ask(f"{TIMES}.length") == CHARTS
+        await drag(page, "#queue", 0.4, 0.8)
+        await page.until("location.hash.includes('zoom=')")
+        start, end = (int(each) for each in str(await page.ask("new URLSearchParams(location.hash.slice(1)).get('zoom')")).split("-"))
+        assert end - start >= 5
+        await page.until(f"{SPANS}.every(each => each === '{start}-{end}')")
+        await page.until("!document.querySelector('#unzoom').hidden")
+        link = await page.ask("location.href")
+        await page.open("about:blank")
+        await page.open(link)
+        await page.until(f"{TIMES}.length === {CHARTS} && {SPANS}.every(each => each === '{start}-{end}')")
+        await page.click("#unzoom")
+        await page.until(f"location.hash === '' && {SPANS}.every(each => each !== '{start}-{end}')")
+        assert page.complaints == []
+
+    site.run(look)
+
+
+def test_one_cursor_reads_every_chart(site: Site) -> None:
+    async def look(page: Page) -> None:
+        await page.until(f"{DRAWN} >= {CHARTS} - 1")
+        await drag(page, "#queue", 0.5, 0.5)
+        await page.until(
+            "new Set([...document.querySelectorAll('.legend time')].filter(e => e.offsetParent).map(e => e.textContent)).size === 1"
+        )
+        assert ":" in await page.text("#tokens .legend time")
+
+    site.run(look)
+
+
+def test_window_and_statistic_come_from_the_link_and_what_is_wrong_in_it_is_left_out(site: Site) -> None:
+    async def look(page: Page) -> None:
+        await page.until(f"{DRAWN} >= {CHARTS} - 1")
+        checked = "[...document.querySelectorAll('#range input:checked, #stat input:checked')].map(e => e.value).join()"
+        assert await page.ask(checked) == "p95,900"
+        assert "95th percentile" in await page.text("#delays-note")
+        assert await page.ask("document.querySelector('#delays .plot[data-drawn=true]') !== null"), "p95, observed and predicted"
+        await page.click("#stat input[value=p99]")
+        assert await page.ask("location.hash") == "#window=900&stat=p99"
+        await page.ask("location.hash = '#window=7&stat=p12&zoom=9-3'; 1")
+        await page.until(f"{checked} === 'mean,300'")
+        await page.ask("location.hash = '#verdict'; 1")
+        assert await page.ask(checked) == "mean,300", "a place of the page"
+
+    site.run(look, path="/#window=900&stat=p95")
+
+
+def test_a_chart_is_also_a_file(site: Site) -> None:
+    async def look(page: Page) -> None:
+        await page.until(f"{DRAWN} >= {CHARTS} - 1")
+        await page.ask("URL.createObjectURL = (blob) => { window.saved = blob; return '#'; }; 1")
+        await page.ask("HTMLAnchorElement.prototype.click = function () { window.name_ = this.download; }; 1")
+        await page.ask("document.querySelector('#rate details').open = true; document.querySelector('#rate details button').click()")
+        rows = list(csv.DictReader(io.StringIO(await page.ask("window.saved.text()"))))
+        assert list(rows[0]) == ["time", "unix_time", "arrival_rate", "completed_rate"]
+        assert len(rows) > 10
+        assert max(float(row["arrival_rate"] or 0) for row in rows) > 5
+        assert rows[0]["time"].endswith("Z")
+        assert (await page.ask("window.name_")).startswith("kendall-requests-per-second-")
+
+    site.run(look)
+
+
+def test_what_was_refused_is_shown_by_reason_and_only_those_that_occurred(site: Site) -> None:
+    def refusing(topics: Topics) -> None:
+        columns = topics["hello"]["columns"]
+        for name, rate in (("refused_max_num_queued_reqs_rate", 2.5), ("failed_engine_error_rate", 0.25)):
+            topics["now"]["row"][columns.index(name)] = rate
+        topics["now"]["row"][0] += 30  # after whatever the gateway's own history has
+
+    async def main() -> list[Any]:
+        async with staged(site.browser, site.gateway.url, refusing) as page:
+            legend = "[...document.querySelectorAll('#lost .legend > span')].filter(e => e.offsetParent).map(e => e.innerText)"
+            await page.until(f"{legend}.length >= 2")
+            return list(await page.ask(legend))
+
+    found = [" ".join(each.split()) for each in site.runner.run(main())]
+    mine = [each for each in found if "Cancelled" not in each]  # the load of this site's own is broken off at its end
+    assert mine == ["Refused: queue full 2.50/s", "Failed: engine error 0.250/s"]
+
+
+def test_engine_restarts_uptime_and_version_are_shown(site: Site) -> None:
+    def long_up(topics: Topics) -> None:
+        topics["hello"] |= {"born": topics["now"]["row"][0] - 3 * 86400 - 4 * 3600, "version": "7.8.9"}
+        topics["gateway"] |= {"restarts": 2, "engine": "vllm", "versions": {"vllm": "1.2.3"}}
+        first = topics["switches"][0]
+        topics["switches"].append(first | {"at": topics["now"]["row"][0] - 2, "first": False, "restarted": True, "epoch": 9})
+
+    async def main() -> None:
+        async with staged(site.browser, site.gateway.url, long_up) as page:
+            await page.until("document.querySelector('#about').textContent")
+            said = (await page.text("#about")).replace("\u202f", " ")
+            assert said == "Model tiny · vllm engine 1.2.3 · up 3 d 4 h · 2 engine restarts · Kendall 7.8.9"
+            await page.until("document.querySelector('#queue .plot').dataset.marks === '1'")
+
+    site.runner.run(main())
