@@ -17,7 +17,7 @@ from tests.page.site import CAPPED, DRAWN, READY, Site, serving
 
 MARKED = "document.querySelectorAll('.plot[data-marks=\"1\"]').length"
 BOX = "document.querySelector('%s').getBoundingClientRect()"
-TIMES = 6  # charts over time
+TIMES = 7  # charts over time
 MOST_BYTES = 200_000
 SECONDS_TO_DRAW = 2.0
 PATIENCE = 60.0  # with the predicting process, which is niced and answers one question at a time
@@ -156,6 +156,7 @@ def test_numbers_are_written_for_people(site: Site) -> None:
         "duration(0.99996)": "1.00 s",
         "duration(null)": "–",
         "interval(-0.001, 0.002, 'ms')": "0 to 2.00 ms",
+        "interval(0.001, 2e9, 's')": "0.0010 s and more",
         "signed(-0.0321)": "−3.2 %",
         "digits(12345.6)": "12,346",
         "digits(0.00001)": "0.00",

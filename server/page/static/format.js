@@ -1,6 +1,7 @@
 // Numbers for people: three digits that matter, a unit always, an en dash for what is not known.
 
 export const NONE = "–";
+const ENDLESS = 1e5; // seconds: an upper end that says nothing
 const THIN = "\u202f";
 const grouped = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 
@@ -36,6 +37,7 @@ export const tickDuration = (seconds, unit) => `${plain(unit === "ms" ? seconds 
 /** `11.5 to 13.1 ms`; the low end of an interval of delays is not below 0. */
 export function interval(low, high, unit) {
   if (low === null || high === null || low === undefined || high === undefined) return "interval not known";
+  if (high >= ENDLESS) return `${duration(Math.max(0, low), unit)} and more`;
   return `${inUnit(Math.max(0, low), unit)} to ${duration(high, unit)}`;
 }
 

@@ -1,12 +1,12 @@
 // The field's words for what the gateway names.
 
 export const ASSUMPTIONS = {
-  no_retries: ["No retries", "clients ask again after they gave up"],
+  no_retries: ["No retries", "clients retry"],
   open_loop: ["Open loop", "clients wait for their answers before they send more"],
-  settled: ["Settled queue", "the queue has not yet forgotten how this epoch began"],
+  settled: ["Settled queue", "the queue is still settling after the last change"],
   stable_queue: ["Stable queue", "more arrives than can be served"],
   constant_rate: ["Constant rate", "the arrival rate changed"],
-  poisson_arrivals: ["Poisson arrivals", "arrivals do not come at random"],
+  poisson_arrivals: ["Poisson arrivals", "arrivals are not Poisson"],
   no_stalls: ["No stalls", "a few very long batches hold the engine"],
   constant_speed: ["Constant speed", "the engine’s speed changes"],
   law_shape: ["Shape of the law", "the engine does not follow its calibrated law"],
