@@ -46,7 +46,7 @@ def test_durations_that_are_set_beside_each_other_have_one_unit(site: Site) -> N
     ("missing", "rate", "says"),
     [
         (640, 20.0, "A verdict needs about 640 more requests, about 32\u202fs at this rate."),
-        (1, 20.0, "A verdict needs about 1 more request, about 0\u202fs at this rate."),
+        (1, 20.0, "A verdict needs about 1 more request, about 1\u202fs at this rate."),
         (25_000, 20.0, "about 25,000 more requests in one window; the window of 2\u202fmin holds about 2,400 at this rate."),
         (640, 0.0, "A verdict needs about 640 more requests."),
         (None, 20.0, "The interval of the mean is not known yet."),

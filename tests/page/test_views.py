@@ -43,6 +43,10 @@ def test_a_part_that_is_marked_on_one_chart_is_shown_on_all_and_is_in_the_link(s
         await page.until(f"{TIMES}.length === {CHARTS} && {SPANS}.every(each => each === '{start}-{end}')")
         await page.click("#unzoom")
         await page.until(f"location.hash === '' && {SPANS}.every(each => each !== '{start}-{end}')")
+        await page.ask(f"location.hash = 'zoom={start}-{end}'; 1")
+        await page.until(f"{SPANS}.every(each => each === '{start}-{end}')")
+        await page.ask("document.querySelector('#rate .u-over').dispatchEvent(new MouseEvent('dblclick', {bubbles: true})); 1")
+        await page.until("location.hash === ''")
         assert page.complaints == []
 
     site.run(look)
@@ -82,7 +86,9 @@ def test_a_chart_is_also_a_file(site: Site) -> None:
         await page.until(f"{DRAWN} >= {CHARTS} - 1")
         await page.ask("URL.createObjectURL = (blob) => { window.saved = blob; return '#'; }; 1")
         await page.ask("HTMLAnchorElement.prototype.click = function () { window.name_ = this.download; }; 1")
-        await page.ask("document.querySelector('#rate details').open = true; document.querySelector('#rate details button').click()")
+        await page.ask("document.querySelector('#rate details').open = true; 1")
+        await page.until("document.querySelectorAll('#rate tbody tr').length > 10")  # the gateway's history has come
+        await page.click("#rate details button")
         rows = list(csv.DictReader(io.StringIO(await page.ask("window.saved.text()"))))
         assert list(rows[0]) == ["time", "unix_time", "arrival_rate", "completed_rate"]
         assert len(rows) > 10

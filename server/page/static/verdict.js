@@ -77,7 +77,7 @@ function missing({ requests_missing: more, n }, rate, window) {
   const asked = `The interval is still too wide. A verdict needs about ${about(more)} more request${more === 1 ? "" : "s"}`;
   if (!rate || !window) return `${asked}.`;
   if (n + more > rate * window) return `${asked} in one window; the window of ${span(window)} holds about ${about(rate * window)} at this rate. Start the gateway with a longer --prediction-window.`;
-  return `${asked}, about ${span(more / rate)} at this rate.`;
+  return `${asked}, about ${span(Math.max(1, more / rate))} at this rate.`;
 }
 
 const policyName = (policy) => [parsePolicy(policy).name, policyDetail(policy)].filter(Boolean).join(" ");
