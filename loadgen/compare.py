@@ -28,17 +28,21 @@ from loadgen.comparison import (
     Part,
     Predicted,
     Quantity,
+    Sampling,
     Split,
     Theory,
     Verdict,
 )
 from loadgen.group import Group, Instants, groups, timetable_of
-from loadgen.residual import split
+from loadgen.residual import chance_of, split
+from queueing.delay_variance import AsymptoticVariance, single_server_variance
 from queueing.record import Record
 from queueing.recursion import measured_starts, served
 from queueing.result import LEVELS
 from queueing.speed import Speed, measured_speed
-from queueing.statistics import FloatArray, mean_interval
+from queueing.statistics import FloatArray, batch_means_interval, mean_interval
+
+NORMAL = 1.96
 
 __all__ = ["TOO_WIDE", "Comparison", "Estimate", "Part", "Predicted", "Quantity", "Split", "Theory", "Verdict", "compare", "groups"]
 
@@ -82,6 +86,8 @@ def _compare(group: Group, theory: Theory | None) -> Comparison:
     answers = _answers(group, theory) if theory else _Answers()
     a_priori, predicted = answers.a_priori, answers.predicted
     observed = group.observed(group.compared)
+    chance = chance_of(group, theory, a_priori) if theory and a_priori else None
+    known = _by_service_times(group) or _by_simulation(group, answers, chance, theory)
     return Comparison(
         policy=group.requests[0].policy,
         epoch=group.requests[0].epoch,
@@ -93,15 +99,15 @@ def _compare(group: Group, theory: Theory | None) -> Comparison:
         batch_size=group.batch_size,
         speed=answers.speed,
         calibrated=Speed(theory.law.speed, theory.law.cv, 0) if theory else None,
-        queueing_delay=_quantity(group, "queueing_delay", answers),
-        sojourn_time=_quantity(group, "sojourn_time", answers),
+        queueing_delay=_quantity(group, "queueing_delay", answers, known.get("queueing_delay")),
+        sojourn_time=_quantity(group, "sojourn_time", answers, known.get("sojourn_time")),
         utilisation=group.utilisation,
         predicted_utilisation=predicted.utilisation if predicted else None,
         predicted_batch_size=predicted.batch_size if predicted else None,
         method=a_priori.method if a_priori else None,
         paper_kind=answers.printed[1] if answers.printed else None,
         distribution=tuple(np.quantile(observed, DISTRIBUTION_LEVELS).tolist()) if observed.size else (),
-        split=split(group, theory, a_priori, answers.speed) if theory and a_priori else None,
+        split=split(group, theory, a_priori, answers.speed, chance) if theory and a_priori else None,
     )
 
 
@@ -121,9 +127,37 @@ def _answers(group: Group, theory: Theory) -> _Answers:
     )
 
 
-def _quantity(group: Group, name: Compared, answers: _Answers) -> Quantity:
+def _by_service_times(group: Group) -> dict[Compared, AsymptoticVariance]:
+    """What is known of the variance of the means without the delays: by the formula of M/G/1, where the run is one."""
+    arrived_at, service_times = np.array([(r.arrived_at, r.server_free_at - r.dispatched_at) for r in group.kept]).reshape(-1, 2).T
+    delays, sojourns = group.observed("queueing_delay"), group.observed("sojourn_time")
+    single = single_server_variance(arrived_at, delays, service_times)
+    if single is None:
+        return {}
+    rest: dict[Compared, AsymptoticVariance] = {"sojourn_time": single.with_rest(delays, sojourns)} if sojourns.size == delays.size else {}
+    return {"queueing_delay": single, **rest}
+
+
+def _by_simulation(
+    group: Group, answers: _Answers, chance: Sampling | None, theory: Theory | None
+) -> dict[Compared, AsymptoticVariance]:
+    """The same of any other queue: by runs of this length under the asked process and the calibrated law.
+
+    Where the machine was slower than calibrated the run was nearer to saturation, and its mean varies more, as 1 / (1 - load).
+    """
+    values, load = group.observed(group.compared), answers.a_priori.load if answers.a_priori else None
+    if chance is None or theory is None or load is None or not chance.long_run > 0 or not values.mean() > 0:
+        return {}
+    slower = max(1.0, answers.speed.factor / theory.law.speed) if answers.speed else 1.0
+    nearer = (1 - load) / (1 - load * slower) if load * slower < 1 else np.inf
+    relative = values.size * (chance.spread / NORMAL / chance.long_run * nearer) ** 2
+    scv = float(values.var() / values.mean() ** 2)
+    return {group.compared: AsymptoticVariance(relative, max(1.0, relative / scv) if scv else 1.0)}
+
+
+def _quantity(group: Group, name: Compared, answers: _Answers, variance: AsymptoticVariance | None) -> Quantity:
     observed = group.observed(name)
-    interval = mean_interval(observed)
+    interval = mean_interval(observed, theory=variance)
     replayed = None if answers.replayed is None else group.replayed(name, answers.replayed)
     averaged = answers.speed is not None and answers.speed.cv > 0 and not group.policy.joins_running  # over draws: means only
     beside = {
@@ -142,7 +176,7 @@ def _quantity(group: Group, name: Compared, answers: _Answers) -> Quantity:
 def _paired(observed: FloatArray, theory: FloatArray) -> Estimate:
     if not observed.size:
         return Estimate(np.nan, np.nan, np.inf)
-    return _estimate(float(observed.mean()), float(theory.mean()), mean_interval(observed - theory).half_width)
+    return _estimate(float(observed.mean()), float(theory.mean()), batch_means_interval(observed - theory).half_width)
 
 
 def _estimate(observed: float, mean: float, half_width: float) -> Estimate:

@@ -18,7 +18,7 @@ from scipy.special import stdtrit
 from loadgen.metrics import METRICS, began_at
 from policies.text import SpecError
 from queueing.record import Record
-from queueing.statistics import BATCHES, FloatArray, mean_interval
+from queueing.statistics import BATCHES, FloatArray, batch_means_interval
 
 SHORT = {"queue": "queueing_delay", "service": "service_time"}
 
@@ -111,7 +111,7 @@ def _told(records: Sequence[Record], limits: Sequence[Limit]) -> bool:
 
 
 def _share(kept: FloatArray) -> tuple[float, float, float, float]:
-    interval = mean_interval(kept)
+    interval = batch_means_interval(kept)
     n = min(max(interval.effective_n, 1.0), float(kept.size))
     t = float(stdtrit(max(min(BATCHES, kept.size) - 1, 1), 0.975))
     share, weight = interval.mean, t * t / n

@@ -40,11 +40,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from loadgen.comparison import Comparison, Estimate, Part, Predicted, Split, Theory, Verdict
+from loadgen.comparison import Comparison, Estimate, Part, Predicted, Sampling, Split, Theory, Verdict
 from loadgen.group import Group, Instants
 from queueing.recursion import Served, batches
 from queueing.speed import Speed, service_time
-from queueing.statistics import TOO_WIDE, FloatArray, Interval, mean_interval
+from queueing.statistics import TOO_WIDE, FloatArray, Interval, batch_means_interval
 
 PARTS = ("theory", "arrivals", "sender", "speed", "scatter", "shape", "gateway")
 SERVICE_LAW = ("speed", "scatter", "shape")
@@ -53,16 +53,19 @@ SHARE = 0.25  # of the difference that a part must explain to be named
 JOINED = 0.95  # share of the requests that the load run's file must know
 
 
-def split(group: Group, theory: Theory, a_priori: Predicted, speed: Speed | None) -> Split | None:
+def chance_of(group: Group, theory: Theory, a_priori: Predicted) -> Sampling | None:
+    """What runs of this length do by theory; None where there is no prediction or no simulator."""
+    predicted = getattr(a_priori, group.compared)
+    if predicted is None or not math.isfinite(predicted) or theory.chance is None or not len(group.judged(group.compared)):
+        return None
+    return theory.chance(group.policy, group.rate, group.requests, group.compared, a_priori)
+
+
+def split(group: Group, theory: Theory, a_priori: Predicted, speed: Speed | None, chance: Sampling | None) -> Split | None:
     """The parts; None where there is no prediction, no simulator or no speed."""
     name = group.compared
     predicted = getattr(a_priori, name)
-    if predicted is None or not math.isfinite(predicted) or theory.replay is None or theory.chance is None or speed is None:
-        return None
-    if not len(group.judged(name)):
-        return None
-    chance = theory.chance(group.policy, group.rate, group.requests, name, a_priori)
-    if chance is None:
+    if chance is None or theory.replay is None or speed is None:
         return None
     law, replay = theory.law, theory.replay
 
@@ -162,7 +165,7 @@ def _percent(share: float) -> str:
 
 def _difference(name: str, before: FloatArray, after: FloatArray) -> Part:
     """after - before; paired, so that what both share drops out of the interval."""
-    return Part(name, float(after.mean()) - float(before.mean()), mean_interval(after - before).half_width)
+    return Part(name, float(after.mean()) - float(before.mean()), batch_means_interval(after - before).half_width)
 
 
 def _planned(group: Group, theory: Theory, delivered: FloatArray) -> tuple[FloatArray, str]:
@@ -195,7 +198,7 @@ def _speed_half_width(group: Group, theory: Theory, speed: Speed) -> float:
     """Of the factor, relative: batch means of measured - fitted service times over the mean fitted one (a ratio estimate)."""
     pairs = _service_times(group, theory, speed)
     measured, fitted = np.array(pairs).T
-    return mean_interval(measured - fitted).half_width / float(fitted.mean())
+    return batch_means_interval(measured - fitted).half_width / float(fitted.mean())
 
 
 def _service_times(group: Group, theory: Theory, speed: Speed) -> list[tuple[float, float]]:

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from loadgen.goodput import Goodput
 from loadgen.metrics import LATENESS, ORDER, WORDS, percentile_name
 from loadgen.summary import LoadSummary, Measure
-from queueing.batch_means import LEAST_EFFECTIVE
-from queueing.statistics import TOO_WIDE
+from queueing.mean_interval import run_factor
 from queueing.terminal import Column, Table
 
 UNSURE = "?"
@@ -68,7 +67,7 @@ def _needed(summary: LoadSummary) -> str:
     found = summary.durations.get(name)
     if found is None or not found.too_short or not math.isfinite(found.half_width) or not found.mean or not found.effective_n:
         return ""
-    times = max((found.half_width / found.mean / TOO_WIDE) ** 2, LEAST_EFFECTIVE / found.effective_n)
+    times = run_factor(found.half_width / found.mean, found.effective_n)
     return f"; about {_rounded_up(times * found.n):,} requests would do for the {WORDS[name]}"
 
 

@@ -39,13 +39,14 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
+from scipy.special import ndtri, stdtrit
 
 FloatArray = NDArray[np.float64]
 BATCHES = 20
 TOO_WIDE = 0.25  # half width over mean
 LEAST_EFFECTIVE = 100  # independent values, which is how often the memory goes into the run
 _MOST_CORRELATED = 0.9
+MANY = 1000  # degrees of freedom beyond which Student's t is the normal distribution to 0.1 %
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +94,27 @@ class Interval:
         return self.low <= value <= self.high
 
 
-def mean_interval(values: FloatArray, confidence: float = 0.95, batches: int = BATCHES) -> Interval:
-    """Mean of a stationary sequence, in its order, with an interval from batch means."""
+def batch_means_interval(values: FloatArray, confidence: float = 0.95, batches: int = BATCHES) -> Interval:
+    """Mean of a stationary sequence of any sign, in its order, with an interval from the means of `batches` batches.
+
+    For differences, errors and shares. The mean of a delay, whose luck its own variance shares, needs queueing.mean_interval.
+    """
     n = values.size
     if n < 2:
         mean = float(values[0]) if n else math.nan
         return Interval(mean, math.inf, n, float(n), math.nan)
     parts = min(batches, n)
     shifted = values - values[0]  # equal values then differ by exactly nothing
-    means = batch_means(shifted, parts)
-    correlation = lag_correlation(means)
-    variance = float(means.var(ddof=1)) / parts * _inflation(correlation, parts)
+    variance, correlation = variance_of_mean(shifted, parts)
     effective_n = min(float(shifted.var(ddof=1)) / variance, float(n)) if variance else float(n)
     return Interval(float(values.mean()), student(parts - 1, confidence) * math.sqrt(variance), n, effective_n, correlation)
+
+
+def variance_of_mean(values: FloatArray, parts: int) -> tuple[float, float]:
+    """From `parts` batches whose means may be correlated, and that correlation at lag 1."""
+    means = batch_means(values, parts)
+    correlation = lag_correlation(means)
+    return float(means.var(ddof=1)) / parts * _inflation(correlation, parts), correlation
 
 
 def replications_interval(runs: Sequence[FloatArray], confidence: float = 0.95) -> Interval:
@@ -133,13 +142,23 @@ def batch_means(values: FloatArray, parts: int) -> FloatArray:
 def lag_correlation(values: FloatArray) -> float:
     """Correlation of each value with the next one; not a number where they do not vary."""
     centred = values - values.mean()
-    total = float(centred @ centred)
-    return float(centred[:-1] @ centred[1:]) / total if total else math.nan
+    total = inner(centred, centred)
+    return inner(centred[:-1], centred[1:]) / total if total else math.nan
+
+
+def inner(one: FloatArray, other: FloatArray) -> float:
+    """Scalar product in this thread: BLAS starts others for it, which wait long on a busy machine."""
+    return float(np.einsum("i,i->", one, other))
 
 
 def student(degrees: int, confidence: float) -> float:
     """Two-sided quantile of Student's t."""
-    return float(stdtrit(degrees, (1 + confidence) / 2))
+    return float(stdtrit(degrees, (1 + confidence) / 2)) if degrees < MANY else normal(confidence)
+
+
+def normal(confidence: float) -> float:
+    """Two-sided quantile of the normal distribution."""
+    return float(ndtri((1 + confidence) / 2))
 
 
 def _inflation(correlation: float, parts: int) -> float:

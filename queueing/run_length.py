@@ -3,25 +3,22 @@
 The mean of n delays has variance sigma^2 / n for large n, sigma^2 = sum over all lags of their autocovariances. With w
 the mean delay, z the normal quantile and r the relative half width asked for,
 
-    n = ASSURANCE (z / r)^2 sigma^2 / w^2      and at least 350 memories, m = sigma^2 / Var W requests
+    n = ASSURANCE (z / q)^2 sigma^2 / w^2      and at least 450 memories, m = sigma^2 / Var W requests
 
-ASSURANCE = 2.4 pays for what the interval has to estimate: Student's t for 20 batches, their correlation, and the chance of
-a large variance (queueing.batch_means); with it nine runs of ten print +-r or better, every second one +-0.7 r. The least
-length is what the interval itself needs to be trusted. The 5 % that warm-up may take are added.
+where q < r is the half width by the run's variance alone: what is printed is wider, as a lucky run underestimates both
+(queueing.mean_interval; q = 0.072 for r = 0.1, 0.121 for 0.2, 0.139 for 0.25). ASSURANCE = 2.4 pays for the estimate of that
+variance; with it nine runs of ten print +-r or better. The least length is what the interval itself needs to be trusted.
+The 5 % that warm-up may take are added.
 
-One request at a time (M/G/1), sigma^2 is exact: g(x) = a x^2 + (2 a / lam) x with a = lam / (2 (1 - rho)) solves Poisson's
-equation g(x) - E g((x + S - T)^+) = x - w, so
-
-    sigma^2 = lam / (1 - rho) (E W^3 - w E W^2) + (1 + rho) / (1 - rho) Var W,    E W^k by Takacs' recursion
-
-(M/M/1: Daley 1968.) Any other queue is simulated for a second, and sigma^2 taken from 100 to 1,000 batch means of that pilot.
+One request at a time (M/G/1), sigma^2 is exact (queueing.delay_variance). Any other queue is simulated for a second, and
+sigma^2 taken from 100 to 1,000 batch means of that pilot.
 
 >>> from policies import parse_policy
 >>> from queueing.distributions import parse_distribution
 >>> from queueing.latency import parse_law
 >>> rule = advise(parse_policy("single"), 0.9, parse_distribution("deterministic:value=1"), parse_law("a=1,c=0"))  # M/D/1
 >>> rule.requests, rule.how
-(208473, 'exact')
+(403659, 'exact')
 """
 
 from __future__ import annotations
@@ -32,16 +29,17 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from scipy.special import ndtri
 
 from policies.core import Policy
 from policies.immediate import Single
 from policies.text import SpecError
-from queueing.batch_means import TOO_WIDE, FloatArray, mean_interval
+from queueing.batch_means import TOO_WIDE, FloatArray, batch_means_interval, normal
+from queueing.delay_variance import DelayMoments, mg1_delay_moments
 from queueing.distributions import TokenDistribution
 from queueing.errors import UnstableQueueError
 from queueing.experiment import simulate_run
 from queueing.latency import LatencyModel
+from queueing.mean_interval import plug_in
 from queueing.model import Model
 from queueing.service_time import ServiceTime
 from queueing.warm_up import WARM_UP
@@ -51,7 +49,7 @@ Quantity = Literal["queueing_delay", "sojourn_time"]
 ASSURANCE = 2.4
 PILOT, SLOW_PILOT, GENERIC_PILOT = 2_000_000, 500_000, 10_000  # requests; continuous engines; policy objects
 PILOT_BATCHES, BATCH_MEMORIES = 100, 30
-LEAST_MEMORIES = 350  # below, coverage falls short (0.89 at 100) and n_eff may fall below what an interval needs
+LEAST_MEMORIES = 450  # below, coverage falls short (0.89 at 100) and n_eff may fall below what an interval needs
 LEAST = 200  # requests
 
 
@@ -70,10 +68,7 @@ class RunLength:
 
 
 @dataclass(frozen=True, slots=True)
-class _Moments:
-    mean: float
-    variance: float
-    asymptotic_variance: float  # of the mean of n values, times n
+class _Moments(DelayMoments):
     how: str
 
 
@@ -111,7 +106,7 @@ def advise_model(
     if not found.mean > 0:
         raise SpecError(f"got load {load:.3g}, where nobody waits in a {found.how}; expected a higher load, or the sojourn time")
     memory = found.asymptotic_variance / found.variance
-    needed = ASSURANCE * float(ndtri((1 + confidence) / 2) / relative) ** 2 * found.asymptotic_variance / found.mean**2
+    needed = ASSURANCE * (normal(confidence) / plug_in(relative)) ** 2 * found.asymptotic_variance / found.mean**2
     kept = max(LEAST, needed, LEAST_MEMORIES * memory)
     requests = math.ceil(kept / (1 - WARM_UP))
     return RunLength(requests, requests / rate, relative * math.sqrt(needed / kept), confidence, load, chosen, memory, found.how)
@@ -140,16 +135,8 @@ def _moments(model: Model, rate: float, quantity: Quantity) -> _Moments:
 
 
 def _exact(model: Model, rate: float) -> _Moments:
-    service = _service_moments(ServiceTime.of(model.law, model.output_tokens, model.prompt_tokens))
-    load = rate * service[0]
-    waits = [1.0]
-    for n in (1, 2, 3):
-        terms = (math.comb(n, i) * service[i] / (i + 1) * waits[n - i] for i in range(1, n + 1))
-        waits.append(rate / (1 - load) * sum(terms))
-    _, mean, second, third = waits
-    variance = second - mean**2
-    asymptotic = rate / (1 - load) * (third - mean * second) + (1 + load) / (1 - load) * variance
-    return _Moments(mean, variance, asymptotic, "exact")
+    moments = mg1_delay_moments(rate, _service_moments(ServiceTime.of(model.law, model.output_tokens, model.prompt_tokens)))
+    return _Moments(moments.mean, moments.variance, moments.asymptotic_variance, "exact")
 
 
 def _service_moments(service: ServiceTime) -> list[float]:
@@ -167,9 +154,9 @@ def _pilot(model: Model, rate: float, quantity: Quantity) -> _Moments:
     count = (SLOW_PILOT if model.policy.joins_running else PILOT) if is_compiled(model) else GENERIC_PILOT
     run = simulate_run(model, rate, count, np.random.SeedSequence(0)).after(int(WARM_UP * count))
     values: FloatArray = getattr(run, quantity)[~run.lost]
-    rough = mean_interval(values, batches=PILOT_BATCHES)
+    rough = batch_means_interval(values, batches=PILOT_BATCHES)
     batches = int(min(max(values.size / (BATCH_MEMORIES * rough.memory), PILOT_BATCHES), 10 * PILOT_BATCHES))
-    interval, variance = mean_interval(values, batches=batches), float(values.var())
+    interval, variance = batch_means_interval(values, batches=batches), float(values.var())
     return _Moments(interval.mean, variance, variance * interval.memory, f"pilot of {count:,} requests")
 
 

@@ -1,7 +1,9 @@
 """What a finite, autocorrelated run says: how much of its beginning to leave out, means and quantiles with intervals, or "too short".
 
 queueing.warm_up            how many of the first requests are left out, and why
-queueing.batch_means        the mean's interval, effective sample size, "too short"; replications
+queueing.mean_interval      the mean delay's interval, effective sample size, "too short"
+queueing.batch_means        intervals of differences, errors and shares; replications
+queueing.delay_variance     what theory knows of the mean's variance before the delays are seen
 queueing.quantile_interval  p50 .. p99 with intervals, None where the run cannot say
 queueing.run_length         before the run: how long it has to be
 """
@@ -13,7 +15,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from queueing.batch_means import BATCHES, TOO_WIDE, FloatArray, Interval, lag_correlation, mean_interval, replications_interval
+from queueing.batch_means import (
+    BATCHES,
+    TOO_WIDE,
+    FloatArray,
+    Interval,
+    batch_means_interval,
+    lag_correlation,
+    replications_interval,
+)
+from queueing.mean_interval import mean_interval
 from queueing.quantile_interval import QuantileInterval, quantile_interval, quantile_intervals
 from queueing.warm_up import WARM_UP, WarmUp, find_warm_up, warm_up
 
@@ -26,6 +37,7 @@ __all__ = [
     "QuantileInterval",
     "Summary",
     "WarmUp",
+    "batch_means_interval",
     "find_warm_up",
     "lag_correlation",
     "mean_interval",

@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from queueing.batch_means import FloatArray, mean_interval
+from queueing.batch_means import FloatArray, batch_means_interval
 
 WARM_UP = 0.05  # share of a run, at most
 MEMORIES = 2.0
@@ -51,7 +51,7 @@ def find_warm_up(delays: FloatArray) -> WarmUp:
     n, most = delays.size, warm_up(delays.size)
     if n < 2:
         return WarmUp(0, math.nan, f"nothing of {n} requests is left out")
-    memory = mean_interval(delays).memory
+    memory = batch_means_interval(delays).memory
     needed = math.ceil(MEMORIES * memory)
     told = f"of {n:,} requests left out, for the run began empty and remembers over {memory:,.3g} requests"
     if needed <= most:

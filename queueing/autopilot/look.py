@@ -13,7 +13,7 @@ from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.verdict import ENOUGH, judged
 from queueing.estimation.window import Snapshot
 from queueing.latency import LatencyModel
-from queueing.statistics import mean_interval
+from queueing.statistics import batch_means_interval
 
 LONGEST = 32_768  # tokens
 
@@ -50,7 +50,7 @@ class Look:
 def look(seen: Snapshot, shape: LatencyModel, current: Knobs, limits: Limits, found: Assessment | None, *, longest: int = LONGEST) -> Look:
     """From a window. `found` is None where it could not be assessed (a limit beyond what the lengths are known for)."""
     delays = judged(seen)
-    interval = mean_interval(delays) if delays.size else None
+    interval = batch_means_interval(delays) if delays.size else None  # weighed against a prediction, never printed as a mean
     return Look(
         now=seen.now,
         estimates=estimate(seen, parse_policy(seen.policy), shape) if found is None else found.estimates,

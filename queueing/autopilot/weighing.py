@@ -25,7 +25,7 @@ from queueing.distributions import TokenDistribution
 from queueing.errors import PredictionError
 from queueing.estimation.interval import UNKNOWN, Estimate
 from queueing.experiment import simulate_run
-from queueing.statistics import FloatArray, mean_interval
+from queueing.statistics import FloatArray, batch_means_interval
 
 REQUESTS = 30_000
 NIL = 1e-9  # seconds: delays of nobody do not divide
@@ -110,7 +110,7 @@ def _noise(before: Weighed, after: Weighed) -> float:
     if before.delays is None or after.delays is None or not after.mean > 0:
         return 0.0
     ratio = (after.mean + NIL) / (before.mean + NIL)
-    return mean_interval((after.delays - ratio * before.delays) / (before.mean + NIL)).half_width / ratio
+    return batch_means_interval((after.delays - ratio * before.delays) / (before.mean + NIL)).half_width / ratio
 
 
 def _less(log_ratio: float) -> float:

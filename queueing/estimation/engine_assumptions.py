@@ -23,7 +23,7 @@ import math
 
 import numpy as np
 
-from queueing.batch_means import batch_means, mean_interval
+from queueing.batch_means import batch_means, batch_means_interval
 from queueing.estimation.assumption import Assumption
 from queueing.estimation.batch_times import BatchTimes
 from queueing.estimation.change import Vector
@@ -104,7 +104,7 @@ def _misfit(times: BatchTimes, column: Vector, name: str) -> Assumption:
     if not total > 1e-9 * column.size or not spread:
         return Assumption("law_shape", True, 0.0, f"the {name} does not vary")
     slope = float(centred @ logs) / total
-    errors = mean_interval(centred * (logs - logs.mean() - slope * centred))
+    errors = batch_means_interval(centred * (logs - logs.mean() - slope * centred))
     error = errors.half_width / 2.093 * column.size / total  # Student's t of 20 blocks
     moved = abs(slope) * spread
     fails = moved >= MISFIT and abs(slope) > SIGNIFICANT * error

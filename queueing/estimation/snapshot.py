@@ -85,6 +85,11 @@ class Snapshot:
         delays: Vector = (self.column("dispatched_at") - self.column("arrived_at"))[self._order]
         return delays
 
+    def served_in_order(self) -> tuple[Vector, Vector, Vector]:
+        """Arrivals, delays and times in service of the rows, in order of arrival."""
+        arrived_at, dispatched_at, free_at = (self.column(name)[self._order] for name in ("arrived_at", "dispatched_at", "server_free_at"))
+        return arrived_at, dispatched_at - arrived_at, free_at - dispatched_at
+
     @property
     def sojourn_time(self) -> Vector:
         """Of the rows that were released, in order of arrival."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from queueing.estimation.batch_times import BatchTimes
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
-from queueing.statistics import mean_interval
+from queueing.statistics import batch_means_interval
 
 FEWEST = 20  # batches
 STALL = 3.0  # times the median ratio; a gamma residual of cv 0.25 gets there once in 10^9
@@ -27,7 +27,7 @@ def speed(times: BatchTimes) -> Estimate:
     if times.count < FEWEST:
         return UNKNOWN
     factor = float(times.measured.sum() / times.fitted.sum())
-    errors = mean_interval(times.measured - factor * times.fitted)
+    errors = batch_means_interval(times.measured - factor * times.fitted)
     return symmetric(factor, errors.half_width / float(times.fitted.mean()), _effective(errors.effective_n, times))
 
 
@@ -40,7 +40,7 @@ def residual_cv(times: BatchTimes) -> Estimate:
     if not deviation > 1e-9 * mean:
         return Estimate(0.0, 0.0, 0.0, float(times.count))
     centred = (ratio - mean) / deviation
-    errors = mean_interval(centred**2 / 2 - centred * deviation / mean)
+    errors = batch_means_interval(centred**2 / 2 - centred * deviation / mean)
     value = deviation / mean
     factor = math.exp(errors.half_width)
     return Estimate(value, value / factor, value * factor, _effective(errors.effective_n, times))

@@ -25,6 +25,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from queueing.delay_variance import single_server_variance
 from queueing.estimation.assumption import Assumption, Name
 from queueing.estimation.change import Vector
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
@@ -73,8 +74,7 @@ class Compared:
 def compare(seen: Snapshot, predicted: Estimate, assumptions: Sequence[Assumption], *, sojourn: bool = False) -> Compared:
     """The snapshot's own rows against the predicted mean (`UNKNOWN` without a steady state)."""
     values = judged(seen, sojourn=sojourn)
-    interval = mean_interval(values)
-    observed = symmetric(interval.mean, interval.half_width, interval.effective_n) if values.size else UNKNOWN
+    observed = observed_mean(seen, sojourn=sojourn)
     verdict = _verdict(observed, predicted, values.size, {each.name: each.holds for each in assumptions})
     return Compared(
         verdict=verdict,
@@ -94,6 +94,15 @@ def judged(seen: Snapshot, *, sojourn: bool = False) -> Vector:
     mine = seen.mine
     values = mine.sojourn_time if sojourn else mine.queueing_delay
     return values[int(WARM_UP * values.size) :] if seen.start <= seen.epoch_at else values
+
+
+def observed_mean(seen: Snapshot, *, sojourn: bool = False) -> Estimate:
+    """Of the judged delays or sojourns. Served one by one, arrivals and service times say how far a lucky window may lie off."""
+    values, mine = judged(seen, sojourn=sojourn), seen.mine
+    if not values.size:
+        return UNKNOWN
+    interval = mean_interval(values, theory=None if sojourn else single_server_variance(*mine.served_in_order()))
+    return symmetric(interval.mean, interval.half_width, interval.effective_n)
 
 
 def observed_quantiles(values: Vector) -> dict[str, Estimate]:

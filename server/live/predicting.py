@@ -25,13 +25,12 @@ from queueing.errors import PredictionError
 from queueing.estimation.assess import Assessment, Limits, assess
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.identifiability import beyond
-from queueing.estimation.interval import Estimate, symmetric
+from queueing.estimation.interval import Estimate
 from queueing.estimation.mirror import Mirror
 from queueing.estimation.snapshot import Snapshot
-from queueing.estimation.verdict import judged
+from queueing.estimation.verdict import judged, observed_mean
 from queueing.latency import LatencyModel
 from queueing.service_ahead import service_ahead
-from queueing.statistics import mean_interval
 from queueing.wait_ahead import BatchService, SlotService
 from server.live.question import Question
 
@@ -138,8 +137,7 @@ def described(question: Question, seen: Snapshot, found: Assessment) -> Answer:
     law = found.estimates.law(question.shape)
     joins = parse_policy(seen.policy).joins_running
     delays = judged(seen)
-    interval = mean_interval(delays)
-    observed = symmetric(interval.mean, interval.half_width, interval.effective_n) if delays.size else None
+    observed = observed_mean(seen) if delays.size else None
     plain = {} if found.prediction is None else found.prediction.as_dict()
     unknown: Answer = {
         "policy": seen.policy,
