@@ -6,7 +6,7 @@
     predicted          the asked rate and lengths, law at the run's speed and residual (from service times, never from delays)
     a priori           the asked rate and lengths and the law as calibrated: what could be known before the run
     paper              the formula as the documents print it, where they have one
-    observed           with an interval from batch means
+    observed           with an interval that no lucky run makes narrow (queueing.mean_interval)
 
 `loadgen.residual` splits observed - a priori into named parts.
 """
@@ -41,8 +41,6 @@ from queueing.recursion import measured_starts, served
 from queueing.result import LEVELS
 from queueing.speed import Speed, measured_speed
 from queueing.statistics import FloatArray, batch_means_interval, mean_interval
-
-NORMAL = 1.96
 
 __all__ = ["TOO_WIDE", "Comparison", "Estimate", "Part", "Predicted", "Quantity", "Split", "Theory", "Verdict", "compare", "groups"]
 
@@ -138,9 +136,7 @@ def _by_service_times(group: Group) -> dict[Compared, AsymptoticVariance]:
     return {"queueing_delay": single, **rest}
 
 
-def _by_simulation(
-    group: Group, answers: _Answers, chance: Sampling | None, theory: Theory | None
-) -> dict[Compared, AsymptoticVariance]:
+def _by_simulation(group: Group, answers: _Answers, chance: Sampling | None, theory: Theory | None) -> dict[Compared, AsymptoticVariance]:
     """The same of any other queue: by runs of this length under the asked process and the calibrated law.
 
     Where the machine was slower than calibrated the run was nearer to saturation, and its mean varies more, as 1 / (1 - load).
@@ -150,7 +146,7 @@ def _by_simulation(
         return {}
     slower = max(1.0, answers.speed.factor / theory.law.speed) if answers.speed else 1.0
     nearer = (1 - load) / (1 - load * slower) if load * slower < 1 else np.inf
-    relative = values.size * (chance.spread / NORMAL / chance.long_run * nearer) ** 2
+    relative = values.size * (chance.relative_spread * nearer) ** 2
     scv = float(values.var() / values.mean() ** 2)
     return {group.compared: AsymptoticVariance(relative, max(1.0, relative / scv) if scv else 1.0)}
 

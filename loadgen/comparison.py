@@ -6,6 +6,7 @@ belongs to service there, and the delay alone is next to nothing at moderate loa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -19,6 +20,7 @@ from queueing.speed import Replay, Speed
 from queueing.statistics import TOO_WIDE as TOO_WIDE  # noqa: PLC0414 - handed on to the reports
 from queueing.statistics import Interval
 
+NORMAL = 1.96
 Compared = Literal["queueing_delay", "sojourn_time"]
 PaperKind = Literal["exact", "bound", "printed"]  # what the documents' formula is for this queue
 
@@ -67,6 +69,11 @@ class Sampling:
     long_run: float  # the steady state by simulation, or by the formula where that is exact
     long_run_half_width: float  # 95 %; 0 where exact
     spread: float  # half width (95 %) of the mean of one run of this length
+
+    @property
+    def relative_spread(self) -> float:
+        """Standard deviation of the mean of one run, over the steady state; a few per cent too large, as `spread` is."""
+        return self.spread / NORMAL / self.long_run if self.long_run > 0 else math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ def show_table(comparisons: Sequence[Comparison], to: Console) -> None:
 def notes(comparisons: Sequence[Comparison]) -> list[str]:
     """What a reader of the table must know, one line each."""
     lines = [
-        "observed: mean queueing delay ± 95 % half width (batch means); deviation = observed / predicted - 1",
+        "observed: mean queueing delay ± 95 % half width; deviation = observed / predicted - 1",
         "in percent: observed / theory - 1; speed: measured service times over the calibrated law's (> 1: slower)",
     ]
     if any(c.compared == "sojourn_time" for c in comparisons):

@@ -16,8 +16,8 @@ import numpy as np
 
 from loadgen.goodput import Goodput, Limit, duration, goodput
 from loadgen.little_check import LittleCheck, little_check
-from loadgen.metrics import LATENESS, METRICS, ORDER, began_at, percentile_name, values
 from loadgen.mean_variance import variances_of_records
+from loadgen.metrics import LATENESS, METRICS, ORDER, began_at, percentile_name, values
 from loadgen.run import LoadResult
 from loadgen.timetable import delivered_rate
 from queueing.delay_variance import AsymptoticVariance
@@ -55,9 +55,7 @@ class Measure:
         )
 
 
-def measure(
-    found: FloatArray, percentiles: Sequence[float] = PERCENTILES, theory: AsymptoticVariance | None = None
-) -> Measure | None:
+def measure(found: FloatArray, percentiles: Sequence[float] = PERCENTILES, theory: AsymptoticVariance | None = None) -> Measure | None:
     """Of a sequence in its order; None of nothing. `theory`: what is known of the variance of its mean without it."""
     if not found.size:
         return None
@@ -179,9 +177,7 @@ def _warm_up(records: Sequence[Record]) -> tuple[int, str]:
 def _durations(records: Sequence[Record], left_out: int, percentiles: Sequence[float]) -> dict[str, Measure]:
     steady = [record for record in records[left_out:] if record.outcome == "completed"]
     known = variances_of_records(steady, records[left_out:])
-    every = {
-        name: measure(values(name, records if name == LATENESS else steady), percentiles, known.get(name)) for name in ORDER
-    }
+    every = {name: measure(values(name, records if name == LATENESS else steady), percentiles, known.get(name)) for name in ORDER}
     return {name: found for name, found in every.items() if found is not None}
 
 

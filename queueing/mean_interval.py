@@ -14,7 +14,7 @@ Three things are done about it, and the widest interval counts:
 
        m = L (4 - 3 sqrt(1 - c)) / (1 - c)    requests
 
-   (fit to its autocorrelation, Abate and Whitt 1987, within 3 %; independent values: 1). The widest of them is r of the mean.
+   (fit to its autocorrelation, Abate and Whitt 1987, within 8 % for c >= 0.5). The widest of them is r of the mean.
    That r grows with the mean itself: in heavy traffic it is proportional to it. So the means w that the run does not exclude
    satisfy |w - mean| <= q r w^2 / mean, as in Wilson's interval of a share, and the upper end is mean (1 + u),
 
@@ -32,9 +32,18 @@ from __future__ import annotations
 import dataclasses
 import math
 
-import numpy as np
-
-from queueing.batch_means import BATCHES, LEAST_EFFECTIVE, TOO_WIDE, FloatArray, Interval, batch_means_interval, inner, normal, student, variance_of_mean
+from queueing.batch_means import (
+    BATCHES,
+    LEAST_EFFECTIVE,
+    TOO_WIDE,
+    FloatArray,
+    Interval,
+    batch_means_interval,
+    inner,
+    normal,
+    student,
+    variance_of_mean,
+)
 from queueing.delay_variance import AsymptoticVariance
 
 WITH_THEORY, WITHOUT_THEORY = 1.2, 1.15
@@ -105,4 +114,3 @@ def _widened(relative: float) -> float:
     if given >= NO_BOUND:
         return 4 * given
     return (1 - math.sqrt(1 - 4 * given)) / (2 * given) - 1 if given > 1e-6 else given
-

@@ -62,8 +62,8 @@ busy. For batches it is far above the load.</dd>
 """
 
 LIMITS = f"""
-<p><strong>Intervals</strong> are 95 %, from batch means: consecutive delays hang together, and intervals that forget it are
-far too narrow. The first requests of a run are dropped as warm-up. A cell is <strong>too short</strong> where {TOO_SHORT}:
+<p><strong>Intervals</strong> are 95 %. They respect that consecutive delays are correlated, and that a lucky run underestimates its
+mean and its variance. The first requests of a run are dropped as warm-up. A cell is <strong>too short</strong> where {TOO_SHORT}:
 then it is not judged. Nor is one that is <strong>INVALID</strong>. The title, the medians and the list of causes leave both
 out; the plots show them pale.</p>
 <p><strong>Agree</strong> means: the prediction made before the run lies in the observed interval, or within {100 * AGREE:.0f} %.

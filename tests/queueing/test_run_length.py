@@ -12,6 +12,7 @@ from queueing.distributions import parse_distribution
 from queueing.errors import UnstableQueueError
 from queueing.experiment import draw_jobs, simulate_run
 from queueing.latency import LatencyModel, parse_law
+from queueing.mean_interval import plug_in
 from queueing.model import Model
 from queueing.prediction import predict_model
 from queueing.run_length import LEAST_MEMORIES, RunLength, _exact, _pilot, advice_lines, advise, advise_model, describe
@@ -110,10 +111,12 @@ def test_the_variance_of_simulated_means_is_the_one_that_was_planned_with() -> N
     assert np.var(means) * count == pytest.approx(exact.asymptotic_variance, rel=0.2)  # three standard errors
 
 
-def test_twice_the_precision_takes_four_times_the_requests() -> None:
+def test_a_finer_precision_takes_more_requests_by_the_square_of_the_interval_before_it_is_widened() -> None:
+    """Twice the precision takes four times the requests in the limit; a rough one needs more, as its interval is widened more."""
     model = model_of("single")
-    rough, fine = (advise_model(model, at_load(model, 0.7), relative=relative) for relative in (0.1, 0.05))
-    assert fine.requests == pytest.approx(4 * rough.requests, abs=4)
+    rough, fine, finer, finest = (advise_model(model, at_load(model, 0.7), relative=relative) for relative in (0.1, 0.05, 0.002, 0.001))
+    assert fine.requests == pytest.approx((plug_in(0.1) / plug_in(0.05)) ** 2 * rough.requests, abs=4)
+    assert finest.requests == pytest.approx(4 * finer.requests, rel=0.01)
     assert rough.relative_half_width == pytest.approx(0.1)
     assert fine.seconds == fine.requests / at_load(model, 0.7)
 

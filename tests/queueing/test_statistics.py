@@ -10,6 +10,7 @@ from scipy.signal import lfilter
 
 from queueing.statistics import (
     Interval,
+    batch_means_interval,
     find_warm_up,
     lag_correlation,
     mean_interval,
@@ -29,18 +30,20 @@ def mm1_waits(utilisation: float, n: int, rng: np.random.Generator) -> NDArray[n
     return waits
 
 
-@pytest.mark.parametrize(("utilisation", "n"), [(0.5, 4000), (0.7, 15_000)])
+@pytest.mark.parametrize(("utilisation", "n"), [(0.5, 12_000), (0.7, 45_000)])
 def test_the_interval_covers_the_mean_wait_of_an_mm1_queue(utilisation: float, n: int) -> None:
     exact = utilisation**2 / (1 - utilisation)
     covered = correlated = 0
-    for seed in range(200):
+    widths = []
+    for seed in range(80):
         waits = mm1_waits(utilisation, n, np.random.default_rng(seed))
         interval = mean_interval(waits[warm_up(n) :])
         covered += interval.covers(exact)
         correlated += interval.correlated
-        assert interval.relative < 0.5  # an interval that covers everything says nothing
-    assert covered >= 176
-    assert correlated < 40
+        widths.append(interval.relative)
+    assert covered >= 72
+    assert correlated < 16
+    assert np.median(widths) < 0.2  # an interval that covers everything says nothing; the true half widths are 10 and 8 %
 
 
 def test_an_interval_that_takes_waits_as_independent_misses() -> None:
@@ -80,15 +83,17 @@ def test_batch_means_that_hang_together_widen_the_interval() -> None:
 
 
 @pytest.mark.parametrize(("utilisation", "memory"), [(0.7, 33.0), (0.9, 363.0)])
-@pytest.mark.parametrize("length", [10, 40, 160])
+@pytest.mark.parametrize("length", [10, 40, 1000])
 def test_short_runs_are_refused_rather_than_answered_wrongly(utilisation: float, memory: float, length: int) -> None:
-    """Printed AND wrong in 11 % of runs at most, however short they are; not refused all of them once they are long."""
+    """Printed AND wrong in 1 % of runs at most, however short they are; hardly any is refused once it is long."""
     exact = utilisation**2 / (1 - utilisation)
-    intervals = [printed(mm1_waits(utilisation, int(length * memory), np.random.default_rng(seed))) for seed in range(300)]
-    assert sum(not interval.too_short and not interval.covers(exact) for interval in intervals) <= 33
-    if length == 10:  # the refusals were needed: twice the 5 % that were promised
-        assert sum(not interval.covers(exact) for interval in intervals) > 30
-    assert (length < 160) or sum(interval.too_short for interval in intervals) < 200
+    count = int(length * memory)
+    runs = [mm1_waits(utilisation, count, np.random.default_rng(seed)) for seed in range(200 if length < 1000 else 20)]
+    intervals = [printed(run) for run in runs]
+    assert sum(not interval.too_short and not interval.covers(exact) for interval in intervals) <= max(2, 0.01 * len(runs))
+    if length == 10:  # batch means alone miss twice the 5 % that were promised
+        assert sum(not batch_means_interval(run[find_warm_up(run).dropped :]).covers(exact) for run in runs) > 20
+    assert length < 1000 or sum(interval.too_short for interval in intervals) <= 0.2 * len(runs)
 
 
 def printed(waits: NDArray[np.float64]) -> Interval:
@@ -135,7 +140,7 @@ def test_replications_of_one_run_have_no_width() -> None:
 def test_the_interval_of_batches_of_one_is_students() -> None:
     values = np.random.default_rng(1).normal(3.0, 1.0, 20)
     expected = stats.t.interval(0.9, 19, values.mean(), values.std(ddof=1) / np.sqrt(20))
-    interval = mean_interval(values, confidence=0.9)
+    interval = batch_means_interval(values, confidence=0.9)
     assert (interval.low, interval.high) == pytest.approx(expected)
 
 
@@ -198,7 +203,8 @@ def test_intervals_of_quantiles_cover_or_are_not_given(utilisation: float, n: in
             exact = utilisation * max(0.0, np.log(utilisation / (1 - level)) / (1 - utilisation))
             given[level] += found is not None
             wrong[level] += found is not None and not found.covers(exact)
-    assert [given[level] for level in (0.5, 0.9)] == [200, 200]
+    assert given[0.5] == 200
+    assert given[0.9] >= 190
     assert given[0.99] < 160  # such a run has seen too few long queues
     assert max(wrong.values()) <= 20
 
