@@ -20,7 +20,11 @@ def build() -> Dashboard:
 def _life() -> Section:
     return "Life", [
         number(
-            "Engine", "What serves.", STATE, Series(gauge("kendall_engine_info"), "{{engine}} {{model}} (Kendall {{version}})"), width=8
+            "Engine",
+            "Engine, model and version of Kendall.",
+            STATE,
+            Series(gauge("kendall_engine_info"), "{{engine}} {{model}} (Kendall {{version}})"),
+            width=8,
         ),
         number(
             "Serves",

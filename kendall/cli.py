@@ -1,6 +1,7 @@
 """The command `kendall`: each subcommand is a thin call into a package, imported only when it is used.
 
-Exit status: 0 done, 1 failed, 2 wrong arguments, 3 a check failed or no stable choice exists.
+Exit status: 0 done, 1 failed, 2 wrong arguments, 3 a check failed or no stable choice exists. Every error is a line
+that begins with `kendall:`.
 """
 
 from __future__ import annotations
@@ -11,19 +12,19 @@ import sys
 from typing import Any
 
 COMMANDS = {
-    "demo": ("loadgen.demo_cli", "observed beside predicted, on the real engine, in a few minutes"),
-    "serve": ("server.cli", "serve an OpenAI-style endpoint with a queue under a policy you choose"),
-    "load": ("loadgen.load_cli", "send open-loop load and report what was seen"),
-    "summary": ("loadgen.summary_cli", "print the report of a saved load run, also of one that was killed"),
-    "sweep": ("loadgen.sweep_cli", "measure policies x loads x token limits, resumable, with a report"),
-    "compare": ("loadgen.compare_cli", "put a run's observed queueing delay beside theory"),
-    "audit": ("loadgen.audit_cli", "are the arrivals of a run what they are said to be?"),
+    "demo": ("loadgen.demo_cli", "measure a real engine under every policy and compare with predictions, in minutes"),
+    "serve": ("server.cli", "serve an OpenAI-compatible endpoint with a queue and a batching policy"),
+    "load": ("loadgen.load_cli", "send open-loop load and report the delays that clients see"),
+    "summary": ("loadgen.summary_cli", "print the report of a saved load run, complete or killed"),
+    "sweep": ("loadgen.sweep_cli", "measure policies x loads x token limits; resumable, with a report"),
+    "compare": ("loadgen.compare_cli", "compare the observed queueing delay of a run with predictions"),
+    "audit": ("loadgen.audit_cli", "test whether the arrivals of a run are the process that was asked for"),
     "calibrate": ("server.cli", "measure the latency law of an engine"),
     "predict": ("queueing.cli", "predict the queueing delay of a policy"),
     "simulate": ("queueing.cli", "simulate a policy on Poisson arrivals"),
-    "optimize": ("queueing.optimize_cli", "choose a token limit, batch size, policy, servers or rate by prediction"),
-    "advise": ("server.advising", "ask a running gateway what its model would change"),
-    "reproduce": ("queueing.reproduction.cli", "the papers' tables and figures, computed again and compared"),
+    "optimize": ("queueing.optimize_cli", "choose a token limit, batch size, policy, number of servers or rate"),
+    "advise": ("server.advising", "ask a running gateway which settings its model recommends"),
+    "reproduce": ("queueing.reproduction.cli", "compute the papers' tables and figures and compare them"),
 }
 NO_OPTIONS = frozenset(
     {"KENDALL_DEBUG", "KENDALL_ENGINE_CPUS", "KENDALL_ENGINE_ERROR_FILE", "KENDALL_FLAVOUR", "KENDALL_GATEWAY_PID"}
@@ -31,9 +32,11 @@ NO_OPTIONS = frozenset(
 # options whose name another command has for something else: only KENDALL_<COMMAND>_<OPTION> sets them
 OTHER_MEANING = {
     "calibrate": {"prompt-tokens", "output"},  # a number, elsewhere a distribution; a file
+    "compare": {"output"},  # files
+    "demo": {"output"},  # a folder
     "load": {"model", "output"},  # as clients name it, where `serve` takes a folder too; a run file
     "reproduce": {"output"},  # a folder
-    "sweep": {"max-output-tokens", "slo"},  # lists to search over
+    "sweep": {"max-output-tokens", "slo", "output"},  # lists to search over; a folder
 }
 USAGE = """Usage: kendall COMMAND [OPTIONS]
 
@@ -42,70 +45,118 @@ USAGE = """Usage: kendall COMMAND [OPTIONS]
 Commands:
 {commands}
 
-`kendall COMMAND --help` explains one; `kendall --version` says which Kendall this is.
-Every option can also be set as KENDALL_<OPTION> in the environment, or as KENDALL_<COMMAND>_<OPTION> for one command only."""
+`kendall COMMAND --help` explains a command, and so does `help COMMAND`; `kendall --version` or -V prints the version.
+`kendall --install-completion` installs shell completion; `kendall --show-completion` prints the script.
+Every option can also be set in the environment: KENDALL_<OPTION>, or KENDALL_<COMMAND>_<OPTION> for one command."""
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one command; errors are one line on stderr."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(USAGE.format(commands="\n".join(f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items())))
-        sys.exit(0 if arguments else 2)
-    if arguments[0] == "--version":
-        from importlib.metadata import version
+    if os.environ.get("_KENDALL_COMPLETE"):
+        from kendall.completion import Root, answer
 
-        print(f"kendall {version('kendall')}")
-        sys.exit(0)
-    sys.exit(_run(arguments[0], arguments[1:]))
+        sys.exit(answer(Root({name: about for name, (_, about) in COMMANDS.items()}, _command)))
+    match arguments:
+        case [] | ["-h" | "--help" | "help"]:
+            print(USAGE.format(commands="\n".join(f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items())))
+            sys.exit(0 if arguments else 2)
+        case ["help", name, *_]:
+            sys.exit(_run(name, ["--help"]))
+        case ["-V" | "--version", *_]:
+            from importlib.metadata import version
+
+            print(f"kendall {version('kendall')}")
+            sys.exit(0)
+        case ["--install-completion" | "--show-completion" as flag, *rest]:
+            sys.exit(_set_up_completion(flag, rest[0] if rest else None))
+        case _:
+            sys.exit(_run(arguments[0], arguments[1:]))
+
+
+def _set_up_completion(flag: str, shell: str | None) -> int:
+    from kendall.completion import set_up
+    from policies.text import SpecError
+
+    try:
+        return set_up(flag, shell)
+    except SpecError as error:
+        return _complain(str(error), 2)
 
 
 def _run(name: str, arguments: list[str]) -> int:
-    from policies.text import SpecError, suggest
+    from policies.text import suggest
 
     if name not in COMMANDS:
-        return _complain(f"unknown command {name!r}; expected one of {', '.join(COMMANDS)}{suggest(name, COMMANDS)}", 2)
-    from typer.exceptions import Abort, Exit, TyperException
+        return _complain(f"got command {name!r}; expected one of {', '.join(COMMANDS)}{suggest(name, COMMANDS)}", 2)
+    from typer.exceptions import Exit
 
     try:
         command = _command(name)
         _check_environment(name, command, arguments)
         _check_one_key(name, command, arguments)
         return int(command.main(arguments, prog_name=f"kendall {name}", standalone_mode=False) or 0)
-    except SpecError as error:
-        return _complain(f"{error}{_origin(str(error), name, arguments)}", 2)
-    except TyperException as error:
-        return _complain(_told(error), 2)
     except Exit as stop:
         return stop.exit_code
-    except (Abort, KeyboardInterrupt):
+    except KeyboardInterrupt:
         return 130
-    except Exception as error:
-        if os.environ.get("KENDALL_DEBUG"):
-            raise
-        return _complain(f"{type(error).__name__}: {error} (KENDALL_DEBUG=1 shows where)", 1)
+    except Exception as error:  # noqa: BLE001 - `_failed` raises it again under KENDALL_DEBUG
+        return _failed(error, name, arguments)
+
+
+def _failed(error: Exception, name: str, arguments: list[str]) -> int:
+    """Print what went wrong and return the exit status."""
+    from typer.exceptions import Abort, TyperException
+
+    from kendall.complaints import one_line
+    from policies.text import SpecError
+    from queueing.errors import CommandError
+
+    match error:
+        case SpecError():
+            return _complain(f"{error}{_origin(str(error), name, arguments)}", 2)
+        case TyperException():
+            return _complain(one_line(error, arguments), 2)
+        case CommandError():
+            return _complain(str(error), 1)
+        case Abort():
+            return 130
+        case _ if os.environ.get("KENDALL_DEBUG"):
+            raise error
+        case _:
+            return _complain(f"{type(error).__name__}: {error} (KENDALL_DEBUG=1 shows where)", 1)
 
 
 def _command(name: str):  # type: ignore[no-untyped-def]
-    """The typer command, its options given environment twins."""
+    """The typer command, its options given environment twins, its help shown as it is written."""
     import importlib
 
     import typer.main
+
+    from kendall.help import show_as_written
+    from server.configuration.file import key_of
 
     command = typer.main.get_command(importlib.import_module(COMMANDS[name][0]).app)
     command = getattr(command, "commands", {name: command})[name]
     for parameter in command.params:
         if parameter.param_type_name == "option" or parameter.envvar:
-            own, *shared = _twins(name, parameter)
-            parameter.envvar = own if own in os.environ or not shared else shared[0]
+            twins = _twins(name, parameter)
+            rule = _variable(key_of(parameter))
+            parameter.envvar = next((twin for twin in twins if twin in os.environ), rule if rule in twins else twins[0])
+            parameter.show_envvar = rule not in twins  # the help ends with the rule
+    show_as_written(command)
     return command
 
 
 def _twins(name: str, parameter: Any) -> list[str]:
-    """KENDALL_<COMMAND>_<OPTION>, then KENDALL_<OPTION>, the one for all commands in which it means the same."""
-    flag = next((opt for opt in parameter.opts if opt.startswith("--")), parameter.name).removeprefix("--")
-    own, shared = (f"KENDALL_{text}".replace("-", "_").upper() for text in (f"{name}_{flag}", flag))
-    return [own] if flag in OTHER_MEANING.get(name, ()) else [own, shared]
+    """KENDALL_<COMMAND>_<OPTION>, then KENDALL_<OPTION>, the one for all commands in which it means the same; of each of its names."""
+    flags = [opt.removeprefix("--") for opt in parameter.opts if opt.startswith("--")] or [parameter.name]
+    shared = [flag for flag in flags if flag not in OTHER_MEANING.get(name, ())]
+    return [*(_variable(f"{name}_{flag}") for flag in flags), *map(_variable, shared)]
+
+
+def _variable(option: str) -> str:
+    return f"KENDALL_{option}".replace("-", "_").upper()
 
 
 def _origin(message: str, name: str, arguments: list[str]) -> str:
@@ -160,20 +211,6 @@ def _is_service_link(variable: str, value: str) -> bool:
     if variable.endswith("_PORT") and value.startswith(("tcp://", "udp://", "sctp://")):
         return True
     return re.search(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$", variable) is not None
-
-
-def _told(error: Any) -> str:
-    """What typer says is wrong, in one line, and where the value came from if not from the command line."""
-    message = " ".join(error.format_message().split())
-    parameter, context = getattr(error, "param", None), getattr(error, "ctx", None)
-    if parameter is None or context is None:
-        return message
-    source = context.get_parameter_source(parameter.name)
-    if source is not None and source.name == "ENVIRONMENT":
-        return f"{message}; got {os.environ.get(parameter.envvar)!r:.80} from {parameter.envvar}"
-    if source is not None and source.name == "DEFAULT_MAP":
-        return f"{message}; got {context.default_map[parameter.name]!r:.80} from {context.params.get('config')}"
-    return message
 
 
 def _complain(message: str, status: int) -> int:

@@ -1,6 +1,6 @@
 """Conditions on a result that decide whether a command succeeds: `--assert "p99_queueing_delay < 2s"`.
 
-    NAME OPERATOR NUMBER[UNIT]      OPERATOR: < <= > >= == !=      UNIT: s ms us %
+    NAME OPERATOR NUMBER[UNIT]      OPERATOR: < <= > >= == !=      UNIT: s ms us min h %
 
 A name is a statistic and a quantity, in either order (`p99_ttft`, `ttft_p99`), or a single number (`completed`,
 `goodput`, `error_rate`, `prediction_error`). Words and short forms are the same (`mean_time_to_first_token`). A
@@ -29,9 +29,9 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     ">": operator.gt,
 }
-_PER_ONE = {"s": 1.0, "ms": 1e3, "us": 1e6, "%": 100.0, "": 1.0}  # 95 / 100 is 0.95, 95 * 0.01 is not
-_TIMES = ("s", "ms", "us")
-_FORM = re.compile(r"\s*([A-Za-z][\w.\-]*)\s*(<=|>=|==|!=|<|>)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(s|ms|us|%|)\s*")
+_PER_ONE = {"s": 1.0, "ms": 1e3, "us": 1e6, "min": 1 / 60, "h": 1 / 3600, "%": 100.0, "": 1.0}  # 95 / 100 is 0.95, 95 * 0.01 is not
+_TIMES = ("s", "ms", "us", "min", "h")
+_FORM = re.compile(r"\s*([A-Za-z][\w.\-]*)\s*(<=|>=|==|!=|<|>)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(s|ms|us|min|h|%|)\s*")
 _STATISTIC = re.compile(r"mean|median|std|max|p\d+(?:\.\d+)?")
 _SAME = {
     "time_to_first_byte": "ttfb",
@@ -85,7 +85,9 @@ def parse_assertion(text: str) -> Assertion:
     """One condition. Raises SpecError; whether the name exists is known only with the values (`check`)."""
     match = _FORM.fullmatch(text)
     if match is None:
-        raise SpecError(f'got condition {text!r}; expected NAME < NUMBER, for example "p99_ttft < 200ms" (< <= > >= == !=; s ms us %)')
+        raise SpecError(
+            f'got condition {text!r}; expected NAME < NUMBER, for example "p99_ttft < 200ms" (< <= > >= == !=; s ms us min h %)'
+        )
     written, sign, number, unit = match.groups()
     name, milliseconds = canonical(written)
     if milliseconds and not unit:

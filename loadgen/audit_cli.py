@@ -31,18 +31,22 @@ def audit_command(
         list[Path], typer.Argument(help="Run files of a load generator, a gateway or a simulation, or result JSON of `vllm bench serve`.")
     ],
     *,
-    asked_rate: Annotated[float | None, _option("--asked-rate", "Requests per second that were asked for; else the header's.")] = None,
+    asked_rate: Annotated[
+        float | None, _option("--asked-rate", "Requests per second that the arrivals should have. Default: the header's.")
+    ] = None,
     process: Annotated[
-        str | None, _option("--process", "What the arrivals were asked to be, such as poisson, gamma; else the header's.")
+        str | None, _option("--process", "Process that the arrivals should follow, for example poisson or gamma. Default: the header's.")
     ] = None,
-    significance: Annotated[float, _option("--significance", "Share of true Poisson streams that fail.")] = 0.01,
+    significance: Annotated[float, _option("--significance", "Significance level: the fraction of true Poisson streams that fail.")] = 0.01,
     lateness_budget: Annotated[
-        str | None, _option("--lateness-budget", "Beyond it a run did not keep its timetable [mean=1ms,p99=5ms].")
+        str | None, _option("--lateness-budget", "Largest lateness against the timetable. Default: mean=1ms,p99=5ms.")
     ] = None,
-    require: Annotated[list[str] | None, _option("--require", "poisson | timetable: exit 3 where it does not hold. Repeatable.")] = None,
+    require: Annotated[
+        list[str] | None, _option("--require", "poisson | timetable: exit status 3 if the run fails this test. Repeatable.")
+    ] = None,
     json: Annotated[bool, _option("--json", "Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Test whether arrivals are a Poisson process, sent when they were meant to be, and say in words what is wrong.
+    """Test whether the arrivals of a run are a Poisson process and kept their timetable, and name what is wrong.
 
     Each test has its statistic and p-value; all together they fail a true Poisson stream in at most --significance of audits.
     """

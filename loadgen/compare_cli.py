@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from loadgen.html_report import ReportData
 
 app = typer.Typer(add_completion=False)
+SUFFIXES = {".html": "html", ".csv": "csv", ".png": "picture", ".svg": "picture", ".pdf": "picture"}
 
 
 def _option(flag: str, about: str, **settings: Any) -> Any:
@@ -25,34 +26,48 @@ def _option(flag: str, about: str, **settings: Any) -> Any:
 def compare_command(
     run_files: Annotated[
         list[Path] | None,
-        typer.Argument(help="Run files of `kendall serve --record-file` or of a simulation; those of `kendall load` stand beside them."),
+        typer.Argument(
+            help="Run files of `kendall serve --record-file` or of a simulation; add those of `kendall load` for the client's view."
+        ),
     ] = None,
     *,
-    sweep: Annotated[Path | None, _option("--sweep", "Folder of a sweep or of a demo instead of run files.")] = None,
+    sweep: Annotated[Path | None, _option("--sweep", "Folder of a sweep or a demo to compare, instead of run files.")] = None,
     latency: Annotated[
-        str | None, _option("--latency", "Latency law or profile; without it, observation and measured service only.")
+        str | None, _option("--latency", "Latency law or profile for predictions. Default: observed delays and measured service only.")
     ] = None,
     output_tokens: Annotated[
-        str | None, _option("--output-tokens", "Asked lengths, for the prediction; without it those of the header, else of the run.")
+        str | None,
+        _option("--output-tokens", "Distribution of the answers' lengths, for predictions. Default: the header's, else the run's."),
     ] = None,
     request_rate: Annotated[
-        float | None, _option("--request-rate", "Asked rate per second, for the prediction; without it the header's, else the run's.")
+        float | None, _option("--request-rate", "Requests per second, for predictions. Default: the header's, else the run's.")
     ] = None,
-    max_num_seqs: Annotated[int | None, _option("--max-num-seqs", "Most sequences that the engine takes at once.")] = None,
-    html: Annotated[Path | None, _option("--html", "Write a self-contained HTML report here.")] = None,
-    csv: Annotated[Path | None, _option("--csv", "Write the table here; milliseconds.")] = None,
-    picture: Annotated[Path | None, _option("--picture", "Write observed beside predicted here, .png, .svg or .pdf.")] = None,
+    max_num_seqs: Annotated[
+        int | None, _option("--max-num-seqs", "Most sequences in the engine at once, for predictions. Default: no limit.")
+    ] = None,
+    output: Annotated[
+        list[Path] | None, _option("--output", "File to write; its suffix says what: .html, .csv, .png, .svg, .pdf. Repeatable.")
+    ] = None,
+    html: Annotated[Path | None, _option("--html", "Write a self-contained HTML report to this file.")] = None,
+    csv: Annotated[Path | None, _option("--csv", "Write the table to this file, in milliseconds.")] = None,
+    picture: Annotated[
+        Path | None, _option("--picture", "Write a plot of observed and predicted delays to this file: .png, .svg or .pdf.")
+    ] = None,
     assertions: Annotated[
         list[str] | None,
-        typer.Option("--assert", help="A condition on every cell, such as 'prediction_error < 0.15'; exit 3 where broken."),
+        typer.Option(
+            "--assert",
+            help="Condition on every cell, for example 'prediction_error < 0.15'; exit status 3 if it does not hold. Repeatable.",
+        ),
     ] = None,
     json: Annotated[bool, _option("--json", "Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Set the observed delay of each policy and epoch beside what theory says about it, and say where they part."""
+    """Compare the observed delay of each policy and epoch with predictions, and name the assumption that fails where they differ."""
     given = latency, output_tokens, request_rate, max_num_seqs
+    files = _files(output or [], html=html, csv=csv, picture=picture)
     checks = _parsed(assertions or [])
     data = _data(run_files or [], sweep, given)
-    _write(data, sweep, html=html, csv=csv, picture=picture)
+    _write(data, sweep, files)
     _print(data, json=json)
     raise typer.Exit(_status(data, checks))
 
@@ -75,16 +90,28 @@ def _data(run_files: list[Path], folder: Path | None, given: tuple[Any, ...]) ->
     return of_files([RunFile.read(path) for path in run_files], asked)
 
 
-def _write(data: ReportData, folder: Path | None, *, html: Path | None, csv: Path | None, picture: Path | None) -> None:
+def _files(output: list[Path], **by_kind: Path | None) -> list[tuple[str, Path]]:
+    """What to write where: kind by flag, or by the suffix of --output."""
+    found = [(kind, path) for kind, path in by_kind.items() if path is not None]
+    for path in output:
+        if path.suffix not in SUFFIXES:
+            raise SpecError(f"got --output {path}; expected a file that ends in {', '.join(SUFFIXES)}")
+        found.append((SUFFIXES[path.suffix], path))
+    return found
+
+
+def _write(data: ReportData, folder: Path | None, files: list[tuple[str, Path]]) -> None:
     from loadgen.html_report import write_csv, write_report  # noqa: PLC0415
     from loadgen.picture import draw_picture  # noqa: PLC0415
 
-    if html is not None:
-        write_report(folder, data, html)
-    if csv is not None:
-        write_csv(data.cells, csv)
-    if picture is not None:
-        draw_picture([cell.shown for cell in data.cells], picture)
+    for kind, path in files:
+        match kind:
+            case "html":
+                write_report(folder, data, path)
+            case "csv":
+                write_csv(data.cells, path)
+            case _:
+                draw_picture([cell.shown for cell in data.cells], path)
 
 
 def _print(data: ReportData, *, json: bool) -> None:
@@ -114,12 +141,12 @@ def _status(data: ReportData, checks: list[Assertion]) -> int:
     from loadgen.cell_values import values_of  # noqa: PLC0415
 
     if not data.cells:
-        typer.echo("kendall compare: nothing was measured", err=True)
+        typer.echo("kendall: got no completed request in these files; expected some to compare", err=True)
         return 3 if checks else 1
     broken = [line for cell in data.cells for line in broken_lines(checks, values_of(cell), cell.name)]
     broken += [f"{cell.name}: got no result ({cell.state}); expected one to check" for cell in data.missing if checks]
     for line in broken:
-        typer.echo(f"kendall compare: {line}", err=True)
+        typer.echo(f"kendall: {line}", err=True)
     return 3 if broken else 0
 
 

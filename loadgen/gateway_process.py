@@ -15,6 +15,7 @@ from typing import Any, Self
 import httpx
 
 from loadgen.keys import NO_KEYS, Keys
+from queueing.errors import CommandError
 from queueing.remote import reason, server_root
 
 START_LIMIT = 180.0  # seconds
@@ -23,7 +24,7 @@ KEPT = frozenset({"KENDALL_DEBUG", "KENDALL_ENGINE_CPUS"})  # of the variables: 
 HEALTH_LIMIT = 10.0  # a gateway that takes longer to say that it is well is not
 
 
-class GatewayError(RuntimeError):
+class GatewayError(CommandError):
     """The gateway could not be started or refused; one line."""
 
 

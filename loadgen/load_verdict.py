@@ -17,12 +17,12 @@ from typing import Any, Literal
 from loadgen.audit import ALL_AT_ONCE, Stream, sent_stream
 from loadgen.failures import ALLOWED, Failures, count_failures, percent
 from loadgen.run import LoadResult
+from policies.durations import parse_duration
 from policies.text import SpecError
 from queueing.arrival_audit import Audit, Budget
 
 BUDGET = Budget(mean=0.001, p99=0.005)  # seconds
-_PART = re.compile(r"(mean|p99)=([0-9.eE+-]+)(ms|s)")
-_PER_SECOND = {"ms": 1e3, "s": 1.0}
+_PART = re.compile(r"(mean|p99)=(.+)")
 
 
 def parse_budget(text: str) -> Budget:
@@ -30,16 +30,17 @@ def parse_budget(text: str) -> Budget:
     found: dict[str, float] = {}
     for part in text.split(","):
         match = _PART.fullmatch(part.strip())
-        if match is None or not math.isfinite(value := _number(match[2])) or value <= 0:
+        seconds = math.nan if match is None else _seconds(match[2])
+        if match is None or not 0 < seconds < math.inf:
             raise SpecError(f"got lateness budget {text!r}; expected for example mean=1ms,p99=5ms")
-        found[match[1]] = value / _PER_SECOND[match[3]]
+        found[match[1]] = seconds
     return Budget(mean=found.get("mean", BUDGET.mean), p99=found.get("p99", BUDGET.p99))
 
 
-def _number(text: str) -> float:
+def _seconds(text: str) -> float:
     try:
-        return float(text)
-    except ValueError:
+        return parse_duration(text)
+    except SpecError:
         return math.nan
 
 

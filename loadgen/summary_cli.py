@@ -27,23 +27,34 @@ def summary_command(
         list[Path], typer.Argument(help="Run files of `kendall load`, complete or cut short, or result JSON of `vllm bench serve`.")
     ],
     *,
-    goodput: Annotated[list[str] | None, _option("--goodput", "Limits in ms, such as ttft:100. Repeatable.")] = None,
-    percentile_metrics: Annotated[str | None, _option("--percentile-metrics", "Which durations, for example ttft,tpot,itl,e2el.")] = None,
-    metric_percentiles: Annotated[str | None, _option("--metric-percentiles", "Which percentiles [50,90,95,99].")] = None,
+    goodput: Annotated[
+        list[str] | None, _option("--goodput", "Report the goodput under these limits in milliseconds, for example ttft:100. Repeatable.")
+    ] = None,
+    percentile_metrics: Annotated[
+        str | None, _option("--percentile-metrics", "Durations to report, for example ttft,tpot,itl,e2el.")
+    ] = None,
+    metric_percentiles: Annotated[str | None, _option("--metric-percentiles", "Percentiles to report. Default: 50,90,95,99.")] = None,
     lateness_budget: Annotated[
-        str | None, _option("--lateness-budget", "Beyond it the run is INVALID [mean=1ms,p99=5ms]; where given, exit 3.")
+        str | None,
+        _option(
+            "--lateness-budget",
+            "Largest lateness of sending; beyond it the run is INVALID, with exit status 3 if given. Default: mean=1ms,p99=5ms.",
+        ),
     ] = None,
     max_failed_fraction: Annotated[
-        float, _option("--max-failed-fraction", "Share of requests that may fail; beyond it the run is INVALID, exit 3.")
+        float, _option("--max-failed-fraction", "Largest fraction of failed requests; beyond it the run is INVALID, with exit status 3.")
     ] = ALLOWED,
     assertions: Annotated[
-        list[str] | None, typer.Option("--assert", help="A condition, such as 'p99_ttft < 200ms'; exit 3 where broken.")
+        list[str] | None,
+        typer.Option(
+            "--assert", help="Condition on the result, for example 'p99_ttft < 200ms'; exit status 3 if it does not hold. Repeatable."
+        ),
     ] = None,
     json: Annotated[bool, _option("--json", "Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Print the report of saved load runs, as `kendall load` printed it at their end; of a killed run, as far as it came.
+    """Print the report of saved load runs as `kendall load` prints it; of a killed run, the report of what was recorded.
 
-    The exit status is that of the run: 3 where too many requests failed or a condition is broken, 1 where it did not end.
+    The exit status is that of the run: 3 if too many requests failed or a condition does not hold, 1 if the run did not end.
     """
     reports = _reports(
         run_files,

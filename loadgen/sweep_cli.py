@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from loadgen.keys import Keys
+from policies.durations import Duration
 from policies.text import SpecError
 from queueing.remote import CACERT, INSECURE, Trust
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from loadgen.sweep.plan import Plan
 
 app = typer.Typer(add_completion=False)
+GRID, REQUESTS, SEARCH = "Cells", "Requests of a cell", "Search for a rate"
+GATEWAY, RESULT = "Gateway", "Results"
 
 PRESETS: dict[str, dict[str, Any]] = {
     "policies": {"loads": (0.3, 0.5, 0.7, 0.8)},
@@ -24,46 +27,70 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+def _option(panel: str, about: str, *flags: str, **settings: Any) -> Any:
+    return typer.Option(*flags, help=about, rich_help_panel=panel, **settings)
+
+
 @app.command("sweep")
 def sweep_command(
-    more: Annotated[list[str] | None, typer.Argument(metavar="[POLICY]...", help="Policies, as after --policies.")] = None,
-    policies: Annotated[list[str] | None, typer.Option("--policies", help="Policies; several after one flag, or repeated.")] = None,
-    loads: Annotated[str | None, typer.Option(help="Fractions of each policy's largest stable rate, for example 0.3,0.5.")] = None,
-    request_rates: Annotated[str | None, typer.Option(help="Requests per second, the same for every policy, for example 2,4.")] = None,
-    max_output_tokens: Annotated[str | None, typer.Option(help="Token limits of the gateway, for example 16,32.")] = None,
-    preset: Annotated[str, typer.Option(help="Defaults of what is not given: policies (six at four loads) | quick.")] = "policies",
-    output_tokens: Annotated[str | None, typer.Option(help="Lengths of the answers before the limit.")] = None,
-    prompt_tokens: Annotated[str | None, typer.Option(help="Lengths of the prompts.")] = None,
-    num_prompts: Annotated[int | None, typer.Option(min=1, help="Requests of every cell.")] = None,
-    duration: Annotated[float | None, typer.Option(help="Seconds of every cell.")] = None,
-    precision: Annotated[float | None, typer.Option(help="Half width of the mean delay over the mean, by the advised length.")] = None,
-    cell_limit: Annotated[float | None, typer.Option(help="Most seconds of a cell.")] = None,
-    processes: Annotated[int | None, typer.Option(min=1, help="Sender processes, which share one timetable.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Arrivals, lengths and prompts, the same under every policy.")] = None,
-    order: Annotated[str | None, typer.Option(help="listed | random: the order of the cells, from the seed.")] = None,
-    allow_unstable: Annotated[bool, typer.Option("--allow-unstable", help="Run points of load >= 1 too, to their end.")] = False,
-    find_saturation: Annotated[bool, typer.Option("--find-saturation", help="Search the largest rate that stays stable.")] = False,
-    slo: Annotated[list[str] | None, typer.Option(help="Search the largest rate that keeps it: p99_queueing_delay=2s.")] = None,
-    tolerance: Annotated[float | None, typer.Option(help="Of a search: stop when high / low - 1 is below.")] = None,
-    bracket: Annotated[float | None, typer.Option(help="Seconds of a speed calibration around cells; 0: none.")] = None,
-    repeat_noisy: Annotated[int | None, typer.Option(help="Repeats of a cell around which the speed changed by over 15 %.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model of the gateway that is started.")] = None,
-    engine: Annotated[str | None, typer.Option(help="auto | vllm | emulated.")] = None,
-    base_url: Annotated[str | None, typer.Option(help="Measure a gateway that runs already.")] = None,
-    api_key: Annotated[str | None, typer.Option(help="With --base-url: sent as a bearer token; never written to a file.")] = None,
-    admin_key: Annotated[str | None, typer.Option(help="The same, for a gateway with --admin-key.")] = None,
-    cacert: Annotated[Path | None, typer.Option(help=CACERT)] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help=INSECURE)] = False,
-    latency: Annotated[str | None, typer.Option(help="Law to go by instead of calibrating; the emulated engine obeys it.")] = None,
-    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Most sequences in the engine that is started.")] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Of the gateway that is started; another where it is in use.")] = 8080,
-    result_dir: Annotated[Path, typer.Option(help="Folder of everything; one that was begun is gone on with.")] = Path("runs/sweep"),
-    resume: Annotated[Path | None, typer.Option(help="Go on with the sweep in this folder; nothing else need be given.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cells, their lengths and the whole time; measure nothing.")] = False,
-    assertions: Annotated[list[str] | None, typer.Option("--assert", help="A condition on every cell; exit 3 where broken.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")] = False,
+    more: Annotated[
+        list[str] | None, typer.Argument(metavar="[POLICY]...", help="Further policies; the same as more values of --policies.")
+    ] = None,
+    policies: Annotated[list[str] | None, _option(GRID, "Policies; several after one flag, or repeated.", "--policies")] = None,
+    loads: Annotated[str | None, _option(GRID, "Loads as fractions of each policy's largest stable rate, for example 0.3,0.5.")] = None,
+    request_rates: Annotated[str | None, _option(GRID, "Requests per second, the same for every policy, for example 2,4.")] = None,
+    max_output_tokens: Annotated[str | None, _option(GRID, "Token limits of the gateway, for example 16,32,none.")] = None,
+    preset: Annotated[
+        str, _option(GRID, "Defaults for options that are not given: policies (six policies at four loads) | quick.")
+    ] = "policies",
+    order: Annotated[str | None, _option(GRID, "Order of the cells: listed | random (drawn from the seed).")] = None,
+    allow_unstable: Annotated[bool, _option(GRID, "Measure cells with load >= 1 too.", "--allow-unstable")] = False,
+    output_tokens: Annotated[str | None, _option(REQUESTS, "Distribution of the answers' lengths, before the token limit.")] = None,
+    prompt_tokens: Annotated[str | None, _option(REQUESTS, "Distribution of the prompts' lengths.")] = None,
+    num_prompts: Annotated[int | None, _option(REQUESTS, "Requests per cell.", min=1)] = None,
+    duration: Annotated[float | None, _option(REQUESTS, "Time during which requests are sent, per cell.", parser=Duration())] = None,
+    precision: Annotated[
+        float | None, _option(REQUESTS, "Choose the run length of a cell for this relative half width of the mean delay, for example 0.1.")
+    ] = None,
+    cell_limit: Annotated[float | None, _option(REQUESTS, "Longest time for one cell.", parser=Duration())] = None,
+    processes: Annotated[int | None, _option(REQUESTS, "Sender processes, which share one timetable.", min=1)] = None,
+    seed: Annotated[
+        int | None, _option(REQUESTS, "Seed of arrivals, lengths and prompts, which are the same under every policy.", min=0)
+    ] = None,
+    find_saturation: Annotated[bool, _option(SEARCH, "Search for the largest stable arrival rate.", "--find-saturation")] = False,
+    slo: Annotated[
+        list[str] | None, _option(SEARCH, "Search for the largest arrival rate that keeps an objective: p99_queueing_delay=2s.")
+    ] = None,
+    tolerance: Annotated[float | None, _option(SEARCH, "Stop a search when high / low - 1 is below this number.")] = None,
+    model: Annotated[str | None, _option(GATEWAY, "Model of the gateway that is started.")] = None,
+    engine: Annotated[str | None, _option(GATEWAY, "Engine of the gateway that is started: auto | vllm | emulated.")] = None,
+    max_num_seqs: Annotated[int | None, _option(GATEWAY, "Most sequences in the engine that is started.", min=1)] = None,
+    latency: Annotated[
+        str | None, _option(GATEWAY, "Latency law or profile to use instead of a calibration; the emulated engine obeys it.")
+    ] = None,
+    port: Annotated[int, _option(GATEWAY, "Port of the gateway that is started; another one where it is in use.", min=1, max=65535)] = 8080,
+    base_url: Annotated[str | None, _option(GATEWAY, "URL of a running gateway to measure instead of starting one.")] = None,
+    api_key: Annotated[str | None, _option(GATEWAY, "With --base-url: key sent as a bearer token; never written to a file.")] = None,
+    admin_key: Annotated[str | None, _option(GATEWAY, "With --base-url: key for a gateway with --admin-key.")] = None,
+    cacert: Annotated[Path | None, _option(GATEWAY, CACERT)] = None,
+    insecure: Annotated[bool, _option(GATEWAY, INSECURE, "--insecure")] = False,
+    bracket: Annotated[
+        float | None, _option(GATEWAY, "Duration of a speed calibration before and after each cell (0: none).", parser=Duration())
+    ] = None,
+    repeat_noisy: Annotated[
+        int | None, _option(GATEWAY, "Repeat a cell up to this often if the speed changed by over 15 % around it.")
+    ] = None,
+    result_dir: Annotated[
+        Path, _option(RESULT, "Folder of all results; an interrupted sweep in it is continued.", "--output", "--result-dir")
+    ] = Path("runs/sweep"),
+    resume: Annotated[Path | None, _option(RESULT, "Continue the sweep in this folder with its own options.")] = None,
+    dry_run: Annotated[bool, _option(RESULT, "Print the cells and how long each takes; measure nothing.", "--dry-run")] = False,
+    assertions: Annotated[
+        list[str] | None, _option(RESULT, "Condition on every cell; exit status 3 if it does not hold. Repeatable.", "--assert")
+    ] = None,
+    json: Annotated[bool, _option(RESULT, "Print one JSON object on stdout and nothing else.", "--json")] = False,
 ) -> None:
-    """Measure policies x loads x token limits on the same requests, resumable, observed beside predicted.
+    """Measure policies x loads x token limits on the same requests and compare observed with predicted delays. Resumable.
 
     Without options: six policies at loads 0.3, 0.5, 0.7 and 0.8 on the tiny model, about half an hour.
     """

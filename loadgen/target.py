@@ -11,13 +11,14 @@ import numpy as np
 from loadgen.datasets import Prompt
 from loadgen.timetable import IntArray
 from policies.text import SpecError
+from queueing.errors import CommandError
 from queueing.remote import server_root
 
 FORCED_FIELD = "kendall_forced_output_tokens"  # read by the engine alone
 LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz"))
 
 
-class LoadError(RuntimeError):
+class LoadError(CommandError):
     """The run cannot begin; the message is one line."""
 
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from policies.core import Policy
+from policies.durations import parse_duration
+from policies.errors import SpecError
 from policies.fixed import Fixed
 from policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
 
@@ -21,10 +23,19 @@ POLICIES: dict[str, type[Policy]] = {
     "continuous": Continuous,
 }
 ORDERS = ("fcfs",)
-
-
-class SpecError(ValueError):
-    """A text that names no policy, distribution or law: what was got, what was expected, what to do."""
+__all__ = [
+    "ORDERS",
+    "POLICIES",
+    "SpecError",
+    "format_number",
+    "format_policy",
+    "parse_number",
+    "parse_policy",
+    "policy_batch_size",
+    "split_pairs",
+    "split_spec",
+    "suggest",
+]
 
 
 def split_spec(text: str) -> tuple[str, dict[str, str]]:
@@ -99,14 +110,22 @@ def _value(policy: str, key: str, text: str) -> int | float | str:
         if text not in ORDERS:
             raise SpecError(f"got order={text!r} for policy {policy}; expected one of {', '.join(ORDERS)}{suggest(text, ORDERS)}")
         return text
-    number = parse_number(key, text, policy)
     if key == "max_wait":
-        if number <= 0:
-            raise SpecError(f"got max_wait={text} for policy {policy}; expected seconds > 0")
-        return number
+        return _max_wait(policy, text)
+    number = parse_number(key, text, policy)
     if not number.is_integer() or number < 1:
         raise SpecError(f"got {key}={text} for policy {policy}; expected a whole number >= 1")
     return int(number)
+
+
+def _max_wait(policy: str, text: str) -> float:
+    try:
+        seconds = parse_duration(text)
+    except SpecError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise SpecError(f"got max_wait={text} for policy {policy}; expected seconds > 0, for example 0.5 or 500ms")
+    return seconds
 
 
 def format_policy(policy: Policy) -> str:

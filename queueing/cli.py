@@ -9,31 +9,42 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from policies.durations import Duration
 from queueing.errors import UnstableQueueError
 from queueing.experiment import NUM_REQUESTS, simulate_model
+from queueing.latency import LatencyModel, slow_law
 from queueing.model import Model
 from queueing.prediction import predict_model, unstable
-from queueing.profile import ProfileFile, profile_of
+from queueing.profile import ProfileFile, load_law, profile_of
 from queueing.result import LEVELS, Prediction
 from queueing.terminal import Column, Table, console, say
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="The steady state of a policy: predicted, or simulated.")
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
-def _option(flag: str, description: str) -> Any:
-    return typer.Option(flag, help=description)
+def _option(flag: str, about: str, **settings: Any) -> Any:
+    return typer.Option(flag, help=about, **settings)
 
 
-PolicyText = Annotated[str, _option("--policy", "single, dynamic, capped:max_batch_size=8, fixed:batch_size=8, elastic, continuous")]
-ArrivalRate = Annotated[float, _option("--arrival-rate", "requests per second, Poisson")]
-OutputTokens = Annotated[str, _option("--output-tokens", "distribution, for example lognormal:mu=5,sigma=0.7")]
-Latency = Annotated[str, _option("--latency", "k1=..,k2=..,k3=..,k4=.. in seconds, a=..,c=.., or a profile's name or path")]
-TokenLimit = Annotated[int | None, _option("--max-output-tokens", "token limit: lengths above it are clipped")]
-Patience = Annotated[float | None, _option("--patience", "seconds a request waits before it is lost")]
-Servers = Annotated[int, _option("--servers", "engines fed from one queue")]
-EngineBound = Annotated[int | None, _option("--max-num-seqs", "the engine's bound on the batch size")]
-PromptTokens = Annotated[str | None, _option("--prompt-tokens", "distribution of the prompt lengths; needs kp in the law")]
-Json = Annotated[bool, typer.Option("--json", help="one JSON object and nothing else")]
+PolicyText = Annotated[
+    str, _option("--policy", "single | dynamic | capped:max_batch_size=8 | fixed:batch_size=8 | elastic | continuous:max_batch_size=32.")
+]
+ArrivalRate = Annotated[float, _option("--arrival-rate", "Requests per second; arrivals are a Poisson process.")]
+OutputTokens = Annotated[str, _option("--output-tokens", "Distribution of the answers' lengths, for example lognormal:mu=5,sigma=0.7.")]
+Latency = Annotated[
+    str, _option("--latency", "Latency law, k1=..,k2=..,k3=..,k4=.. or a=..,c=.. in seconds, or the name or file of a profile.")
+]
+TokenLimit = Annotated[int | None, _option("--max-output-tokens", "Token limit: longer answers are clipped. Default: no limit.")]
+Patience = Annotated[
+    float | None, _option("--patience", "Longest wait; a request that waits longer is lost. Default: no limit.", parser=Duration())
+]
+Servers = Annotated[int, _option("--servers", "Number of engines, fed from one queue.")]
+EngineBound = Annotated[int | None, _option("--max-num-seqs", "The engine's bound on the batch size. Default: none.")]
+PromptTokens = Annotated[
+    str | None,
+    _option("--prompt-tokens", "Distribution of the prompts' lengths; needs kp in the latency law. Default: prompts cost nothing."),
+]
+Json = Annotated[bool, _option("--json", "Print one JSON object and nothing else.")]
 
 
 @app.command()
@@ -48,12 +59,12 @@ def predict(
     servers: Servers = 1,
     max_num_seqs: EngineBound = None,
     prompt_tokens: PromptTokens = None,
-    method: Annotated[str, _option("--method", "auto, exact, approximation, bound, paper, simulation")] = "auto",
+    method: Annotated[str, _option("--method", "auto (the best there is) | exact | approximation | bound | paper | simulation.")] = "auto",
     as_json: Json = False,
 ) -> None:
-    """The queueing delay of a policy, by the best method there is."""
+    """Predict the steady-state queueing delay of a policy."""
     bounds: dict[str, Any] = {"prompt_tokens": prompt_tokens, "max_num_seqs": max_num_seqs, "servers": servers, "patience": patience}
-    model = Model.read(policy, output_tokens, latency, max_output_tokens=max_output_tokens, **bounds)
+    model = Model.read(policy, output_tokens, law_of(latency), max_output_tokens=max_output_tokens, **bounds)
     try:
         answer = predict_model(model, arrival_rate, method)
     except UnstableQueueError as error:
@@ -73,20 +84,30 @@ def simulate(
     servers: Servers = 1,
     max_num_seqs: EngineBound = None,
     prompt_tokens: PromptTokens = None,
-    num_requests: Annotated[int, _option("--num-requests", "requests per replication, a tenth of them warm-up")] = NUM_REQUESTS,
-    seed: Annotated[int, _option("--seed", "of every random stream")] = 0,
-    replications: Annotated[int, _option("--replications", "independent runs")] = 1,
+    num_requests: Annotated[
+        int, _option("--num-requests", "Requests per replication; the first tenth is warm-up and is dropped.")
+    ] = NUM_REQUESTS,
+    seed: Annotated[int, _option("--seed", "Seed of arrivals, lengths and service times.")] = 0,
+    replications: Annotated[int, _option("--replications", "Number of independent runs.")] = 1,
     as_json: Json = False,
 ) -> None:
-    """The same, by event-driven simulation of the policy itself, with standard errors."""
+    """Simulate a policy on Poisson arrivals, event by event, and report means with standard errors."""
     bounds: dict[str, Any] = {"prompt_tokens": prompt_tokens, "max_num_seqs": max_num_seqs, "servers": servers, "patience": patience}
-    model = Model.read(policy, output_tokens, latency, max_output_tokens=max_output_tokens, **bounds)
+    model = Model.read(policy, output_tokens, law_of(latency), max_output_tokens=max_output_tokens, **bounds)
     try:
         model.stable_load(arrival_rate)
         answer = simulate_model(model, arrival_rate, num_requests=num_requests, seed=seed, replications=replications)
     except UnstableQueueError as error:
         answer = unstable(model, error.load, "simulation")
     show(answer.as_dict(), lambda to: _print(answer, to), latency, as_json)
+
+
+def law_of(text: str) -> LatencyModel:
+    """The law of --latency, with a warning on stderr where it was probably written in milliseconds."""
+    law = load_law(text)
+    if (warning := slow_law(law)) is not None:
+        typer.echo(f"kendall: warning: {warning}", err=True)
+    return law
 
 
 def show(answer: dict[str, Any], print_answer: Callable[[Console], None], latency: str, as_json: bool) -> None:

@@ -69,7 +69,7 @@ def fit_distribution(
         raise SpecError(f"got {data.ended.sum()} counts that ended by themselves; expected at least {FEWEST}")
     for family in families:
         if family not in FAMILIES:
-            raise SpecError(f"unknown family {family!r}; expected some of {', '.join(FAMILIES)}{suggest(family, FAMILIES)}")
+            raise SpecError(f"got family {family!r}; expected some of {', '.join(FAMILIES)}{suggest(family, FAMILIES)}")
     found = [fit for family in families if (fit := _fit(family, data, rng, bootstrap)) is not None]
     return sorted(found, key=lambda fit: fit.aic)
 

@@ -52,6 +52,7 @@ class DistributionText:
 def read_text(text: str) -> DistributionText:
     """The text, taken apart. Raises SpecError: unknown or missing name or key, not a number, a mixture within a mixture."""
     name, pairs = split_spec(text)
+    _check_number(name)
     _check_keys(name, pairs)
     if name == "empirical":
         return DistributionText(name, path=pairs["path"])
@@ -65,15 +66,23 @@ def format_distribution(text: str) -> str:
     return str(read_text(text))
 
 
+def _check_number(text: str) -> None:
+    try:
+        value = float(text)
+    except ValueError:
+        return
+    raise SpecError(f"got lengths {text!r}; expected a distribution: did you mean deterministic:value={format_number(value)}?")
+
+
 def _check_keys(name: str, pairs: dict[str, str]) -> None:
     if name not in KEYS:
-        raise SpecError(f"unknown distribution {name!r}; expected one of {', '.join(KEYS)}{suggest(name, tuple(KEYS))}")
+        raise SpecError(f"got distribution {name!r}; expected one of {', '.join(KEYS)}{suggest(name, tuple(KEYS))}")
     for key in pairs:
         if key not in KEYS[name]:
-            raise SpecError(f"distribution {name} has no key {key!r}; its keys are {', '.join(KEYS[name])}{suggest(key, KEYS[name])}")
+            raise SpecError(f"got key {key!r} for distribution {name}; expected {', '.join(KEYS[name])}{suggest(key, KEYS[name])}")
     for key in KEYS[name]:
         if key not in pairs:
-            raise SpecError(f"distribution {name} needs {key}, for example {EXAMPLES[name]}")
+            raise SpecError(f"got distribution {name} without {key}; expected it, for example {EXAMPLES[name]}")
 
 
 def _read_mixture(text: str, weights: str, parts: str) -> DistributionText:
@@ -85,5 +94,5 @@ def _read_mixture(text: str, weights: str, parts: str) -> DistributionText:
             raise SpecError(f"got a mixture within {text!r}; expected its parts themselves")
         laws.append(read_text(f"{name}{colon}{rest.replace(':', ',')}"))
     if len(numbers) != len(laws):
-        raise SpecError(f"got {len(numbers)} weights and {len(laws)} parts in {text!r}; expected as many of both")
+        raise SpecError(f"got {len(numbers)} weights and {len(laws)} parts in {text!r}; expected one weight for each part")
     return DistributionText("mixture", numbers, parts=tuple(laws))

@@ -1,5 +1,6 @@
-"""Why a prediction has no value.
+"""Why a prediction has no value, and why a command ends without a result.
 
+CommandError             the arguments are right, but nobody listens there, a file is missing, ...: one line, exit status 1
 PredictionError
   +- UnstableQueueError   the queue grows without bound; carries the load
   +- NotConvergedError    the numerical method stopped before it was accurate; carries the residual
@@ -7,6 +8,10 @@ PredictionError
 """
 
 from __future__ import annotations
+
+
+class CommandError(RuntimeError):
+    """A command cannot do what was asked although its arguments are right; the message is one line."""
 
 
 class PredictionError(Exception):

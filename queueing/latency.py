@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from policies.durations import parse_duration
 from policies.text import SpecError, format_number, parse_number, split_pairs, suggest
 
 
@@ -84,10 +85,29 @@ class LatencyModel:
         return ",".join(f"{k}={format_number(v)}" for k, v in values.items() if k in ("k1", "k2", "k3", "k4") or v != defaults[k])
 
 
+def _coefficient(key: str, value: str, text: str) -> float:
+    try:
+        return parse_number(key, value, text)
+    except SpecError:
+        try:
+            seconds = parse_duration(value)
+        except SpecError:
+            raise SpecError(f"got {key}={value!r} in {text!r}; expected a number of seconds, for example {key}=0.02") from None
+        raise SpecError(f"got {key}={value!r} in {text!r}; expected seconds without a unit: {key}={format_number(seconds)}") from None
+
+
+def slow_law(law: LatencyModel) -> str | None:
+    """A sentence where a token takes a second or longer: milliseconds were probably meant; None elsewhere."""
+    step = law.step(1)
+    if step < 1:
+        return None
+    return f"the latency law takes {step:g} s per token; its coefficients are seconds (20 ms is 0.02)"
+
+
 def parse_law(text: str) -> LatencyModel:
     """`k1=..,k2=..,k3=..,k4=..[,kp,cv,turnaround,speed]`, or `a=..,c=..` for single requests (S = a n + c)."""
     pairs = split_pairs(text, context=text)
-    numbers = {key: parse_number(key, value, text) for key, value in pairs.items()}
+    numbers = {key: _coefficient(key, value, text) for key, value in pairs.items()}
     if "a" in numbers or "c" in numbers:
         if set(numbers) - {"a", "c", "cv", "speed"} or "a" not in numbers:
             raise SpecError(f"got {text!r}; expected a=..,c=.. (seconds per token, seconds per request)")
@@ -95,8 +115,8 @@ def parse_law(text: str) -> LatencyModel:
     known = tuple(field.name for field in dataclasses.fields(LatencyModel))
     for key in numbers:
         if key not in known:
-            raise SpecError(f"a latency law has no coefficient {key!r}; it has {', '.join(known)}{suggest(key, known)}")
+            raise SpecError(f"got coefficient {key!r} in {text!r}; expected {', '.join(known)}{suggest(key, known)}")
     missing = [key for key in ("k1", "k2", "k3", "k4") if key not in numbers]
     if missing:
-        raise SpecError(f"got {text!r}; {missing[0]} is missing: expected k1=..,k2=..,k3=..,k4=.. in seconds, or a=..,c=..")
+        raise SpecError(f"got {text!r} without {missing[0]}; expected k1=..,k2=..,k3=..,k4=.. in seconds, or a=..,c=..")
     return LatencyModel(**numbers)

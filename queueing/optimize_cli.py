@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from policies.text import SpecError, parse_policy, short_form
-from queueing.cli import ArrivalRate, EngineBound, Json, Latency, OutputTokens, Patience, PromptTokens, Servers, TokenLimit, show
+from queueing.cli import EngineBound, Json, Latency, OutputTokens, Patience, PromptTokens, Servers, TokenLimit, law_of, show
 from queueing.distributions import SUPPORT_LIMIT, parse_distribution
 from queueing.environment_twins import fitting
 from queueing.errors import NoStableChoiceError
@@ -19,10 +19,9 @@ from queueing.optimisation.rates import largest_rate
 from queueing.optimisation.search import Optimum, Point
 from queueing.optimisation.servers import fewest_servers
 from queueing.optimisation.token_limit import best_token_limit
-from queueing.profile import load_law
 from queueing.terminal import Column, Table, say
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Choose a limit by its predicted effect.")
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 TARGETS = ("max-output-tokens", "batch-size", "policy", "servers", "arrival-rate")
 CANDIDATES = ("single", "dynamic", *(f"{name}:max_batch_size=8" for name in ("capped", "elastic", "continuous")), "fixed:batch_size=8")
 SHOWN = 15  # rows of the table
@@ -41,20 +40,31 @@ WEIGHS = {"theta": ("v1", "v2"), "loss_cost": ("v2",), "max_clipped_fraction": (
 def optimize(
     ctx: typer.Context,
     *,
-    target: Annotated[str, typer.Option("--target", help=", ".join(TARGETS))],
-    objective: Annotated[str, typer.Option("--objective", help="delay, throughput, v1, v2, clipped, slo")] = "delay",
-    arrival_rate: ArrivalRate = 0.0,
+    target: Annotated[str, typer.Option("--target", help=f"What to choose: {' | '.join(TARGETS)}.")],
+    objective: Annotated[
+        str, typer.Option("--objective", help="What to optimise: delay | throughput | v1 | v2 | clipped | slo.")
+    ] = "delay",
+    arrival_rate: Annotated[
+        float | None,
+        typer.Option("--arrival-rate", help="Requests per second; --target arrival-rate and --objective throughput need none."),
+    ] = None,
     output_tokens: OutputTokens,
     latency: Latency,
-    policy: Annotated[str, typer.Option("--policy", help="the policy whose limit is sought")] = "single",
-    candidates: Annotated[list[str] | None, typer.Option("--candidates", help="policies to choose from; repeat it")] = None,
-    largest: Annotated[int | None, typer.Option("--largest", help="largest limit, batch size or number of servers tried")] = None,
-    theta: Annotated[float | None, typer.Option("--theta", help="weight of the answer's utility in v1 and v2; 0.5")] = None,
-    loss_cost: Annotated[float | None, typer.Option("--loss-cost", help="cost of a lost request in v2; 1")] = None,
-    max_clipped_fraction: Annotated[
-        float | None, typer.Option("--max-clipped-fraction", help="largest share of clipped answers; 0.05")
+    policy: Annotated[str, typer.Option("--policy", help="The policy whose limit is chosen.")] = "single",
+    candidates: Annotated[
+        list[str] | None, typer.Option("--candidates", help="With --target policy: a policy to choose from; repeatable.")
     ] = None,
-    slo: Annotated[str | None, typer.Option("--slo", help="for example p99_queueing_delay=2s")] = None,
+    largest: Annotated[int | None, typer.Option("--largest", help="Largest limit, batch size or number of servers to try.")] = None,
+    theta: Annotated[
+        float | None, typer.Option("--theta", help="Weight of the answer's utility against the delay in v1 and v2. Default: 0.5.")
+    ] = None,
+    loss_cost: Annotated[float | None, typer.Option("--loss-cost", help="Cost of a lost request in v2. Default: 1.")] = None,
+    max_clipped_fraction: Annotated[
+        float | None, typer.Option("--max-clipped-fraction", help="Largest fraction of clipped answers. Default: 0.05.")
+    ] = None,
+    slo: Annotated[
+        str | None, typer.Option("--slo", help="Service level objective of --objective slo, for example p99_queueing_delay=2s.")
+    ] = None,
     max_output_tokens: TokenLimit = None,
     patience: Patience = None,
     servers: Servers = 1,
@@ -62,7 +72,7 @@ def optimize(
     prompt_tokens: PromptTokens = None,
     as_json: Json = False,
 ) -> None:
-    """The best choice of TARGET for OBJECTIVE, and the curve it was chosen from."""
+    """Choose a token limit, batch size, policy, number of servers or arrival rate by its predicted effect."""
     read = {flag for flag, names in WEIGHS.items() if objective in names} | ({"slo"} if objective == "slo" else set())
     weights = {"theta": theta, "loss_cost": loss_cost, "max_clipped_fraction": max_clipped_fraction, "slo": slo}
     goal = _goal(objective, fitting(ctx, weights, read))
@@ -74,7 +84,7 @@ def optimize(
     model = Model(
         policy=parse_policy(policy),
         output_tokens=lengths,
-        law=load_law(latency),
+        law=law_of(latency),
         prompt_tokens=None if prompt_tokens is None else parse_distribution(prompt_tokens),
         max_num_seqs=max_num_seqs,
         servers=servers,
@@ -109,20 +119,29 @@ def _check_target(target: str, candidates: list[str] | None, largest: int | None
         raise SpecError(f"got --largest {largest} with --target {target}; expected at least 1, for a limit, batch size or servers")
 
 
-def _search(target: str, model: Model, arrival_rate: float, goal: Objective, candidates: list[str], largest: int | None) -> Optimum:
+def _search(target: str, model: Model, rate: float | None, goal: Objective, candidates: list[str], largest: int | None) -> Optimum:
     if target == "arrival-rate":
         return largest_rate(model, goal)
-    rate = None if arrival_rate == 0 and goal.name == "throughput" and target in ("batch-size", "policy") else arrival_rate
     if rate is not None and not rate > 0:
-        raise SpecError(f"got --arrival-rate {arrival_rate:g}; expected requests per second > 0")
+        raise SpecError(f"got --arrival-rate {rate:g}; expected requests per second > 0")
     limit: dict[str, Any] = {} if largest is None else {"largest": largest}
     if target == "max-output-tokens":
-        return best_token_limit(model, arrival_rate, goal, **limit)
+        return best_token_limit(model, _needed(rate), goal, **limit)
+    rate = rate if goal.name == "throughput" else _needed(rate)
     if target == "batch-size":
         return best_batch_size(model, rate, goal, **limit)
     if target == "policy":
         return best_policy(model, candidates, rate, goal)
-    return fewest_servers(model, arrival_rate, goal, **limit)
+    return fewest_servers(model, _needed(rate), goal, **limit)
+
+
+def _needed(rate: float | None) -> float:
+    if rate is None:
+        raise SpecError(
+            "got no --arrival-rate; expected requests per second > 0: only --target arrival-rate, "
+            "and --objective throughput for a batch size or a policy, need none"
+        )
+    return rate
 
 
 def print_optimum(found: Optimum, to: Console) -> None:

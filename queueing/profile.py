@@ -105,8 +105,8 @@ def find_profile(name_or_path: str) -> ProfileFile:
             return ProfileFile(_read(path), path, source)
     shipped = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.json")))
     raise SpecError(
-        f"got latency {name_or_path!r}; expected k1=..,k2=..,k3=..,k4=.., a=..,c=.., a profile's file or its name "
-        f"(shipped: {shipped}; `kendall calibrate MODEL` measures one)"
+        f"got latency {name_or_path!r}; expected k1=..,k2=..,k3=..,k4=.. or a=..,c=.. in seconds, or the name or file of a profile "
+        f"(shipped: {shipped}; `kendall calibrate MODEL` makes one)"
     )
 
 

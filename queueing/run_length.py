@@ -104,7 +104,7 @@ def advise_model(
     chosen: Quantity = quantity or ("sojourn_time" if model.policy.joins_running else "queueing_delay")
     found = _moments(model, rate, chosen)
     if not found.mean > 0:
-        raise SpecError(f"got load {load:.3g}, where nobody waits in a {found.how}; expected a higher load, or the sojourn time")
+        raise SpecError(f"got load {load:.3g}, where no request waits in a {found.how}; expected a higher load, or the sojourn time")
     memory = found.asymptotic_variance / found.variance
     needed = ASSURANCE * (normal(confidence) / plug_in(relative)) ** 2 * found.asymptotic_variance / found.mean**2
     kept = max(LEAST, needed, LEAST_MEMORIES * memory)

@@ -109,7 +109,7 @@ class _Driver:
                 self._carry_out(now)
             self._ask(now)
         if self.queue:
-            raise PredictionError(f"{len(self.queue)} requests wait for ever: policy {self.policy} never dispatches them")
+            raise PredictionError(f"{len(self.queue)} requests wait forever: policy {self.policy} never dispatches them")
         return self.records
 
     def _arrive(self) -> None:

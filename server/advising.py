@@ -1,7 +1,7 @@
 """`kendall advise`: what a running gateway's own model says should be changed, asked at `GET /admin/advice`.
 
-Exit status: 2 for an URL that is no gateway, or arguments that it cannot use; 3 where no target has a stable choice; 1 where the
-gateway cannot advise yet.
+Exit status: 2 for a URL that is no gateway, or arguments that it cannot use; 3 where no target has a stable choice; 1 where
+nobody listens or the gateway cannot advise yet.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from rich.console import Console
 
 from policies.text import SpecError, short_form
 from queueing.environment_twins import fitting
+from queueing.errors import CommandError
 from queueing.remote import CACERT, INSECURE, SYSTEM, Trust, reason, server_root
 from queueing.terminal import Column, Table, console, say
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Ask a running gateway what its model would change.")
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 TIMEOUT = 120.0  # seconds: an advice for several servers is simulated
 COLUMNS = (
     Column(heading="target", left=True),
@@ -34,22 +35,34 @@ GATEWAY = "expected the URL of a running `kendall serve`, for example http://127
 @app.command()
 def advise(
     ctx: typer.Context,
-    url: Annotated[str, typer.Argument(help="URL of a running gateway.")],
+    url: Annotated[str, typer.Argument(help="URL of a running gateway, for example http://127.0.0.1:8080.")],
     *,
-    objective: Annotated[str | None, typer.Option(help="delay (default), throughput, v1, v2, clipped, slo.")] = None,
-    slo: Annotated[str | None, typer.Option(help="For example p99_queueing_delay=2s; alone it means the objective slo.")] = None,
-    theta: Annotated[float | None, typer.Option(help="Weight of the answer's utility in v1 and v2; 0.5.")] = None,
-    loss_cost: Annotated[float | None, typer.Option(help="Cost of a lost request in v2; 1.")] = None,
-    max_clipped_fraction: Annotated[float | None, typer.Option(help="Largest share of answers that a token limit may cut; 0.05.")] = None,
-    family: Annotated[str | None, typer.Option(help="Law of lengths beyond the limits that were in force, for example lognormal.")] = None,
-    target: Annotated[str | None, typer.Option(help="batch-size, max-output-tokens, policy or servers; default: all.")] = None,
-    api_key: Annotated[str | None, typer.Option(help="Sent as a bearer token.")] = None,
-    admin_key: Annotated[str | None, typer.Option(help="The same, for a gateway with --admin-key; before --api-key.")] = None,
+    objective: Annotated[
+        str | None, typer.Option(help="What to optimise: delay | throughput | v1 | v2 | clipped | slo. Default: delay, or slo with --slo.")
+    ] = None,
+    slo: Annotated[
+        str | None, typer.Option(help="Service level objective, for example p99_queueing_delay=2s; implies --objective slo.")
+    ] = None,
+    theta: Annotated[
+        float | None, typer.Option(help="Weight of the answer's utility against the delay in v1 and v2. Default: 0.5.")
+    ] = None,
+    loss_cost: Annotated[float | None, typer.Option(help="Cost of a lost request in v2. Default: 1.")] = None,
+    max_clipped_fraction: Annotated[
+        float | None, typer.Option(help="Largest fraction of answers that a token limit may clip. Default: 0.05.")
+    ] = None,
+    family: Annotated[
+        str | None, typer.Option(help="Distribution family for lengths beyond the token limits that were in force, for example lognormal.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="What to choose: batch-size | max-output-tokens | policy | servers. Default: all.")
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(help="Key sent as a bearer token.")] = None,
+    admin_key: Annotated[str | None, typer.Option(help="Key for a gateway with --admin-key; wins over --api-key.")] = None,
     cacert: Annotated[Path | None, typer.Option(help=CACERT)] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help=INSECURE)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """The best batch size, token limit, policy and number of servers for an objective, each with what it should gain."""
+    """Ask a running gateway which batch size, token limit, policy and number of servers its model recommends, with the expected gain."""
     given = {"objective": objective, "slo": slo, "theta": theta, "loss_cost": loss_cost, "max_clipped_fraction": max_clipped_fraction}
     given = fitting(ctx, given, _read_by(objective, slo))
     params = {name: str(value) for name, value in (given | {"family": family, "target": target}).items() if value is not None}
@@ -60,8 +73,7 @@ def advise(
     elif found["advice"]:
         show(found["advice"], console())
     if not found["advice"]:
-        say(console(sys.stderr), f"no advice: {found['reason'] or 'the gateway gave no reason'}")
-        raise typer.Exit(1)
+        raise CommandError(f"no advice: {found['reason'] or 'the gateway gave no reason'}")
     if all(each["best"] is None for each in found["advice"]):
         raise typer.Exit(3)
 
@@ -84,15 +96,17 @@ def _check(params: Mapping[str, str]) -> None:
 
 
 def ask(url: str, params: Mapping[str, str], key: str | None = None, trust: Trust = SYSTEM) -> dict[str, Any]:
-    """The gateway's answer. Raises SpecError: no gateway there, or it refused."""
+    """The gateway's answer. Raises SpecError: no gateway there, or it refused; CommandError: nobody answers."""
     try:
         with Console(stderr=True).status("the gateway predicts"):  # on a terminal only
             headers = {"authorization": f"Bearer {key}"} if key else {}
             settings: dict[str, Any] = {"headers": headers, "timeout": TIMEOUT, "verify": trust.verification(url), "trust_env": False}
             response = httpx.get(server_root(url) + "/admin/advice", params=dict(params), **settings)
         answer = response.json()
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise SpecError(f"got {url}; {GATEWAY} ({reason(error)})") from None
+    except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+        raise SpecError(f"got {url}; {GATEWAY} ({error})") from None
+    except httpx.HTTPError as error:
+        raise CommandError(f"no answer from {url} ({reason(error)}); {GATEWAY}") from None
     except ValueError:
         raise SpecError(f"got {url}, which answers, but not as a gateway does; {GATEWAY}") from None
     if response.is_success and isinstance(answer, dict) and isinstance(answer.get("advice"), list):

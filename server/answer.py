@@ -125,7 +125,7 @@ class Answer(Response):
             await self._write(scope, receive, send)
         except Exception:
             for ticket in tickets:
-                self._batcher.lose(ticket, "failed", "internal_error", "the gateway failed over this answer; its log says why")
+                self._batcher.lose(ticket, "failed", "internal_error", "internal error of the gateway; its log has the details")
             raise
         finally:
             end_watch()

@@ -216,7 +216,7 @@ def _add_calibration(app: FastAPI, gateway: Gateway) -> None:
     async def calibrate(request: Request) -> dict[str, Any]:
         plan = await parse(request.receive, CalibrationRequest, gateway.settings.security.max_body_bytes)
         if gateway.calibrating or gateway.admit().in_service or gateway.batcher.queue_length:
-            raise ApiError(409, "busy", "calibration needs the engine to itself; wait until nothing is in service")
+            raise ApiError(409, "busy", "calibration needs an idle engine; wait until no request is in service")
         profile: Profile = await Calibrator(gateway).run(plan)
         gateway.begin_epoch()  # what waited meanwhile waited for the calibration
         return profile.to_dict()

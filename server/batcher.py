@@ -208,7 +208,7 @@ class Batcher:
             try:
                 ticket.consumer.on_lost(outcome, code, message)
             except Exception:
-                log.exception("the gateway failed to tell one caller of a loss")
+                log.exception("internal error while telling a client that its request failed")
             self._drop(ticket, outcome)
 
     def lose_all(self, code: str, message: str) -> None:
@@ -362,7 +362,7 @@ class Batcher:
             self.failing = None
         except Exception as error:
             if self.failing is None:
-                log.exception("a decision could not be made or carried out; the queue goes on with the next event")
+                log.exception("a dispatch decision failed; the queue continues with the next event")
             self.failing = str(error) or type(error).__name__
         finally:
             self._asking = False
@@ -426,9 +426,9 @@ class Batcher:
             works = [ticket.work for ticket in tickets]
             streams = self.engine.dispatch(batch.server_id, works, padded=policy.padded, joining=policy.joins_running)
         except Exception as error:
-            log.exception("the engine refused a batch")
+            log.exception("the engine rejected a batch")
             for ticket in tickets:
-                self.lose(ticket, "failed", "engine_error", f"the engine refused the request: {error}")
+                self.lose(ticket, "failed", "engine_error", f"the engine rejected the request: {error}")
             return ()
         for ticket, stream in zip(tickets, streams, strict=True):
             ticket.listen(stream)
@@ -439,8 +439,8 @@ class Batcher:
         try:
             call()
         except Exception:
-            log.exception("the gateway failed over one answer")
-            self.lose(ticket, "failed", "internal_error", "the gateway failed over this answer; its log says why")
+            log.exception("internal error while handling an answer")
+            self.lose(ticket, "failed", "internal_error", "internal error of the gateway; its log has the details")
 
     def _forming_until(self, tickets: Sequence[Ticket], now: float) -> float:
         """Only fixed batching makes a request wait for company; elsewhere a batch forms of what is there."""

@@ -70,7 +70,7 @@ def _check(gateway: Gateway, call: CompletionRequest | ChatRequest) -> None:
         refuse_unserved(call.model_extra, type(call).model_fields, {"best_of": call.n, **call.harmless})
     if call.stream_options is not None and call.stream_options.include_obfuscation:
         field = "stream_options.include_obfuscation"
-        raise ApiError(501, "unsupported", f"{field} is not served by this gateway; leave it out", param=field)
+        raise ApiError(501, "unsupported", f"got {field}, which this gateway does not support; leave it out", param=field)
     if call.kendall_forced_output_tokens is not None and not gateway.settings.allow_forced_lengths:
         raise ApiError(400, "forced_lengths_not_allowed", "forced lengths need `kendall serve --allow-forced-lengths`", param=FORCED_FIELD)
 
@@ -141,8 +141,8 @@ def direct(gateway: Gateway, model: type[CompletionRequest] | type[ChatRequest])
             response = Refusal(error) if cut else JSONResponse(error.body(), error.status, error.headers())
             send = stamped(scope, send)
         except Exception:
-            log.exception("a call failed before it was queued")
-            failure = ApiError(500, "internal_error", "the gateway failed; its log says why")
+            log.exception("internal error before a request was queued")
+            failure = ApiError(500, "internal_error", "internal error of the gateway; its log has the details")
             response = JSONResponse(failure.body(), failure.status)
             send = stamped(scope, send)
         await response(scope, receive, send)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from policies import SpecError, format_policy, parse_policy
+from policies.durations import Duration
 from queueing.environment_twins import by_flag
 from queueing.remote import CACERT, INSECURE, Trust
 from server.configuration.file import ENGINE_TABLE, JSON, take_file
@@ -19,7 +20,14 @@ from server.settings import AutopilotMode, EngineName, Settings
 from server.supervision.settings import SupervisionSettings
 
 app = typer.Typer(add_completion=False)
-CONFIGURATION, SECURITY, LOGS = "Configuration", "Security", "Logs"
+LISTENING, QUEUE, ENGINE = "Listening", "Queue and policy", "Engine"
+MODEL, AUTOPILOT, OVERLOAD = "Latency law and prediction", "Autopilot", "Overload"
+STREAMS, SECURITY, LOGS, CONFIGURATION = "Streams and responses", "Security", "Records and logs", "Configuration"
+MEASUREMENT, ACCESS, RESULT = "Measurement", "Access", "Result"
+
+
+def _option(panel: str, about: str, *flags: str, **settings: Any) -> Any:
+    return typer.Option(*flags, help=about, rich_help_panel=panel, **settings)
 
 
 def parse_engine_args(pairs: list[str], table: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -37,104 +45,170 @@ def parse_engine_args(pairs: list[str], table: Mapping[str, Any] | None = None) 
 def serve_command(
     ctx: typer.Context,
     model: Annotated[
-        str, typer.Argument(help="`tiny` (made locally), a model directory, or a name that vLLM can fetch.", envvar="KENDALL_MODEL")
+        str,
+        typer.Argument(
+            help="`tiny` (a small model made locally), the directory of a model, or the name of one on the Hugging Face hub.",
+            envvar="KENDALL_MODEL",
+        ),
     ] = "tiny",
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8080,
-    policy: Annotated[str, typer.Option(help="Batching policy, for example capped:max_batch_size=8.")] = "continuous",
-    engine: Annotated[str, typer.Option(help="auto | vllm | emulated.")] = "auto",
-    max_output_tokens: Annotated[int | None, typer.Option(min=1, help="The gateway's own limit: longer answers are clipped.")] = None,
-    patience: Annotated[float | None, typer.Option(min=0.001, help="Seconds after which a waiting request is given up.")] = None,
-    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Most sequences in the engine at once (vLLM's name).")] = None,
-    max_model_len: Annotated[int | None, typer.Option(min=1, help="Context length (vLLM's name).")] = None,
-    engine_arg: Annotated[list[str] | None, typer.Option(help="Any vLLM engine argument, KEY=VALUE; repeatable.")] = None,
-    latency: Annotated[str | None, typer.Option(help="Law or profile: predictions, and the emulated engine's timing.")] = None,
-    calibrate: Annotated[bool, typer.Option("--calibrate", help="Measure the engine's law first; what arrives meanwhile waits.")] = False,
+    host: Annotated[str, _option(LISTENING, "Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, _option(LISTENING, "Port to listen on; 0: a free one.", min=0, max=65535)] = 8080,
     served_model_name: Annotated[
-        list[str] | None, typer.Option(help="Name in the API; repeatable, answers carry the first. Default: the model's last part.")
+        list[str] | None,
+        _option(LISTENING, "Name of the model in the API; repeatable, answers carry the first. Default: the last part of MODEL."),
     ] = None,
-    record_file: Annotated[Path | None, typer.Option(help="Write one JSON line per request here.")] = None,
-    allow_forced_lengths: Annotated[bool, typer.Option(help="Accept the sealed test field that forces output lengths.")] = False,
-    prediction_interval: Annotated[float, typer.Option(min=0, help="Seconds between live predictions; 0: none.")] = 5.0,
-    what_if_interval: Annotated[float, typer.Option(min=1, help="Seconds between what-ifs of every other policy.")] = 60.0,
-    prediction_window: Annotated[float, typer.Option(min=10, help="Seconds that estimates and observation go back.")] = 300.0,
-    state_file: Annotated[Path | None, typer.Option(help="Keep law and estimates here, so that they survive a restart.")] = None,
-    autopilot: Annotated[str, typer.Option(help="off | advise (say what it would do) | act (turn its own knobs).")] = "off",
+    policy: Annotated[str, _option(QUEUE, "Batching policy, for example capped:max_batch_size=8.")] = "continuous",
+    max_output_tokens: Annotated[
+        int | None,
+        _option(QUEUE, "Most output tokens of any request; longer answers are clipped. Default: no limit but the client's.", min=1),
+    ] = None,
+    patience: Annotated[
+        float | None,
+        _option(
+            QUEUE, "Longest wait in the queue; a request that waits longer is answered 429. Default: no limit.", parser=Duration(0.001)
+        ),
+    ] = None,
+    priority_aging: Annotated[
+        float | None,
+        _option(
+            QUEUE,
+            "Order the queue by the `priority` of requests (lower first); a waiting request gains one level per this time. "
+            "Default: priorities are ignored.",
+            parser=Duration(),
+        ),
+    ] = None,
+    engine: Annotated[str, _option(ENGINE, "auto (vllm if installed, else emulated) | vllm | emulated.")] = "auto",
+    max_num_seqs: Annotated[
+        int | None, _option(ENGINE, "Most sequences in the engine at once (vLLM's name). Default: vLLM's.", min=1)
+    ] = None,
+    max_model_len: Annotated[int | None, _option(ENGINE, "Context length in tokens (vLLM's name). Default: the model's.", min=1)] = None,
+    engine_arg: Annotated[list[str] | None, _option(ENGINE, "Any other engine argument of vLLM as KEY=VALUE; repeatable.")] = None,
+    max_restarts: Annotated[
+        int, _option(ENGINE, "Restarts of a failed engine allowed in 10 minutes; after one more failure the gateway exits.", min=0)
+    ] = 8,
+    stuck_timeout: Annotated[
+        float,
+        _option(ENGINE, "Restart an engine that has work but makes no token for this long (0: never).", parser=Duration()),
+    ] = 60.0,
+    shutdown_timeout: Annotated[
+        float, _option(ENGINE, "Time that requests in service may take to finish after SIGTERM.", parser=Duration())
+    ] = 30.0,
+    latency: Annotated[
+        str | None,
+        _option(MODEL, "Latency law (k1=..,k2=..,k3=..,k4=.. in seconds) or profile; predictions use it, the emulated engine obeys it."),
+    ] = None,
+    calibrate: Annotated[
+        bool, _option(MODEL, "Measure the latency law of the engine before serving; requests wait meanwhile.", "--calibrate")
+    ] = False,
+    idle_probes: Annotated[bool, _option(MODEL, "Measure the latency law while the engine is idle.", "--idle-probes")] = False,
+    prediction_interval: Annotated[
+        float, _option(MODEL, "Time between two live predictions (0: no live prediction).", parser=Duration())
+    ] = 5.0,
+    what_if_interval: Annotated[float, _option(MODEL, "Time between two predictions of every other policy.", parser=Duration(1.0))] = 60.0,
+    prediction_window: Annotated[
+        float, _option(MODEL, "Length of the window that estimates and observed delays are taken from.", parser=Duration(10.0))
+    ] = 300.0,
+    state_file: Annotated[
+        Path | None, _option(MODEL, "File that keeps the latency law and the estimates over a restart. Default: none.")
+    ] = None,
+    autopilot: Annotated[str, _option(AUTOPILOT, "off | advise (log what it would change) | act (change policy and token limit).")] = "off",
     autopilot_policies: Annotated[
-        list[str] | None, typer.Option(help="Policies autopilot may choose from; repeatable. Default: the one in force, its size free.")
+        list[str] | None,
+        _option(AUTOPILOT, "Policy that autopilot may choose; repeatable. Default: the one in force, with any batch size."),
     ] = None,
-    max_clipped_fraction: Annotated[float, typer.Option(min=0, max=0.999, help="Most answers that autopilot may clip.")] = 0.05,
-    idle_probes: Annotated[bool, typer.Option("--idle-probes", help="Measure the engine's law while it is idle.")] = False,
-    shutdown_timeout: Annotated[float, typer.Option(min=0, help="Seconds that requests in service may take after SIGTERM.")] = 30.0,
-    max_restarts: Annotated[int, typer.Option(min=0, help="Restarts of a lost engine in 10 minutes; one more ends the gateway.")] = 8,
-    stuck_timeout: Annotated[float, typer.Option(min=0, help="Seconds without a token before the engine is replaced; 0: never.")] = 60.0,
-    slow_reader_timeout: Annotated[float, typer.Option(min=0, help="Seconds that a client may not read; 0: for ever.")] = 60.0,
+    max_clipped_fraction: Annotated[
+        float, _option(AUTOPILOT, "Largest fraction of answers that a token limit of autopilot may clip.", min=0, max=0.999)
+    ] = 0.05,
     max_num_queued_reqs: Annotated[
-        int | None, typer.Option(min=1, help="Most sequences waiting or in service (vLLM's name); n counts n.")
+        int | None,
+        _option(
+            OVERLOAD, "Most sequences waiting or in service (vLLM's name); a request with n answers counts n. Default: no limit.", min=1
+        ),
     ] = None,
     max_num_queued_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Prompt tokens waiting at which nothing more is taken (vLLM's name).")
+        int | None,
+        _option(OVERLOAD, "Reject requests while this many prompt tokens wait (vLLM's name). Default: no limit.", min=1),
     ] = None,
-    overload_status: Annotated[int, typer.Option(help="429 or 503: the status of what is refused or timed out in the queue.")] = 429,
-    slo: Annotated[str | None, typer.Option(help="Admit while the model says that it holds: p99_queueing_delay=2s.")] = None,
-    queue_events: Annotated[bool, typer.Option("--queue-events", help="Streams tell their place in the queue, in SSE comments.")] = False,
-    sse_keep_alive_interval: Annotated[float, typer.Option(min=0, help="Seconds of silence before a comment; 0: none.")] = 0.0,
-    adaptive_concurrency: Annotated[bool, typer.Option("--adaptive-concurrency", help="Let the delay seen bound what is taken.")] = False,
-    rate_limit: Annotated[float | None, typer.Option(help="Requests per second of one API key.")] = None,
-    rate_limit_tokens: Annotated[float | None, typer.Option(help="Prompt and output tokens per second of one API key.")] = None,
-    rate_limit_burst: Annotated[float, typer.Option(help="Seconds of either rate that may come at once.")] = 10.0,
-    priority_aging: Annotated[
-        float | None, typer.Option(help="Look at priorities (lower first); so many seconds of waiting are worth one level.")
+    slo: Annotated[
+        str | None, _option(OVERLOAD, "Reject requests that are predicted to miss this objective, for example p99_queueing_delay=2s.")
     ] = None,
-    wait_estimates: Annotated[bool, typer.Option(help="Tell each request its place and its predicted wait.")] = True,
+    adaptive_concurrency: Annotated[
+        bool,
+        _option(OVERLOAD, "Bound the sequences in the system by the observed queueing delay (AIMD).", "--adaptive-concurrency"),
+    ] = False,
+    rate_limit: Annotated[float | None, _option(OVERLOAD, "Requests per second allowed for one API key. Default: no limit.")] = None,
+    rate_limit_tokens: Annotated[
+        float | None, _option(OVERLOAD, "Prompt and output tokens per second allowed for one API key. Default: no limit.")
+    ] = None,
+    rate_limit_burst: Annotated[
+        float, _option(OVERLOAD, "Size of a burst that the rate limits allow, as the time in which they would admit it.", parser=Duration())
+    ] = 10.0,
+    overload_status: Annotated[
+        int, _option(OVERLOAD, "HTTP status of rejected requests and of those whose patience ran out: 429 or 503.")
+    ] = 429,
+    queue_events: Annotated[
+        bool, _option(STREAMS, "Send a stream's headers at once, and its place in the queue as SSE comments.", "--queue-events")
+    ] = False,
+    sse_keep_alive_interval: Annotated[
+        float, _option(STREAMS, "Send an SSE comment after this long without a byte (0: never).", parser=Duration())
+    ] = 0.0,
+    slow_reader_timeout: Annotated[
+        float,
+        _option(
+            STREAMS,
+            "Time that a client may leave its response unread before it is disconnected (0: no limit).",
+            parser=Duration(),
+        ),
+    ] = 60.0,
+    wait_estimates: Annotated[
+        bool, _option(STREAMS, "Send each request's place in the queue and predicted wait in response headers and error bodies.")
+    ] = True,
     api_key: Annotated[
-        list[str] | None, typer.Option(help="A key that clients must send as a bearer token; repeatable.", rich_help_panel=SECURITY)
+        list[str] | None, _option(SECURITY, "Key that clients must send as a bearer token; repeatable. Default: no key.")
     ] = None,
-    api_key_file: Annotated[Path | None, typer.Option(help="A file of such keys, one per line.", rich_help_panel=SECURITY)] = None,
+    api_key_file: Annotated[Path | None, _option(SECURITY, "File of such keys, one per line.")] = None,
     admin_key: Annotated[
         list[str] | None,
-        typer.Option(help="A key for /admin; repeatable. Without one only this machine may call /admin.", rich_help_panel=SECURITY),
+        _option(SECURITY, "Key for /admin; repeatable. Default: /admin answers this machine only."),
     ] = None,
-    admin_key_file: Annotated[Path | None, typer.Option(help="A file of such keys, one per line.", rich_help_panel=SECURITY)] = None,
+    admin_key_file: Annotated[Path | None, _option(SECURITY, "File of such keys, one per line.")] = None,
     allow_unauthenticated: Annotated[
-        bool, typer.Option("--allow-unauthenticated", help="Serve other machines without --api-key.", rich_help_panel=SECURITY)
+        bool, _option(SECURITY, "Allow other machines to connect without a key.", "--allow-unauthenticated")
     ] = False,
-    metrics_need_key: Annotated[
-        bool, typer.Option("--metrics-need-key", help="/metrics and /load need a key too.", rich_help_panel=SECURITY)
-    ] = False,
-    max_body_bytes: Annotated[int, typer.Option(min=1024, help="Largest body of a request.", rich_help_panel=SECURITY)] = MAX_BODY_BYTES,
+    metrics_need_key: Annotated[bool, _option(SECURITY, "Require a key for /metrics and /load too.", "--metrics-need-key")] = False,
+    max_body_bytes: Annotated[int, _option(SECURITY, "Largest request body in bytes; larger ones get 413.", min=1024)] = MAX_BODY_BYTES,
     max_prompt_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Longest prompt; default: the model's context.", rich_help_panel=SECURITY)
+        int | None, _option(SECURITY, "Longest prompt in tokens. Default: what the model's context allows.", min=1)
     ] = None,
     allowed_origins: Annotated[
         str | None,
-        typer.Option(metavar=JSON, help="Pages that may call from a browser: a JSON list (vLLM's name).", rich_help_panel=SECURITY),
+        _option(SECURITY, "Origins that browsers may call from (CORS), a JSON list (vLLM's name). Default: none.", metavar=JSON),
     ] = None,
-    ssl_keyfile: Annotated[Path | None, typer.Option(help="TLS: the key, PEM (vLLM's name).", rich_help_panel=SECURITY)] = None,
-    ssl_certfile: Annotated[Path | None, typer.Option(help="TLS: the certificate, PEM (vLLM's name).", rich_help_panel=SECURITY)] = None,
+    ssl_keyfile: Annotated[Path | None, _option(SECURITY, "TLS private key, PEM (vLLM's name).")] = None,
+    ssl_certfile: Annotated[Path | None, _option(SECURITY, "TLS certificate, PEM (vLLM's name).")] = None,
     ssl_ca_certs: Annotated[
-        Path | None, typer.Option(help="TLS: whose certificates clients must show (vLLM's name).", rich_help_panel=SECURITY)
+        Path | None, _option(SECURITY, "TLS certificates, PEM, one of which must have signed the client's (vLLM's name).")
     ] = None,
-    log_level: Annotated[str, typer.Option(help="debug | info | warning | error.", rich_help_panel=LOGS)] = "info",
-    log_format: Annotated[str, typer.Option(help="text | json: one object a line.", rich_help_panel=LOGS)] = "text",
-    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Log every prompt in full.", rich_help_panel=LOGS)] = False,
+    record_file: Annotated[Path | None, _option(LOGS, "Write one JSON line per finished request to this file. Default: none.")] = None,
+    log_level: Annotated[str, _option(LOGS, "debug | info | warning | error.")] = "info",
+    log_format: Annotated[str, _option(LOGS, "text | json (one object per line).")] = "text",
+    log_prompts: Annotated[bool, _option(LOGS, "Log every prompt in full.", "--log-prompts")] = False,
+    allow_forced_lengths: Annotated[
+        bool, _option(LOGS, "Accept the request field by which `kendall load` forces output lengths (for experiments).")
+    ] = False,
     config: Annotated[  # noqa: ARG001 - taken by its callback
         Path | None,
-        typer.Option(
+        _option(
+            CONFIGURATION,
+            "TOML file: keys named as these options, and a table [engine-args] for vLLM. Environment and flags win over it.",
             is_eager=True,
             callback=take_file,
-            help="TOML file: keys named as these options, and a table [engine-args] for vLLM. Environment and flags win over it.",
-            rich_help_panel=CONFIGURATION,
         ),
     ] = None,
-    show_config: Annotated[
-        bool, typer.Option("--show-config", help="Print every setting with its source, and exit.", rich_help_panel=CONFIGURATION)
-    ] = False,
-    json_output: Annotated[
-        bool, typer.Option("--json", help="With --show-config: as one JSON object.", rich_help_panel=CONFIGURATION)
-    ] = False,
+    show_config: Annotated[bool, _option(CONFIGURATION, "Print every setting with its source, then exit.", "--show-config")] = False,
+    json_output: Annotated[bool, _option(CONFIGURATION, "With --show-config: print one JSON object instead of TOML.", "--json")] = False,
 ) -> None:
-    """Serve an OpenAI-style endpoint with a queue under a policy you choose."""
+    """Serve an OpenAI-compatible endpoint whose requests are queued and batched under a policy."""
     if json_output and not show_config and by_flag(ctx, "json_output"):
         raise SpecError("got --json without --show-config; expected both")
     engine_args = parse_engine_args(engine_arg or [], ctx.meta.get(ENGINE_TABLE))
@@ -245,23 +319,25 @@ def check_autopilot(mode: str) -> AutopilotMode:
 @app.command("calibrate")
 def calibrate_command(
     target: Annotated[str, typer.Argument(help="URL of a running gateway, or a model to start an engine for.")] = "tiny",
-    speed_only: Annotated[bool, typer.Option(help="Five seconds: only the speed factor against the known law.")] = False,
-    max_batch_size: Annotated[int | None, typer.Option(min=1, help="Largest batch to measure; default: the engine's bound.")] = None,
+    speed_only: Annotated[
+        bool, _option(MEASUREMENT, "Measure the speed factor against the law in force only; takes about 5 seconds.")
+    ] = False,
+    max_batch_size: Annotated[int | None, _option(MEASUREMENT, "Largest batch to measure. Default: the engine's bound.", min=1)] = None,
     max_output_tokens: Annotated[
-        int | None, typer.Option(min=2, help="Longest answer to measure; default: the gateway's limit or 64.")
+        int | None, _option(MEASUREMENT, "Longest answer to measure, in tokens. Default: the gateway's limit, or 64.", min=2)
     ] = None,
-    prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Prompt length of the cells; default 32.")] = None,
-    repeats: Annotated[int, typer.Option(min=2, max=100, help="Measurements per cell.")] = 5,
-    seed: Annotated[int, typer.Option(help="Order of the cells.")] = 0,
-    name: Annotated[str | None, typer.Option(help="Name of the profile; default: the model's.")] = None,
-    api_key: Annotated[str | None, typer.Option(help="Sent to a running gateway as a bearer token.")] = None,
-    admin_key: Annotated[str | None, typer.Option(help="The same, for a gateway with --admin-key; before --api-key.")] = None,
-    cacert: Annotated[Path | None, typer.Option(help=CACERT)] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help=INSECURE)] = False,
-    output: Annotated[Path | None, typer.Option(help="File to write; default: the profile's place in the user's cache.")] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print the profile as one JSON object.")] = False,
+    prompt_tokens: Annotated[int | None, _option(MEASUREMENT, "Length of every prompt, in tokens. Default: 32.", min=1)] = None,
+    repeats: Annotated[int, _option(MEASUREMENT, "Measurements of each batch size and length.", min=2, max=100)] = 5,
+    seed: Annotated[int, _option(MEASUREMENT, "Seed of the order of the measurements.")] = 0,
+    api_key: Annotated[str | None, _option(ACCESS, "Key sent to a running gateway as a bearer token.")] = None,
+    admin_key: Annotated[str | None, _option(ACCESS, "Key for a gateway with --admin-key; wins over --api-key.")] = None,
+    cacert: Annotated[Path | None, _option(ACCESS, CACERT)] = None,
+    insecure: Annotated[bool, _option(ACCESS, INSECURE, "--insecure")] = False,
+    name: Annotated[str | None, _option(RESULT, "Name of the profile. Default: the model's.")] = None,
+    output: Annotated[Path | None, _option(RESULT, "File to write. Default: the profile's place in the user's cache.")] = None,
+    json_output: Annotated[bool, _option(RESULT, "Print the profile as one JSON object and nothing else.", "--json")] = False,
 ) -> None:
-    """Measure the latency law of an engine, through the gateway's own dispatch path, and keep it as a profile."""
+    """Measure the latency law of an engine through the gateway's dispatch path and save it as a profile."""
     from server.law.command import calibrate  # noqa: PLC0415 - heavy
 
     plan = {

@@ -85,11 +85,17 @@ class Gateway:
         observers.append(self.live)
         observers += self.overload.observers()
         self._batcher = Batcher(self.engine, capabilities, self._policy, observers, self.overload.queue())
-        self.metrics.gauge_of("queue_length", "Requests waiting", lambda: self.batcher.queue_length)
-        self.metrics.gauge_of("max_clipped_fraction", "Of the answers, as allowed", lambda: self.settings.max_clipped_fraction)
+        self.metrics.gauge_of("queue_length", "Sequences waiting in the queue", lambda: self.batcher.queue_length)
+        self.metrics.gauge_of(
+            "max_clipped_fraction",
+            "Largest fraction of answers that autopilot may clip (--max-clipped-fraction)",
+            lambda: self.settings.max_clipped_fraction,
+        )
         self.metrics.gauge_of("in_service", "Sequences in service", lambda: self.batcher.in_service)
-        self.metrics.gauge_of("engine_up", "1: the engine serves; 0: it restarts or is lost", lambda: self.supervisor.serving)
-        self.metrics.gauge_of("engine_restarts", "Times that a lost engine came up again", lambda: self.supervisor.restarts)
+        self.metrics.gauge_of(
+            "engine_up", "Whether the engine serves: 1 yes, 0 it restarts or has failed for good", lambda: self.supervisor.serving
+        )
+        self.metrics.gauge_of("engine_restarts", "Restarts of a failed engine since the start", lambda: self.supervisor.restarts)
         self.metrics.serves(capabilities.engine, self.settings.served_model_name)
         self.metrics.switched(format_policy(self._policy), self.max_output_tokens, 0, changed_policy=False)
         if (timeout := self.settings.supervision.stuck_timeout) > 0:
@@ -194,19 +200,19 @@ class Gateway:
     def batcher(self) -> Batcher:
         """The queue; only once ready."""
         if self._batcher is None:
-            raise ApiError(503, "engine_unavailable", "the engine is starting; ask /ready", retry_after=5)
+            raise ApiError(503, "engine_unavailable", "the engine is starting; wait until /ready answers 200", retry_after=5)
         return self._batcher
 
     def live_model(self) -> LiveModel:
         """What it knows of itself; only once ready."""
         if self.live is None:
-            raise ApiError(503, "engine_unavailable", "the engine is starting; ask /ready", retry_after=5)
+            raise ApiError(503, "engine_unavailable", "the engine is starting; wait until /ready answers 200", retry_after=5)
         return self.live
 
     def admit(self) -> Batcher:
         """The queue, if it takes requests now."""
         if self.dead is not None:
-            raise ApiError(503, "engine_unavailable", "the engine is gone; restart the gateway", retry_after=10)
+            raise ApiError(503, "engine_unavailable", "the engine has failed for good; restart the gateway", retry_after=10)
         if self.draining:
             raise ApiError(503, "shutting_down", "the gateway takes no new requests", retry_after=10)
         return self.batcher

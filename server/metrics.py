@@ -39,39 +39,77 @@ class Metrics:
         self.own_time = OwnTime(self.registry)
         self._policies: set[str] = set()
         self._series: dict[str, PolicySeries] = {}
-        self.queueing_delay = self._histogram("queueing_delay_seconds", "From arrival to dispatch (dispatched requests)", SECONDS)
-        self.batch_forming_delay = self._histogram("batch_forming_delay_seconds", "Waiting for company (fixed batching)", SECONDS)
-        self.service_time = self._histogram("service_time_seconds", "From dispatch until the server could be dispatched to again", SECONDS)
-        self.sojourn_time = self._histogram("sojourn_time_seconds", "From arrival to the last byte of the answer", SECONDS)
-        self.first_token = self._histogram("time_to_first_token_seconds", "From arrival to the first token", SECONDS)
-        self.inter_token = self._histogram("inter_token_latency_seconds", "Mean time between the tokens of an answer", SECONDS)
-        self.batch_size = self._histogram("batch_size", "Sequences of a dispatch; for continuous: in service after it", SIZES)
-        self.output_tokens = self._histogram("output_tokens", "Output tokens of a completed request", TOKENS)
+        self.queueing_delay = self._histogram("queueing_delay_seconds", "Time from arrival to dispatch, of dispatched requests", SECONDS)
+        self.batch_forming_delay = self._histogram(
+            "batch_forming_delay_seconds",
+            "Time from arrival until the batch was complete or max_wait passed (policy fixed; else 0)",
+            SECONDS,
+        )
+        self.service_time = self._histogram(
+            "service_time_seconds", "Time from a dispatch until the server could take the next one", SECONDS
+        )
+        self.sojourn_time = self._histogram("sojourn_time_seconds", "Time from arrival until the last byte of the answer was sent", SECONDS)
+        self.first_token = self._histogram("time_to_first_token_seconds", "Time from arrival to the first token", SECONDS)
+        self.inter_token = self._histogram("inter_token_latency_seconds", "Mean time between two tokens of an answer", SECONDS)
+        self.batch_size = self._histogram("batch_size", "Sequences per dispatch (policy continuous: sequences in service after it)", SIZES)
+        self.output_tokens = self._histogram("output_tokens", "Output tokens per completed request", TOKENS)
         labels = ["policy", "outcome"]
-        self.requests = Counter("kendall_requests", "Requests by outcome", labels, registry=self.registry)
-        self.clipped = Counter("kendall_clipped_requests", "Ended by the gateway's limit", ["policy"], registry=self.registry)
-        self.tokens = Counter("kendall_generated_tokens", "Output tokens, whatever became of them", ["policy"], registry=self.registry)
-        self.switches = Counter("kendall_policy_switches", "Changes of the policy", registry=self.registry)
-        self.engine_info = self._gauge("engine_info", "What serves", ["engine", "model", "version"])
-        self.policy_info = self._gauge("policy_info", "The policy in force", ["policy", "max_output_tokens", "epoch"])
-        self.predicted = self._gauge("predicted_queueing_delay_seconds", "What the model says", ["policy", "method", "stat"])
-        self.observed = self._gauge("observed_queueing_delay_seconds", "Over the window of the prediction", ["policy", "stat"])
-        self.predicted_sojourn = self._gauge("predicted_sojourn_time_seconds", "What the model says", ["policy", "method", "stat"])
-        self.observed_sojourn = self._gauge("observed_sojourn_time_seconds", "Where sojourns are compared: continuous", ["policy", "stat"])
-        self.what_if = self._gauge("what_if_queueing_delay_seconds", "Other policies, all else as it is", ["policy", "stat"])
-        self.assumption_holds = self._gauge("assumption_holds", "1 holds, 0 fails, NaN cannot be told", ["assumption"])
-        self.verdict = self._gauge("prediction_verdict", "1 for the verdict of the last look", ["verdict"])
-        self.check_holds = self._gauge("self_check_holds", "0: the measurement is wrong, not the theory", ["check"])
-        self.decisions = Counter("kendall_autopilot_decisions", "What the autopilot did or found", ["kind"], registry=self.registry)
-        self.joules = self._gauge("energy_joules", "Drawn by the engine's devices since the start, as far as they tell")
-        self.energy = self._gauge("energy_estimate_joules", "c[b] = beta b + c0 of a batch of b, and per output token", ["term"])
-        self.speed = self._gauge("engine_speed_ratio", "Measured service time over the calibrated law's; above 1 is slower")
-        self.predicted_utilisation = self._gauge("predicted_utilisation", "Fraction of time that a server is busy, by the model")
-        self.predicted_batch_size = self._gauge("predicted_batch_size", "Mean sequences of a dispatch, by the model")
-        self.error = self._gauge("prediction_error_ratio", "observed / predicted - 1", ["policy"])
-        self.load = self._gauge("load", "Arrival rate / largest stable arrival rate of the policy in force")
-        self.utilisation = self._gauge("utilisation", "Fraction of the window in which a server was busy")
-        self.arrival_rate = self._gauge("arrival_rate", "Arrivals per second over the window")
+        self.requests = Counter("kendall_requests", "Requests that have ended, by outcome", labels, registry=self.registry)
+        self.clipped = Counter(
+            "kendall_clipped_requests", "Answers that the gateway's token limit ended", ["policy"], registry=self.registry
+        )
+        self.tokens = Counter(
+            "kendall_generated_tokens", "Output tokens generated, of failed and cancelled requests too", ["policy"], registry=self.registry
+        )
+        self.switches = Counter("kendall_policy_switches", "Policy switches since the start", registry=self.registry)
+        self.engine_info = self._gauge("engine_info", "Engine, model and Kendall version; always 1", ["engine", "model", "version"])
+        self.policy_info = self._gauge(
+            "policy_info", "Policy, token limit and epoch in force; always 1", ["policy", "max_output_tokens", "epoch"]
+        )
+        self.predicted = self._gauge(
+            "predicted_queueing_delay_seconds", "Predicted queueing delay, by method and statistic", ["policy", "method", "stat"]
+        )
+        self.observed = self._gauge(
+            "observed_queueing_delay_seconds", "Observed queueing delay over the prediction window, by statistic", ["policy", "stat"]
+        )
+        self.predicted_sojourn = self._gauge(
+            "predicted_sojourn_time_seconds", "Predicted sojourn time, by method and statistic", ["policy", "method", "stat"]
+        )
+        self.observed_sojourn = self._gauge(
+            "observed_sojourn_time_seconds", "Observed sojourn time over the prediction window (policy continuous)", ["policy", "stat"]
+        )
+        self.what_if = self._gauge(
+            "what_if_queueing_delay_seconds",
+            "Predicted queueing delay under another policy, all other settings unchanged",
+            ["policy", "stat"],
+        )
+        self.assumption_holds = self._gauge(
+            "assumption_holds", "Whether an assumption of the model holds: 1 yes, 0 no, NaN unknown", ["assumption"]
+        )
+        self.verdict = self._gauge("prediction_verdict", "1 for the current verdict on the prediction, 0 for the others", ["verdict"])
+        self.check_holds = self._gauge(
+            "self_check_holds",
+            "Whether a check of the gateway's own counters holds: 1 yes, 0 no (do not trust the measured delays)",
+            ["check"],
+        )
+        self.decisions = Counter("kendall_autopilot_decisions", "Decisions of the autopilot, by kind", ["kind"], registry=self.registry)
+        self.joules = self._gauge("energy_joules", "Energy that the engine's devices report since the start")
+        self.energy = self._gauge(
+            "energy_estimate_joules",
+            "Estimated energy: beta and c0 of beta b + c0 for a batch of b sequences, and per output token",
+            ["term"],
+        )
+        self.speed = self._gauge(
+            "engine_speed_ratio", "Measured service time divided by the service time of the calibrated latency law; above 1 is slower"
+        )
+        self.predicted_utilisation = self._gauge("predicted_utilisation", "Predicted fraction of time in which a server is busy")
+        self.predicted_batch_size = self._gauge("predicted_batch_size", "Predicted mean number of sequences per dispatch")
+        self.error = self._gauge(
+            "prediction_error_ratio", "Relative error of the predicted mean queueing delay: observed / predicted - 1", ["policy"]
+        )
+        self.load = self._gauge("load", "Arrival rate divided by the largest stable arrival rate of the policy in force")
+        self.utilisation = self._gauge("utilisation", "Fraction of the prediction window in which a server was busy")
+        self.arrival_rate = self._gauge("arrival_rate", "Arrivals per second over the prediction window")
 
     def gauge_of(self, name: str, help_text: str, read: Callable[[], float]) -> None:
         """A gauge that is read when scraped."""

@@ -60,4 +60,4 @@ class Guarded:
         if kind not in self._told:
             self._told.add(kind)
             name = type(self._observer).__name__
-            log.error("%s failed, and goes on being told; later faults of this kind are not logged", name, exc_info=error)
+            log.error("%s failed; it stays active, and further failures of it are not logged", name, exc_info=error)

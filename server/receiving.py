@@ -193,7 +193,7 @@ class StampedProtocol(HttpToolsProtocol):
 
     def _cut(self) -> None:
         self._slow = None
-        log.info("a client that did not read for %g s was cut off", self.reader_patience)
+        log.info("disconnected a client that left its response unread for %g s", self.reader_patience)
         if (sock := self.transport.get_extra_info("socket")) is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)  # the kernel lets go of what it holds too
         self.transport.abort()

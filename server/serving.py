@@ -41,27 +41,28 @@ def choose_engine(settings: Settings) -> tuple[Engine, LatencyModel | None]:
     if name == "auto":
         name = "vllm" if importlib.util.find_spec("vllm") else "emulated"
         if name == "emulated":
-            log.warning("vLLM is not installed here: going on with the emulated engine")
+            log.warning("vLLM is not installed: using the emulated engine")
     if name == "emulated":
         from server.engines.emulated import EmulatedEngine  # noqa: PLC0415
 
         law = law or load_law("reference")
-        log.warning("the engine is EMULATED: its timing obeys the latency law, its words mean nothing")
+        log.warning("the engine is EMULATED: its timing follows the latency law, its text is meaningless")
         bounds = {key: int(value) for key, value in settings.engine_args.items()}
         return EmulatedEngine(law, **bounds), law
     if importlib.util.find_spec("vllm") is None:
-        raise SpecError("got --engine vllm, but vLLM is not installed here; run `make setup` or take --engine emulated")
+        raise SpecError("got --engine vllm, but vLLM is not installed here; expected --engine emulated, or run `make setup` first")
     return _vllm_engine(settings), law
 
 
 def _vllm_engine(settings: Settings) -> Engine:
+    from server.engines.hub import check_name  # noqa: PLC0415
     from server.engines.tiny import make_tiny  # noqa: PLC0415
     from server.engines.vllm_engine import VllmEngine, prepare  # noqa: PLC0415
 
-    if settings.model != "tiny" and ("/" in settings.model or settings.model.startswith(".")) and not Path(settings.model).exists():
-        raise SpecError(f"got model {settings.model!r}; expected a directory, `tiny`, or a model name that vLLM can fetch")
+    if settings.model != "tiny" and not Path(settings.model).exists():
+        check_name(settings.model, settings.engine_args)
     gateway_cpus, engine_cpus = split_cpus()
-    prepare()
+    prepare(settings.model)
     if gateway_cpus:
         os.sched_setaffinity(0, gateway_cpus)
     model = str(make_tiny()) if settings.model == "tiny" else settings.model
@@ -83,7 +84,7 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise SpecError(
-            f"got --host {host} --port {port}; expected a free address ({reason}): stop what listens there or take another port"
+            f"got --host {host} --port {port}; expected a free address ({reason}): stop the process that listens there, or use another port"
         ) from None
     stamps_arrivals(sock)
     return sock
@@ -109,7 +110,7 @@ class _Server(uvicorn.Server):
             loop.call_soon_threadsafe(self._drain)
             self.should_exit = True
         elif self._signals == 2:
-            loop.call_soon_threadsafe(self._end, "the gateway was told to stop at once")
+            loop.call_soon_threadsafe(self._end, "the gateway is shutting down at once")
         else:
             self.force_exit = True
 
@@ -122,7 +123,9 @@ class _Server(uvicorn.Server):
     def _drain(self) -> None:
         self._gateway.begin_drain()
         limit = self._gateway.settings.shutdown_timeout
-        asyncio.get_running_loop().call_later(limit, self._end, f"the gateway stops, and this was not answered within {limit:g} s")
+        asyncio.get_running_loop().call_later(
+            limit, self._end, f"the gateway is shutting down and this request did not finish within {limit:g} s"
+        )
 
     def _end(self, message: str) -> None:
         self._gateway.abandon(message)
@@ -157,7 +160,7 @@ async def _serve(make: Callable[[], Gateway], sock: socket.socket, on_ready: Cal
         failures.append(error)
         server.should_exit = True
 
-    gateway.on_given_up = lambda reason: failed(EngineLostError(f"the engine is gone and did not come back: {reason}"))
+    gateway.on_given_up = lambda reason: failed(EngineLostError(f"the engine failed and could not be restarted: {reason}"))
     gateway.on_restarted = settle  # the engine that was let go took everything out of what is set aside
 
     def ready(gateway: Gateway) -> None:

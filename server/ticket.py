@@ -141,8 +141,8 @@ class Ticket:
         try:
             self.consumer.on_text(text, tokens if taken == len(tokens) else tokens[:taken])
         except Exception:
-            log.exception("the gateway failed over a token of one answer")
-            self._batcher.lose(self, "failed", "internal_error", "the gateway failed over this answer; its log says why")
+            log.exception("internal error while handling a token of an answer")
+            self._batcher.lose(self, "failed", "internal_error", "internal error of the gateway; its log has the details")
             return
         if self.timing is not None:
             self.timing.took("token", now)

@@ -101,4 +101,4 @@ def _print(results: Results, written: Sequence[Path], error: str | None, *, json
 
 
 def _say(line: str) -> None:
-    sys.stderr.write(f"kendall sweep: {line}\n")
+    sys.stderr.write(f"kendall: {line}\n")

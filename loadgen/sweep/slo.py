@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from policies.durations import parse_duration
 from policies.text import SpecError, suggest
 from queueing.record import Record, read_run
 from queueing.result import LEVELS, Prediction
 from queueing.statistics import warm_up
 
 QUANTITIES = ("queueing_delay", "sojourn_time", "time_to_first_token")
-UNITS = {"s": 1.0, "ms": 1e-3, "": 1.0}
-_TEXT = re.compile(r"(?P<stat>mean|p50|p90|p95|p99)_(?P<quantity>\w+?)\s*(?:=|<=?)\s*(?P<value>[0-9.eE+-]+)\s*(?P<unit>ms|s|)")
+_TEXT = re.compile(r"(?P<stat>mean|p50|p90|p95|p99)_(?P<quantity>\w+?)\s*(?:=|<=?)\s*(?P<value>.+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +57,14 @@ class Slo:
 
 
 def parse_slo(text: str) -> Slo:
-    """`STAT_QUANTITY=SECONDS`, with s or ms. Raises SpecError."""
+    """`STAT_QUANTITY=DURATION`. Raises SpecError."""
     match = _TEXT.fullmatch(text.strip())
     if match is None:
         raise SpecError(f"got --slo {text!r}; expected STAT_QUANTITY=TIME, for example p99_queueing_delay=2s")
     quantity = match["quantity"]
     if quantity not in QUANTITIES:
         raise SpecError(f"got --slo {text!r}; expected one of {', '.join(QUANTITIES)}{suggest(quantity, QUANTITIES)}")
-    try:
-        bound = float(match["value"]) * UNITS[match["unit"]]
-    except ValueError:
-        bound = float("nan")
+    bound = parse_duration(match["value"])
     if not 0 < bound < float("inf"):
         raise SpecError(f"got --slo {text!r}; expected a time > 0")
     return Slo(text, match["stat"], quantity, bound)

@@ -19,12 +19,13 @@ from typing import Any
 
 import numpy as np
 
+from policies.durations import parse_duration
 from policies.text import SpecError
 from queueing.distributions import TokenDistribution
 from queueing.result import Prediction
 
 OBJECTIVES = ("delay", "throughput", "v1", "v2", "clipped", "slo")
-_SLO = re.compile(r"(mean|p50|p90|p95|p99)_(queueing_delay|sojourn_time)\s*=\s*([0-9.eE+-]+)\s*(s|ms)?")
+_SLO = re.compile(r"(mean|p50|p90|p95|p99)_(queueing_delay|sojourn_time)\s*=\s*(.+)")
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,9 @@ def parse_slo(text: str) -> Slo:
         form = "{mean,p50,p90,p95,p99}_{queueing_delay,sojourn_time}=SECONDS"
         raise SpecError(f"got --slo {text!r}; expected {form}, for example p99_queueing_delay=2s")
     try:
-        seconds = float(match[3]) * (1e-3 if match[4] == "ms" else 1.0)
-    except ValueError:
-        raise SpecError(f"got --slo {text!r}; expected a number of seconds") from None
+        seconds = parse_duration(match[3])
+    except SpecError:
+        raise SpecError(f"got --slo {text!r}; expected a duration such as 2s or 100ms behind the =") from None
     if not 0 < seconds < math.inf:
         raise SpecError(f"got --slo {text!r}; expected finite seconds > 0")
     return Slo(match[1], match[2], seconds)

@@ -55,7 +55,7 @@ def largest_rate(model: Model, objective: Objective, precision: float = 1e-3) ->
 def _check_binding(model: Model, slo: Slo) -> None:
     """With patience nobody waits longer than that: such an SLO says nothing."""
     if model.patience is not None and slo.field == "queueing_delay" and slo.seconds >= model.patience:
-        raise SpecError(f"got --slo {slo} with --patience {model.patience:g}; expected fewer seconds: at any rate nobody waits longer")
+        raise SpecError(f"got --slo {slo} with --patience {model.patience:g}; expected a shorter bound: no request waits longer than that")
 
 
 def _lowest_kept(model: Model, kept: Callable[[float], bool], slo: Slo) -> float | None:

@@ -19,7 +19,7 @@ from queueing.reproduction.picture import draw_artefact
 from queueing.reproduction.report import as_object, page, save_data, text
 from queueing.terminal import console, say
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="The documents' tables and figures, beside what they state.")
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 PERIOD = 1.5  # seconds between two lines while one artefact is computed
 FAILED = 3  # exit status: a statement neither met nor explained
 
@@ -67,13 +67,16 @@ def told(name: str) -> Iterator[Steps]:
 
 @app.command()
 def reproduce(
-    what: Annotated[list[str], typer.Argument(help="all, yang, inoue, chapter, or artefacts by name, for example yang-fig4")],
+    what: Annotated[list[str], typer.Argument(help="all | yang | inoue | chapter, or tables and figures by name, for example yang-fig4.")],
     output: Annotated[
-        Path | None, typer.Option("--output", help="folder for pictures and data; with `all` also the page README.md")
+        Path | None, typer.Option("--output", help="Folder for plots and data; with `all` also for the page README.md.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object and nothing else")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Compute them; exit status 3 if a stated number is neither met nor explained."""
+    """Compute the tables and figures of the papers and compare them with the printed numbers.
+
+    Exit status 3 if a printed number is neither met nor explained.
+    """
     artefacts = [_one(name, output) for name in chosen(what)]
     if output is not None and len(artefacts) == len(CATALOGUE):
         (output / "README.md").write_text(page(artefacts), encoding="utf-8")

@@ -47,7 +47,7 @@ def add_failures(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def bug(request: Request, error: Exception) -> JSONResponse:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return _page(ApiError(500, "internal_error", "the gateway failed; its log says why"))
+        return _page(ApiError(500, "internal_error", "internal error of the gateway; its log has the details"))
 
 
 def _page(error: ApiError) -> JSONResponse:

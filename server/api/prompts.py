@@ -44,7 +44,9 @@ async def _texts(engine: PromptReader, call: CompletionRequest, vocabulary: int)
 async def _chat(engine: PromptReader, call: ChatRequest) -> list[int]:
     given = call.chat_template_kwargs or {}
     if "chat_template" in given:  # a program of the client's, run here
-        raise ApiError(501, "unsupported", "chat_template is not served by this gateway; leave it out", param="chat_template_kwargs")
+        raise ApiError(
+            501, "unsupported", "got chat_template, which this gateway does not support; leave it out", param="chat_template_kwargs"
+        )
     arguments = {"add_generation_prompt": call.add_generation_prompt} | given
     if call.continue_final_message:
         arguments["continue_final_message"] = True
@@ -58,7 +60,7 @@ def conversation(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
         for number, part in enumerate(parts):
             where = f"messages.{place}.content.{number}"
             if part.get("type") in OTHER_PARTS:
-                raise ApiError(501, "unsupported", f"{where}: only parts of type text are served", param=where)
+                raise ApiError(501, "unsupported", f"{where}: only parts of type text are supported", param=where)
             if part.get("type") != "text" or not isinstance(part.get("text"), str):
                 raise ApiError(400, "invalid_request", f"{where}: expected type text and a text", param=where)
             if other := sorted(part.keys() - TEXT_PART - PART_HINTS):

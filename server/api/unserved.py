@@ -80,7 +80,7 @@ def refuse_unserved(extra: Mapping[str, Any], known: Iterable[str], defaults: Ma
         value = extra[name]
         harmless = UNSERVED[name] + ((defaults[name],) if name in defaults else ())
         if value is not None and not any(type(value) is type(other) and value == other for other in harmless):
-            raise ApiError(501, "unsupported", f"{name} is not served by this gateway; leave it out", param=name)
+            raise ApiError(501, "unsupported", f"got {name}, which this gateway does not support; leave it out", param=name)
 
 
 def _unknown(name: str, known: Iterable[str]) -> ApiError:

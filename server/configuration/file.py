@@ -13,6 +13,7 @@ from typing import Any
 
 import typer
 
+from policies.durations import Duration
 from policies.text import SpecError, suggest
 
 ENGINE_ARGS = "engine-args"
@@ -27,6 +28,7 @@ _EXPECTED: dict[Any, tuple[tuple[type, ...], str]] = {
     str: ((str,), "a text in quotes"),
     Path: ((str,), "a path in quotes"),
 }
+_DURATION: tuple[tuple[type, ...], str] = ((int, float, str), "a number of seconds, or a duration in quotes such as '100ms'")
 
 
 def take_file(ctx: typer.Context, config: Path | None) -> Path | None:
@@ -80,7 +82,7 @@ def checked(what: str, parameter: Any, value: Any) -> Any:
         raise SpecError(f"got {what}; expected a list of texts in quotes")
     if parameter.metavar == JSON and isinstance(value, list):
         return json.dumps(value)
-    types, expected = _EXPECTED[annotation]
+    types, expected = _DURATION if isinstance(parameter.type_descriptor.parameter_info.parser, Duration) else _EXPECTED[annotation]
     if type(value) not in types:
         raise SpecError(f"got {what}; expected {expected}")
     return value

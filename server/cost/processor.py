@@ -20,4 +20,4 @@ class ProcessorTime:
     def collect(self) -> Iterator[Any]:
         """All threads, user and system."""
         seconds = time.process_time()
-        yield CounterMetricFamily("kendall_gateway_cpu_seconds", "Processor time of the gateway's own process", value=seconds)
+        yield CounterMetricFamily("kendall_gateway_cpu_seconds", "Processor time of the gateway process", value=seconds)

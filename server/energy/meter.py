@@ -137,7 +137,7 @@ class EnergyMeter:
         try:
             joules = self.source.joules(before)
         except (OSError, ValueError) as error:
-            log.warning("energy is not read any more: %s", error)
+            log.warning("energy measurement stopped: %s", error)
             return False
         self._curve.add((before + self._now()) / 2, joules)
         self._weigh_pending()

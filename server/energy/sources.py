@@ -96,12 +96,12 @@ def nvml_source(devices: int = 1, nvml: Any = None, environment: Mapping[str, st
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        log.debug("no NVML: %s", error)
+        log.debug("NVML is not available: %s", error)
         return None
     try:
         parts = [_nvml_part(nvml, handle) for handle in _visible(nvml, environment)[:devices]]
     except (nvml.NVMLError, ValueError) as error:
-        log.info("the energy of the GPU cannot be read: %s", error)
+        log.info("cannot read the energy counter of the GPU: %s", error)
         parts = []
     if not parts:
         nvml.nvmlShutdown()
@@ -115,7 +115,7 @@ def rapl_source(root: Path = POWERCAP) -> Source | None:
     try:
         parts = [_rapl_part(zone) for zone in sorted(root.glob("intel-rapl:*")) if (zone / "name").read_text().startswith("package")]
     except (OSError, ValueError) as error:
-        log.info("the energy of the CPU cannot be read: %s", error)
+        log.info("cannot read the energy counter of the CPU: %s", error)
         return None
     if not parts:
         return None

@@ -51,7 +51,7 @@ class EmulatedEngine:
         self.on_death: Callable[[str], None] | None = None
         unknown = set(bounds) - set(BOUNDS)
         if unknown:
-            raise SpecError(f"the emulated engine has no argument {min(unknown)!r}; it has {', '.join(BOUNDS)}")
+            raise SpecError(f"got engine argument {min(unknown)!r}; expected one that the emulated engine has: {', '.join(BOUNDS)}")
         self._bounds = BOUNDS | bounds
         rngs = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(servers + 1)]
         self._lengths, self._mean = rngs[0], mean_output_tokens
@@ -105,7 +105,7 @@ class EmulatedEngine:
         }
         for name, value in asked.items():
             if value:
-                raise UnsupportedError(f"the emulated engine has no {name}; take --engine vllm", name)
+                raise UnsupportedError(f"got {name}, which the emulated engine does not support; use --engine vllm", name)
         biased = sampling.logit_bias or {}
         for name, tokens in (("logit_bias", biased), ("stop_token_ids", sampling.stop_token_ids)):
             if outside := [token for token in tokens if not 0 <= token < PROMPT_TOKEN_IDS]:

@@ -233,7 +233,7 @@ class VllmEngine:
             reader.internal_id = await core.add(work.request.id, prompt_of(work), sampling, functools.partial(self._receive, reader))
         except CLIENT_ERRORS as error:
             self._readers.pop(work.request.id, None)
-            reader.fail(f"vLLM refused the request: {_first_line(error)}")
+            reader.fail(f"vLLM rejected the request: {_first_line(error)}")
         except Exception as error:  # noqa: BLE001  # EngineDeadError and whatever else ends the way in
             self._lost(_first_line(error))
 
@@ -245,7 +245,7 @@ class VllmEngine:
             asyncio.get_running_loop().call_exception_handler({"message": "a token listener failed", "exception": error})
             self.cancel([reader.work.request.id])
             reader.closed = False
-            reader.fail(f"the gateway failed over a token: {_first_line(error)}")
+            reader.fail(f"internal error while handling a token: {_first_line(error)}")
         if reader.closed and self._readers.get(reader.work.request.id) is reader:
             del self._readers[reader.work.request.id]
 

@@ -61,7 +61,7 @@ def _remove_notes(folder: str, owner: int) -> None:
 def _environment(model: str) -> dict[str, str]:
     chosen = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}
     chosen |= _QUIET
-    if Path(model).is_dir():
+    if model == "tiny" or (model and Path(model).is_dir()):
         chosen["HF_HUB_OFFLINE"] = "1"
     if on_cpu():
         # one thread: a second one gains little and spins against the gateway

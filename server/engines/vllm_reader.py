@@ -116,7 +116,7 @@ class Reader:
             self._lost("the engine dropped a request that nobody had cancelled")
             return
         if completion.finish_reason == "error":  # this request alone: a grammar that cannot be compiled, say
-            self.fail("the engine failed over this request; its log says why")
+            self.fail("the engine failed while serving this request; its log has the details")
             return
         tokens = self._tokens(completion.token_ids, completion.logprobs)
         if tokens:

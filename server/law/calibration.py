@@ -77,7 +77,7 @@ class Calibrator:
         """Measured over lawful time of a few mixed cells, for five seconds."""
         known = self._known(plan)
         if known is None:
-            raise ApiError(409, "no_law", "speed_only needs a law: calibrate in full first, or give one as `latency`")
+            raise ApiError(409, "no_law", "speed_only needs a latency law: calibrate without it first, or send a law as `latency`")
         grid = [cell for cell in self._grid(plan) if len(cell.lengths) in (1, 4, 16) and cell.lengths[0] in (4, 16, 32)]
         law = known.law.at_speed(1.0)
         await self._warm_up(grid, rng)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from policies import SpecError
+from queueing.errors import CommandError
 from queueing.profile import Profile, profile_path
 from queueing.remote import SYSTEM, Trust, reason, server_root
 from queueing.terminal import Column, Table, console, say
@@ -21,6 +22,7 @@ from server.serving import serve
 from server.settings import Settings
 
 COLUMNS = (Column(heading="milliseconds", left=True), Column(heading="value"), Column(heading="95 % low"), Column(heading="high"))
+GATEWAY = "expected the URL of a running `kendall serve`, for example http://127.0.0.1:8080"
 
 
 def calibrate(
@@ -56,11 +58,24 @@ def _remote(url: str, request: CalibrationRequest, key: str | None, trust: Trust
             headers = {"authorization": f"Bearer {key}"} if key else {}
             settings: dict[str, Any] = {"headers": headers, "timeout": 900, "verify": trust.verification(url), "trust_env": False}
             response = httpx.post(server_root(url) + "/admin/calibrate", json=request.model_dump(), **settings)
+    except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+        raise SpecError(f"got {url}; {GATEWAY} ({error})") from None
     except httpx.HTTPError as error:
-        raise SpecError(f"got {url}; expected a running gateway ({reason(error)})") from None
+        raise CommandError(f"no answer from {url} ({reason(error)}); {GATEWAY}") from None
+    try:
+        answer = response.json()
+    except ValueError:
+        raise SpecError(f"got {url}, which answers, but not as a gateway does; {GATEWAY}") from None
     if response.status_code != 200:
-        raise SpecError(f"{url} answered {response.status_code}: {response.json()['error']['message']}")
-    return Profile.from_dict(response.json())
+        raise SpecError(_refusal(url, response.status_code, answer))
+    return Profile.from_dict(answer)
+
+
+def _refusal(url: str, status: int, answer: Any) -> str:
+    error = answer.get("error") if isinstance(answer, dict) else None
+    if not isinstance(error, dict) or "message" not in error or status == httpx.codes.NOT_FOUND:
+        return f"got {url}, which answers {status} to /admin/calibrate; {GATEWAY}"
+    return f"{url} answered {status}: {error['message']}"
 
 
 def _local(model: str, request: CalibrationRequest) -> Profile:

@@ -103,7 +103,9 @@ class IdleProbes:
         index = self.book.next(self._rng)
         began = self._gateway.now()
         if index is None:
-            log.info("no probe: the smallest batch takes more than %.0f ms; it is tried again", self._limits.longest * 1e3)
+            log.info(
+                "no idle probe: the smallest batch takes more than %.0f ms; the next attempt follows later", self._limits.longest * 1e3
+            )
             self.book.forget_smallest()
             self._rested_at = began + self._limits.retry
             return
@@ -121,7 +123,7 @@ class IdleProbes:
         except InterruptedCellError:
             self.interrupted += 1
         except ApiError as error:
-            log.warning("a probe failed: %s", error)
+            log.warning("an idle probe failed: %s", error)
         else:
             self.book.add(index, found)
             self.measured += 1
@@ -149,7 +151,7 @@ class IdleProbes:
         try:
             offer = await asyncio.get_running_loop().run_in_executor(executor, weigh, *question)
         except Exception:
-            log.exception("no law could be fitted to the probes")
+            log.exception("no latency law could be fitted to the idle probes")
             return
         finally:
             executor.shutdown(wait=False)
@@ -165,7 +167,7 @@ class IdleProbes:
         if self.suspected:
             self.book.clear()
         word = "in force" if taken else "measured afresh" if self.suspected else "kept aside"
-        log.info("law from idle moments %s (%s): %s; R2 %.4f; %s", word, offer.verdict, offer.fit.law, offer.fit.r2, offer.says)
+        log.info("latency law from idle probes %s (%s): %s; R2 %.4f; %s", word, offer.verdict, offer.fit.law, offer.fit.r2, offer.says)
         if taken:
             for doubt in offer.doubts:
                 log.info("  doubt: %s", doubt)

@@ -170,13 +170,13 @@ class LiveModel:
                 self.estimates = await self._predictor.ask("restore", self._state)
             await self._pilot.start(self._predictor)
         except Exception:
-            log.exception("the predicting process could not take up what was known")
+            log.exception("the prediction process could not load the saved state")
 
     async def _look(self) -> None:
         try:
             await self.update()
         except Exception:
-            log.exception("the live prediction failed; it is tried again")
+            log.exception("the live prediction failed; it is repeated")
 
     def check(self) -> None:
         """Little's law, conservation and the utilisation law over the stretch since the last time."""
@@ -200,7 +200,7 @@ class LiveModel:
         if self._gateway.batcher.epoch != epoch:
             return
         if found["pilot_failure"] is not None:
-            log.error("the autopilot could not decide: %s", found["pilot_failure"])
+            log.error("the autopilot failed: %s", found["pilot_failure"])
         if found["decision"] is not None:
             self._pilot.carry_out(found["decision"])
         if self._gateway.batcher.epoch != epoch:
@@ -239,7 +239,9 @@ class LiveModel:
         """What the autopilot may do from now on. Raises ApiError where there are no looks that it could decide by."""
         if self._gateway.settings.prediction_interval <= 0:
             raise ApiError(
-                409, "no_prediction", "got --prediction-interval 0; the autopilot decides by the live prediction: start with one"
+                409,
+                "no_prediction",
+                "got --prediction-interval 0; expected an interval > 0, because the autopilot needs the live prediction",
             )
         await self._pilot.steer(self._predictor, mode)
         return self.autopilot
@@ -294,7 +296,7 @@ class LiveModel:
         self._gateway.restore_law(state.get("profile"), state.get("law"))
         self._state = state.get("estimates")
         self._pilot.restore(state)
-        log.info("took up the live model of %s from %s", state.get("saved_at"), path)
+        log.info("loaded the live model saved at %s from %s", state.get("saved_at"), path)
 
     def save(self) -> None:
         """Law and estimates into the state file. May run beside the event loop."""
@@ -307,7 +309,7 @@ class LiveModel:
             state = {"engine": gateway.engine_identity(), "law": str(gateway.law), "profile": profile, "estimates": self._state}
             save_state(path, state | self._pilot.saved())
         except OSError as error:
-            log.warning("the state file %s could not be written: %s", path, error)
+            log.warning("cannot write the state file %s: %s", path, error)
 
     async def close(self) -> None:
         """Save what is known now, and let the predicting process go."""

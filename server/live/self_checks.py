@@ -99,7 +99,9 @@ class SelfChecks:
         for check in found:
             if check.name in broken - self._broken:
                 values = check.name, check.measured, check.expected
-                log.error("self-check %s is broken: %.6g by counters, %.6g by records; believe no delay until it holds", *values)
+                log.error(
+                    "self-check %s fails: %.6g by counters, %.6g by records; do not trust the measured delays until it holds", *values
+                )
         self._broken = broken
 
 

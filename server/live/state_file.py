@@ -27,14 +27,14 @@ def load_state(path: Path, engine: Mapping[str, Any]) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError) as error:
-        log.warning("got --state-file %s, which cannot be read (%s); going on without it", path, error)
+        log.warning("cannot read --state-file %s (%s); starting without it", path, error)
         return None
     if state.get("schema_version") != SCHEMA_VERSION:
-        log.warning("got a state file of schema %s, expected %d; going on without it", state.get("schema_version"), SCHEMA_VERSION)
+        log.warning("got a state file of schema %s, expected %d; starting without it", state.get("schema_version"), SCHEMA_VERSION)
         return None
     saved = state.get("engine") or {}
     if other := [name for name in SAME if saved.get(name) != engine.get(name)]:
-        log.warning("the state file is of another engine (%s); going on without it", ", ".join(f"{n} {saved.get(n)}" for n in other))
+        log.warning("the state file belongs to another engine (%s); starting without it", ", ".join(f"{n} {saved.get(n)}" for n in other))
         return None
     return state
 

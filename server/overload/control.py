@@ -59,7 +59,7 @@ class Overload:
         self.waits = Waits(gateway) if settings.wait_estimates or self.guarded else None
         self._turn = 0  # refusals since the last admission: the places that are promised to them already
         self._stream_kind: Callable[..., Answer] = Answer
-        self._rejections = Counter("kendall_rejections", "Refused, by what refused them", ["reason"], registry=gateway.metrics.registry)
+        self._rejections = Counter("kendall_rejections", "Rejected requests, by reason", ["reason"], registry=gateway.metrics.registry)
 
     # its place in the gateway
 
@@ -71,13 +71,15 @@ class Overload:
     def observers(self) -> list[Observer]:
         """Itself, if it has anything to see. The engine is up; the batcher is not there yet."""
         gateway = self._gateway
-        gateway.metrics.gauge_of("queued_tokens", "Prompt tokens of the requests waiting", lambda: gateway.batcher.waiting_tokens)
+        gateway.metrics.gauge_of("queued_tokens", "Prompt tokens of the requests in the queue", lambda: gateway.batcher.waiting_tokens)
         if self.settings.queue_events or self.settings.sse_keep_alive_interval:
             places = Places(gateway, self.waits) if self.settings.queue_events else None
             self._stream_kind = partial(QueueStream, places=places, keep_alive=self.settings.sse_keep_alive_interval or math.inf)
         if self.settings.adaptive_concurrency:
             self._adaptive = AdaptiveLimit(self._floor, gateway.now())
-            gateway.metrics.gauge_of("concurrency_limit", "Most sequences in the system", self._concurrency)
+            gateway.metrics.gauge_of(
+                "concurrency_limit", "Most sequences that --adaptive-concurrency admits, waiting and in service", self._concurrency
+            )
         return [] if self.waits is None and self._rates is None and self._adaptive is None else [self]
 
     def on_arrival(self, ticket: Ticket) -> None:
@@ -196,7 +198,7 @@ class Overload:
         if seconds <= 0:
             return None
         self._count("rate_limit", sequences)
-        return ApiError(429, "rate_limit_exceeded", "this API key sends faster than it may; wait and ask again", retry_after=seconds)
+        return ApiError(429, "rate_limit_exceeded", "this API key exceeds its rate limit; retry later", retry_after=seconds)
 
     def _full(self, sequences: int) -> ApiError | None:
         batcher, settings = self._gateway.batcher, self.settings
@@ -228,7 +230,7 @@ class Overload:
             if not kept:
                 self._count("slo", sequences)
                 now = wait.mean if budget.level is None else wait.quantile(budget.level)
-                message = f"the wait here would be {wait.mean:.3g} s in the mean; {budget.seconds:.3g} s cannot be promised"
+                message = f"the predicted mean wait is {wait.mean:.3g} s; a wait of {budget.seconds:.3g} s cannot be kept"
                 return self._error("slo_unattainable", message, now - budget.seconds, place=place, wait=wait.mean)
         return None
 
@@ -245,7 +247,7 @@ class Overload:
         batcher = self._gateway.batcher
         wait = None if self.waits is None else self.waits.wait(batcher.queue_length, joining=1)
         return self._error(
-            "queue_full", f"{why}; no more are taken now", after, place=batcher.queue_length, wait=wait.mean if wait else None
+            "queue_full", f"{why}; the gateway accepts no more now", after, place=batcher.queue_length, wait=wait.mean if wait else None
         )
 
     def _error(self, code: str, message: str, after: float | None, *, place: int | None = None, wait: float | None = None) -> ApiError:

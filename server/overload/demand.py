@@ -7,17 +7,16 @@ call may have less patience than the server's default, not more.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from policies.durations import parse_duration
+from policies.text import SpecError
 from server.errors import ApiError
 
 TTL = b"x-llm-d-inference-ttl"
 TTFT = b"x-llm-d-slo-ttft-ms"
 _NAMES = frozenset((TTL, TTFT))
-_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h)")
-_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +52,10 @@ def _least(one: float | None, other: float | None) -> float | None:
 
 def _duration(value: bytes) -> float:
     text = value.decode("latin-1").strip()
-    parts = _PART.findall(text)
-    if parts and "".join(number + unit for number, unit in parts) == text:
-        seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
-    else:
-        seconds = _number(text)
+    try:
+        seconds = parse_duration(text)
+    except SpecError:
+        seconds = math.nan
     if not 0 < seconds < math.inf:
         raise _refused(TTL, text, "a duration > 0 such as 1500ms or 2s")
     return seconds

@@ -22,4 +22,4 @@ def raise_descriptor_limit() -> None:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     except (OSError, ValueError) as error:
-        log.warning("the limit on open files stays at %d (%s): that is %d connections", soft, error, soft // 2)
+        log.warning("cannot raise the limit on open files above %d (%s): enough for %d connections", soft, error, soft // 2)

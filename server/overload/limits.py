@@ -6,10 +6,11 @@ import math
 import re
 from dataclasses import dataclass
 
+from policies.durations import parse_duration
 from policies.text import SpecError
 
 _POSITIVE = ("max_num_queued_reqs", "max_num_queued_tokens", "rate_limit", "rate_limit_tokens", "rate_limit_burst", "priority_aging")
-_TARGET = re.compile(r"(mean|p\d{1,2}(?:\.\d+)?)_queueing_delay\s*=\s*([0-9.eE+-]+)\s*(s|ms)?")
+_TARGET = re.compile(r"(mean|p\d{1,2}(?:\.\d+)?)_queueing_delay\s*=\s*(.+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +64,12 @@ class OverloadSettings:
 def delay_target(text: str) -> DelayTarget:
     """`p99_queueing_delay=2s`, or the mean. Raises SpecError."""
     match = _TARGET.fullmatch(text.strip())
-    form = "pNN_queueing_delay=SECONDS or mean_queueing_delay=SECONDS, for example p99_queueing_delay=2s"
+    form = "pNN_queueing_delay=DURATION or mean_queueing_delay=DURATION, for example p99_queueing_delay=2s"
     if match is None:
         raise SpecError(f"got --slo {text!r}; expected {form}")
     try:
-        seconds = float(match[2]) * (1e-3 if match[3] == "ms" else 1.0)
-    except ValueError:
+        seconds = parse_duration(match[2])
+    except SpecError:
         raise SpecError(f"got --slo {text!r}; expected {form}") from None
     level = None if match[1] == "mean" else float(match[1][1:]) / 100
     if not 0 < seconds < math.inf or level == 0:

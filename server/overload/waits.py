@@ -37,10 +37,12 @@ class Waits:
         self._last: tuple[tuple[int, int, int], float, Waiting | None] | None = None  # question, instant, answer
         registry = gateway.metrics.registry
         self._predicted = Counter(
-            "kendall_wait_predicted_seconds", "Sum of the waits that were told at arrival (dispatched)", registry=registry
+            "kendall_wait_predicted_seconds", "Sum of the waits predicted at arrival, of dispatched requests", registry=registry
         )
-        self._observed = Counter("kendall_wait_observed_seconds", "Sum of the waits of those who were told one", registry=registry)
-        help_text = "Queueing delay over the wait that was told at arrival, where either is above 1 ms"
+        self._observed = Counter(
+            "kendall_wait_observed_seconds", "Sum of the queueing delays of requests whose wait was predicted", registry=registry
+        )
+        help_text = "Queueing delay divided by the wait predicted at arrival, where either exceeds 1 ms"
         self._ratio = Histogram("kendall_wait_observed_over_predicted", help_text, registry=registry, buckets=(*RATIOS, math.inf))
 
     # the account

@@ -128,7 +128,7 @@ class Feed:
             self._failed = False
         except Exception:
             if not self._failed:  # once, not every second
-                log.exception("the page's state could not be put together; it is tried again every second")
+                log.exception("the state of the live page could not be computed; the next attempt is in one second")
             self._failed = True
 
     def _note_switch(self, in_force: dict[str, Any] | None, at: float) -> None:

@@ -61,12 +61,10 @@ def warn_of(host: str, security: SecuritySettings) -> None:
     """Say in the log what is weak, though it was asked for."""
     short = [key.name for key in (*security.api_keys, *security.admin_keys) if key.short]
     if short:
-        log.warning("keys %s have fewer than %d characters: they can be guessed", ", ".join(short), SHORT)
+        log.warning("keys %s have fewer than %d characters and can be guessed", ", ".join(short), SHORT)
     if is_loopback(host):
         return
     if not security.api_keys:
-        log.warning("anyone who reaches %s can use this gateway: --allow-unauthenticated", host or "this machine")
+        log.warning("anyone who can reach %s can use this gateway, because of --allow-unauthenticated", host or "this machine")
     elif security.tls.certfile is None:
-        log.warning(
-            "keys and prompts cross the network in the clear: give --ssl-certfile and --ssl-keyfile, or put a proxy with TLS before it"
-        )
+        log.warning("keys and prompts cross the network unencrypted: set --ssl-certfile and --ssl-keyfile, or use a proxy with TLS")

@@ -59,7 +59,7 @@ class StuckWatch:
             try:
                 self.look(now())
             except Exception:
-                log.exception("the stuck watch failed; it looks again")
+                log.exception("the check for a stuck engine failed; it is repeated")
 
     def look(self, now: float) -> None:
         """One look."""

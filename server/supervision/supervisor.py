@@ -82,7 +82,7 @@ class Supervisor:
         if not self.serving:
             return
         self.last_loss = reason
-        log.error("engine lost: %s", reason)
+        log.error("the engine failed: %s", reason)
         wait = self._budget.next_wait(self._now(), self._served_from)
         if wait is None:
             self._give_up(reason)
@@ -105,7 +105,7 @@ class Supervisor:
             if self.state == "restarting":
                 await self._park()
             if self.state == "lost":
-                raise ApiError(503, "engine_unavailable", "the engine is gone; restart the gateway", retry_after=10)
+                raise ApiError(503, "engine_unavailable", "the engine has failed for good; restart the gateway", retry_after=10)
             life = self._served_from
             try:
                 return await call()
@@ -117,7 +117,7 @@ class Supervisor:
 
     async def _park(self) -> None:
         if self._parked >= self._settings.max_parked:
-            raise ApiError(503, "engine_unavailable", "the engine restarts and too many requests wait for it", retry_after=SOON)
+            raise ApiError(503, "engine_unavailable", "the engine is restarting and too many requests wait for it", retry_after=SOON)
         self._parked += 1
         try:
             await self._up.wait()
@@ -137,25 +137,25 @@ class Supervisor:
                     capabilities = await self._engine.start()
             except Exception as error:  # noqa: BLE001 - whatever it was: the next start may be better
                 self.last_loss = str(error) or type(error).__name__
-                log.error("the engine did not come up again: %s", self.last_loss)  # noqa: TRY400 - one line
+                log.error("the engine did not start again: %s", self.last_loss)  # noqa: TRY400 - one line
                 wait = self._budget.next_wait(self._now(), None)
                 continue
             self.restarts += 1
             self._serve()
-            log.warning("engine restarted (%d)", self.restarts)
+            log.warning("the engine was restarted (restart %d)", self.restarts)
             self._tell_up(capabilities)
             return
-        self._give_up(self.last_loss or "it did not come up")
+        self._give_up(self.last_loss or "it did not start")
 
     def _tell_up(self, capabilities: Capabilities) -> None:
         try:
             self._on_up(capabilities)
         except Exception:
-            log.exception("the gateway could not go on after the restart")
+            log.exception("the gateway failed after a restart of the engine")
             self._give_up("the gateway failed")
 
     def _give_up(self, reason: str) -> None:
         self.state = "lost"
         self._up.set()
-        log.critical("the engine is given up after %d restarts: %s", self.restarts, reason)
+        log.critical("no further restart of the engine after %d restarts: %s", self.restarts, reason)
         self._on_given_up(reason)

@@ -107,7 +107,7 @@ def test_the_load_is_one_at_the_largest_stable_rate(policy: str) -> None:
         ({"output_tokens": 64}, "got output_tokens=64; expected a distribution or its text"),
         ({"output_tokens": "unifrom:low=1,high=2"}, "uniform"),
         ({"latency": 0.02}, "got latency=0.02; expected a latency law, its text"),
-        ({"latency": "nowhere"}, "a profile's file or its name"),
+        ({"latency": "nowhere"}, "the name or file of a profile"),
         ({"arrival_rate": "20"}, "expected requests per second > 0"),
         ({"arrival_rate": 0}, "expected requests per second > 0"),
         ({"arrival_rate": float("nan")}, "expected requests per second > 0"),

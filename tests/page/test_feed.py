@@ -249,7 +249,7 @@ def test_a_state_that_cannot_be_put_together_is_said_once_and_ends_nothing(caplo
             await viewer.task
 
     run_virtual(main())
-    assert len([record for record in caplog.records if "could not be put together" in record.message]) == 1
+    assert len([record for record in caplog.records if "could not be computed" in record.message]) == 1
 
 
 def test_the_autopilot_is_refused_where_nothing_is_predicted() -> None:

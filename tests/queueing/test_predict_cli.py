@@ -105,7 +105,7 @@ def test_the_table_is_readable_and_names_units() -> None:
         ({"policy": "single", "arrival_rate": "0"}, "expected requests per second > 0"),
         ({"policy": "single", "servers": "0"}, "at least 1"),
         ({"policy": "single", "max_num_seqs": "0"}, "at least 1"),
-        ({"policy": "single", "patience": "-1"}, "seconds > 0"),
+        ({"policy": "single", "patience": "0"}, "seconds > 0"),
         ({"policy": "single", "latency": "nowhere"}, "reference"),
         ({"policy": "single", "max_output_tokens": "0"}, "at least 1"),
     ],

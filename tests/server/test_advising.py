@@ -121,8 +121,8 @@ def test_an_url_that_is_no_gateway_is_exit_2(stub: Stub, capsys: pytest.CaptureF
         stub.answers(body, status)
         assert run(stub.url) == 2
         assert "expected the URL of a running `kendall serve`" in capsys.readouterr().err
-    for url in ("localhost:8080", "http://127.0.0.1:9", "not a url"):
-        assert run(url) == 2
+    for url, status in (("localhost:8080", 2), ("not a url", 2), ("http://127.0.0.1:9", 1)):  # nobody listens: not the arguments' fault
+        assert run(url) == status
         assert "expected the URL of a running `kendall serve`" in capsys.readouterr().err
 
 

@@ -56,9 +56,9 @@ def status(*arguments: str) -> int:
     return int(stop.value.code or 0)
 
 
-def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line about wrong arguments."""
-    assert status(*arguments) == 2
+def complaint(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) -> str:
+    """The one line about wrong arguments, or with `code` 1 about something else that is wrong."""
+    assert status(*arguments) == code
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
     return lines[0]
@@ -148,8 +148,9 @@ def test_settings_are_frozen() -> None:
         ("port = true", ("got port = True", "expected a whole number")),
         ("port = 8080.5", ("expected a whole number",)),
         ("port = 70000", ("70000", "kendall.toml")),
-        ("patience = '5s'", ("expected a number",)),
-        ("patience = 0", ("'--patience'", "got 0 from", "kendall.toml")),
+        ("patience = true", ("expected a number of seconds, or a duration in quotes",)),
+        ("patience = '5 parsecs'", ("got --patience '5 parsecs' from", "kendall.toml", "expected a duration")),
+        ("patience = 0", ("got --patience 0 from", "kendall.toml", "at least 0.001 s")),
         ("host = 5", ("expected a text in quotes",)),
         ("record-file = 5", ("expected a path in quotes",)),
         ("calibrate = 1", ("expected true or false",)),
@@ -202,8 +203,8 @@ def test_a_secret_of_the_wrong_type_is_not_printed(tmp_path: Path, capsys: pytes
         ("KENDALL_POLCY", "single", ("got KENDALL_POLCY", "did you mean 'KENDALL_POLICY'?")),
         ("KENDALL_SERVE_POLCY", "single", ("did you mean 'KENDALL_SERVE_POLICY'?",)),
         ("KENDALL_XYZZY", "1", ("got KENDALL_XYZZY",)),
-        ("KENDALL_PORT", "eighty", ("'--port'", "got 'eighty' from KENDALL_PORT")),
-        ("KENDALL_CALIBRATE", "perhaps", ("'--calibrate'", "got 'perhaps' from KENDALL_CALIBRATE")),
+        ("KENDALL_PORT", "eighty", ("got --port 'eighty' from KENDALL_PORT", "expected a whole number from 0 to 65535")),
+        ("KENDALL_CALIBRATE", "perhaps", ("got --calibrate 'perhaps' from KENDALL_CALIBRATE", "expected true or false")),
     ],
 )
 def test_a_variable_that_is_wrong_is_one_line(
@@ -260,13 +261,19 @@ def test_options_of_one_name_mean_the_same_in_every_command_or_have_variables_of
     assert clashes == {}
 
 
+def option_of(variable: str, parameter: Any) -> str:
+    """The name of the parameter that the variable spells: `sweep --output` is `--result-dir` too."""
+    names = [opt.removeprefix("--") for opt in parameter.opts if opt.startswith("--")] or [key_of(parameter)]
+    return max((name for name in names if variable.endswith("_" + name.replace("-", "_").upper())), key=len)
+
+
 def test_every_variable_stands_for_one_option() -> None:
     """Of whatever command; none of them for what an option does not set, such as the installation of completions."""
     options: dict[str, set[str]] = {}
     for name in kendall.cli.COMMANDS:
         for parameter in kendall.cli._command(name).params:
             for variable in kendall.cli._twins(name, parameter) if parameter.envvar else ():
-                options.setdefault(variable, set()).add(key_of(parameter))
+                options.setdefault(variable, set()).add(option_of(variable, parameter))
     assert {variable: names for variable, names in options.items() if len(names) > 1} == {}
     assert set(options).isdisjoint(kendall.cli.NO_OPTIONS)
     assert not any("COMPLETION" in variable for variable in options)
@@ -277,8 +284,10 @@ def test_a_variable_with_a_meaning_of_its_own_in_a_command_is_read_only_in_its_l
     for name, options in kendall.cli.OTHER_MEANING.items():
         for parameter in kendall.cli._command(name).params:
             if key_of(parameter) in options:
-                assert kendall.cli._twins(name, parameter) == [f"KENDALL_{name}_{key_of(parameter)}".replace("-", "_").upper()]
-                assert len(kendall.cli._twins("other", parameter)) == 2
+                twins = kendall.cli._twins(name, parameter)
+                assert twins[0] == f"KENDALL_{name}_{key_of(parameter)}".replace("-", "_").upper()
+                assert f"KENDALL_{key_of(parameter)}".replace("-", "_").upper() not in twins
+                assert len(kendall.cli._twins("other", parameter)) == len(twins) + 1
     assert {name for name in kendall.cli.COMMANDS if "slo" in map(key_of, kendall.cli._command(name).params)} == {
         *("serve", "optimize", "advise", "sweep")
     }
@@ -297,7 +306,7 @@ def test_the_objective_of_the_environment_is_one_for_serve_advise_and_optimize(
     monkeypatch.setenv("KENDALL_SLO", "p99_sojourn_time=2s")  # advise knows it, admission does not
     assert complaint(capsys, "serve").endswith("(--slo came from KENDALL_SLO)")
     assert "KENDALL" not in complaint(capsys, "serve", "--slo", "nonsense")
-    assert "expected the URL of a running" in complaint(capsys, "advise", "http://127.0.0.1:9")
+    assert "no answer from" in complaint(capsys, "advise", "http://127.0.0.1:9", code=1)
 
 
 def test_several_names_or_keys_stand_in_one_variable_with_spaces_between(
@@ -311,9 +320,9 @@ def test_several_names_or_keys_stand_in_one_variable_with_spaces_between(
     said = complaint(capsys, "advise", "http://127.0.0.1:9")
     assert "got several keys in KENDALL_API_KEY; expected one to send: set KENDALL_ADVISE_API_KEY too" in said
     assert "sk-1" not in said
-    assert "expected the URL of a running" in complaint(capsys, "advise", "http://127.0.0.1:9", "--api-key", "sk-1")
+    assert "no answer from" in complaint(capsys, "advise", "http://127.0.0.1:9", "--api-key", "sk-1", code=1)
     monkeypatch.setenv("KENDALL_ADVISE_API_KEY", "sk-1")
-    assert "expected the URL of a running" in complaint(capsys, "advise", "http://127.0.0.1:9")
+    assert "no answer from" in complaint(capsys, "advise", "http://127.0.0.1:9", code=1)
 
 
 @pytest.mark.parametrize(
@@ -365,7 +374,7 @@ def test_a_variable_that_was_meant_for_serve_does_not_stop_advise_or_optimize(
     monkeypatch.setenv("KENDALL_SLO", "p99_queueing_delay=2s")
     law = ("--arrival-rate", "5", "--output-tokens", "deterministic:value=10", "--latency", "a=0.001,c=0.01")
     assert status("optimize", "--target", "policy", "--objective", "delay", "--candidates", "single", *law) == 0
-    assert "expected the URL of a running" in complaint(capsys, "advise", "http://127.0.0.1:9", "--objective", "v1")
+    assert "no answer from" in complaint(capsys, "advise", "http://127.0.0.1:9", "--objective", "v1", code=1)
     said = complaint(capsys, "advise", "http://127.0.0.1:9", "--objective", "v1", "--max-clipped-fraction", "0.02")
     assert "max_clipped_fraction with the objective v1" in said
     said = complaint(capsys, "optimize", "--target", "policy", "--objective", "delay", "--loss-cost", "2", *law)

@@ -141,7 +141,7 @@ def test_without_module_driver_or_permission_there_is_no_source(caplog: pytest.L
     forbidden = fake_nvml(lambda _: WATTS)
     forbidden.nvmlDeviceGetPowerUsage = refusing("Insufficient Permissions")
     assert nvml_source(1, forbidden, {}) is None
-    assert [record.getMessage() for record in caplog.records] == ["the energy of the GPU cannot be read: Insufficient Permissions"]
+    assert [record.getMessage() for record in caplog.records] == ["cannot read the energy counter of the GPU: Insufficient Permissions"]
     assert forbidden.shut == 1
 
 
@@ -288,7 +288,7 @@ def test_a_device_that_is_lost_ends_the_readings_with_one_line(caplog: pytest.Lo
     meter = started(nvml_source(1, nvml, {}), clock)
     nvml.nvmlDeviceGetTotalEnergyConsumption = refusing("GPU is lost")
     assert not meter.sample()
-    assert [record.getMessage() for record in caplog.records] == ["energy is not read any more: NVML: GPU is lost"]
+    assert [record.getMessage() for record in caplog.records] == ["energy measurement stopped: NVML: GPU is lost"]
 
 
 def test_the_thread_reads_on_the_clock_of_the_loop() -> None:

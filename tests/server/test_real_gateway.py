@@ -277,7 +277,7 @@ BAD_STARTS = [
     (["serve", "tiny", "--engine-arg", "nonsense"], "KEY=VALUE"),
     (["serve", "tiny", "--engine", "other"], "auto, vllm or emulated"),
     (["predict", "--policy", "single", "--arrival-rate", "1", "--output-tokens", "unifrm:low=1,high=3", "--latency", "a=1,c=1"], "uniform"),
-    (["frobnicate"], "unknown command"),
+    (["frobnicate"], "got command 'frobnicate'"),
 ]
 
 

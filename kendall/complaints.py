@@ -1,0 +1,60 @@
+"""What typer finds wrong with the arguments, in this project's words: got, expected, in one line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+KINDS = {bool: "true or false", int: "a whole number", float: "a number"}
+
+
+def one_line(error: Any, arguments: Sequence[str]) -> str:
+    """The message, with the value that was got and where it came from. `error` is typer's."""
+    message = " ".join(error.format_message().split())
+    parameter, context = getattr(error, "param", None), getattr(error, "ctx", None)
+    if parameter is None or context is None:
+        return message
+    name = parameter.opts[0]
+    if type(error).__name__ == "MissingParameter":
+        return f"got no {name}; expected {_wanted(parameter)}"
+    source = context.get_parameter_source(parameter.name)
+    match source.name if source is not None else "COMMANDLINE":
+        case "ENVIRONMENT":
+            return f"got {name} {os.environ.get(parameter.envvar)!r:.80} from {parameter.envvar}; expected {_expected(parameter, message)}"
+        case "DEFAULT_MAP":
+            file = context.params.get("config")
+            return f"got {name} {context.default_map[parameter.name]!r:.80} from {file}; expected {_expected(parameter, message)}"
+        case _:
+            value = _value(parameter, arguments)
+            return message if value is None else f"got {name} {value:.80}; expected {_expected(parameter, message)}"
+
+
+def _wanted(parameter: Any) -> str:
+    about = " ".join((parameter.help or "").replace("\\[", "[").split()).rstrip(".")
+    return f"{parameter.opts[0]} {parameter.metavar}: {about[:1].lower()}{about[1:]}" if parameter.metavar else about
+
+
+def _value(parameter: Any, arguments: Sequence[str]) -> str | None:
+    """What stands behind the flag, the last time that it is given."""
+    found = None
+    for index, argument in enumerate(arguments):
+        flag, equals, value = argument.partition("=")
+        if flag in parameter.opts:
+            found = value if equals else next(iter(arguments[index + 1 : index + 2]), None)
+    return found
+
+
+def _expected(parameter: Any, message: str) -> str:
+    """The part behind `expected` where our own parser has spoken, else the kind of number and its range."""
+    _, ours, expected = message.partition("; expected ")
+    if ours:
+        return expected
+    kind = KINDS.get(parameter.type_descriptor.annotation)
+    bounds = parameter.type_descriptor.parameter_info
+    least, most = bounds.min, bounds.max
+    if kind is None:
+        return f"another value ({message})"
+    if least is not None and most is not None:
+        return f"{kind} from {least} to {most}"
+    return kind + ("" if least is None else f" >= {least}") + ("" if most is None else f" <= {most}")

@@ -1,0 +1,70 @@
+"""How `kendall COMMAND --help` shows a command: texts as they are written, kinds of value, which variable sets an option."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from policies.durations import Duration
+
+KINDS = {bool: "", int: "INTEGER", float: "NUMBER", str: "TEXT"}
+VARIABLES = (
+    "An option can also be set in the environment: KENDALL_<OPTION> for every command that has the option, "
+    "KENDALL_<COMMAND>_<OPTION> for one command, for example KENDALL_SEED=3. A flag wins."
+)
+DURATIONS = "A DURATION is a number of seconds, or a number with a unit: 2s, 100ms, 500us, 1.5min, 1h."
+
+
+def show_as_written(command: Any, shared_variables: bool = True) -> None:
+    """Make typer show a command's texts literally: it takes `[engine-args]` for markup and drops it."""
+    durations = any(_takes_duration(parameter) for parameter in command.params)
+    notes = [*((DURATIONS,) if durations else ()), *((VARIABLES,) if shared_variables else ())]
+    command.help = _literal(command.help)
+    command.epilog = _literal("\n\n".join(notes))
+    command.context_settings = {**command.context_settings, "help_option_names": ["-h", "--help"]}
+    command.format_help = partial(_format_help, command.format_help, command)
+    for parameter in command.params:
+        parameter.help = _literal(" ".join([parameter.help or "", *_other_ways(parameter)]))
+        parameter.show_envvar = False
+        parameter.min = parameter.max = None  # shown beside the kind they would take a third of the width; an error names them
+        if parameter.param_type_name == "option" and parameter.metavar is None:
+            parameter.metavar = kind_of(parameter)
+
+
+def _other_ways(parameter: Any) -> list[str]:
+    """What sets an option besides its first name, where the rule at the end of the help does not say it."""
+    ways = []
+    if parameter.param_type_name == "option" and len(parameter.opts) > 1:
+        ways.append(f"Also {', '.join(parameter.opts[1:])}.")
+    if parameter.secondary_opts and parameter.default is True:
+        ways.append(f"{parameter.secondary_opts[0]} turns it off.")
+    if parameter.show_envvar and parameter.envvar:
+        ways.append(f"Variable: {parameter.envvar}.")
+    return ways
+
+
+def _format_help(as_before: Any, command: Any, ctx: Any, formatter: Any) -> None:
+    """With one name an option: several would be cut in the column of names. Nothing is parsed after this."""
+    for parameter in command.params:
+        parameter.opts, parameter.secondary_opts = parameter.opts[:1], []
+    as_before(ctx, formatter)
+
+
+def kind_of(parameter: Any) -> str:
+    """What the value of an option is, in one word; nothing for a switch."""
+    if _takes_duration(parameter):
+        return "DURATION"
+    if parameter.multiple:
+        return "TEXT"
+    return KINDS.get(parameter.type_descriptor.annotation, "PATH")
+
+
+def _takes_duration(parameter: Any) -> bool:
+    return isinstance(parameter.type_descriptor.parameter_info.parser, Duration)
+
+
+def _literal(text: str | None) -> str | None:
+    from rich.markup import escape
+    from typer.core import HAS_RICH
+
+    return escape(text) if text and HAS_RICH else text

@@ -1,0 +1,69 @@
+"""Durations as a person writes them: `2s`, `100ms`, `500us`, `1.5min`, `1m30s`, `1h`; a bare number is seconds.
+
+Every flag, variable, key of a file, header and service level objective that holds a duration is read here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+
+from policies.errors import SpecError
+
+UNITS = {"ns": "1e-9", "us": "1e-6", "µs": "1e-6", "ms": "1e-3", "s": "1", "min": "60", "m": "60", "h": "3600"}  # seconds
+EXAMPLES = "2s, 100ms, 500us, 1.5min, 1h or a bare number of seconds"
+_PART = re.compile(r"\s*((?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(ns|us|µs|ms|s|min|m|h)(?![a-zµ])\s*")
+
+
+def parse_duration(text: str) -> float:
+    """Seconds, correctly rounded. Raises SpecError for another unit, not a number, a negative duration.
+
+    >>> [parse_duration(text) for text in ("2s", "100ms", "500us", "1.5min", "1m30s", "0.25")]
+    [2.0, 0.1, 0.0005, 90.0, 90.0, 0.25]
+    """
+    seconds = _units(text)
+    if seconds is None:
+        seconds = _bare(text)
+    if seconds is None or not seconds >= 0:
+        raise SpecError(f"got {text!r}; expected a duration: {EXAMPLES}")
+    return seconds
+
+
+def _units(text: str) -> float | None:
+    total, at = Decimal(0), 0
+    while at < len(text):
+        part = _PART.match(text, at)
+        if part is None:
+            return None
+        total += Decimal(part[1]) * Decimal(UNITS[part[2]])
+        at = part.end()
+    return float(total) if at else None
+
+
+def _bare(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """The type of an option that takes a duration, as text or as a number of seconds; `least` may be set."""
+
+    least: float = 0.0  # seconds
+
+    def __call__(self, value: str | float) -> float:
+        """Seconds. Raises SpecError."""
+        seconds = parse_duration(value) if isinstance(value, str) else float(value)
+        if math.isnan(seconds) or seconds < self.least:
+            at_least = f" of at least {self.least:g} s" if self.least else ""
+            raise SpecError(f"got {value!r}; expected a duration{at_least}: {EXAMPLES}")
+        return seconds
+
+    @property
+    def __name__(self) -> str:
+        """For the help."""
+        return "duration"

@@ -1,0 +1,59 @@
+"""Whether vLLM can fetch a model by its name, asked before the engine starts: vLLM's own answer is a traceback after 20 seconds."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from policies.text import SpecError
+
+_PART = r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9_])?"
+_NAME = re.compile(rf"(?!.*(?:--|\.\.))(?=.{{1,96}}$){_PART}(?:/{_PART})?")  # OWNER/NAME, or NAME alone as the oldest models have it
+_OTHER_SOURCES = ("load_format", "hf_config_path")  # vLLM may then need no file of the hub
+FILE = "config.json"
+EXPECTED = "expected `tiny`, the directory of a model, or the name of one on the Hugging Face hub"
+
+
+def check_name(model: str, engine_args: Mapping[str, Any]) -> None:
+    """Fetch the model's configuration. Raises SpecError: there is no such model, it is gated, or the hub cannot be reached."""
+    if "://" in model or ":" in model or os.environ.get("VLLM_USE_MODELSCOPE") or any(key in engine_args for key in _OTHER_SOURCES):
+        return
+    if not _NAME.fullmatch(model):
+        raise SpecError(f"got model {model!r}, which is no directory here; {EXPECTED}")
+    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - half a second
+
+    revision = engine_args.get("revision")
+    if isinstance(try_to_load_from_cache(model, FILE, cache_dir=engine_args.get("download_dir"), revision=revision), str):
+        return
+    if offline():
+        raise SpecError(f"got model {model!r}, which is no directory here and not in the cache (HF_HUB_OFFLINE is set); {EXPECTED}")
+    _ask_hub(model, revision)
+
+
+def offline() -> bool:
+    """Whether the environment forbids to ask the hub."""
+    return any(os.environ.get(name, "").lower() in {"1", "true", "yes", "on"} for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+
+
+def _ask_hub(model: str, revision: str | None) -> None:
+    from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url  # noqa: PLC0415
+
+    try:
+        get_hf_file_metadata(hf_hub_url(model, FILE, revision=revision))  # asks once; hf_hub_download would try for 20 seconds
+    except errors.EntryNotFoundError:
+        return  # a model without config.json, such as Mistral's own format: vLLM decides
+    except errors.GatedRepoError:
+        raise SpecError(
+            f"got model {model!r}, which is gated on the Hugging Face hub; expected HF_TOKEN of an account with access"
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise SpecError(f"got model {model!r}, which is no directory here and not on the Hugging Face hub; {EXPECTED}") from None
+    except errors.RevisionNotFoundError:
+        raise SpecError(f"got revision {revision!r}, which model {model!r} does not have on the Hugging Face hub") from None
+    except (errors.HTTPError, OSError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise SpecError(
+            f"got model {model!r}, which is no directory here, and the Hugging Face hub cannot be reached ({reason}); {EXPECTED}"
+        ) from None

@@ -1,0 +1,110 @@
+"""A model name that vLLM cannot fetch is one line before the engine starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policies.text import SpecError
+from server.engines import hub
+
+huggingface_hub = pytest.importorskip("huggingface_hub", reason="comes with vLLM")
+
+
+class Response:
+    """As much of a response as the hub's errors want."""
+
+    headers: dict[str, str] = {}
+    status_code = 404
+    request = None
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Sets what the hub does when it is asked for a file; the cache is empty."""
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
+
+    def set_to(error: BaseException | None) -> list[str]:
+        asked: list[str] = []
+
+        def metadata(url: str) -> None:
+            asked.append(url)
+            if error is not None:
+                raise error
+
+        monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", metadata)
+        return asked
+
+    return set_to
+
+
+def complaint(model: str, tmp_path: Path, **engine_args: str) -> str:
+    with pytest.raises(SpecError) as caught:
+        hub.check_name(model, {"download_dir": str(tmp_path), **engine_args})
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_name_that_the_hub_does_not_know(answers: Any, tmp_path: Path) -> None:
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    answers(RepositoryNotFoundError("401 Client Error\nmore", response=Response()))
+    said = complaint("nosuchmodel", tmp_path)
+    assert said.startswith("got model 'nosuchmodel', which is no directory here and not on the Hugging Face hub; expected `tiny`")
+    answers(GatedRepoError("403", response=Response()))
+    assert "HF_TOKEN" in complaint("meta-llama/Llama-3.1-8B", tmp_path)
+    answers(RevisionNotFoundError("404", response=Response()))
+    assert "got revision 'v9'" in complaint("owner/name", tmp_path, revision="v9")
+
+
+def test_a_hub_that_cannot_be_reached(answers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(OSError("Name or service not known\nmore"))
+    assert "the Hugging Face hub cannot be reached (Name or service not known)" in complaint("owner/name", tmp_path)
+    asked = answers(None)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "HF_HUB_OFFLINE is set" in complaint("owner/name", tmp_path)
+    assert asked == []
+
+
+@pytest.mark.parametrize("model", ["./nosuch", "/nosuch", "a/b/c", "-x", "a b", "x" * 97, "a--b", "owner/"])
+def test_what_cannot_be_a_name_is_not_asked_for(model: str, answers: Any, tmp_path: Path) -> None:
+    asked = answers(None)
+    assert "which is no directory here" in complaint(model, tmp_path)
+    assert asked == []
+
+
+def test_what_the_hub_or_the_cache_has_passes(answers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = answers(None)
+    hub.check_name("owner/name", {"download_dir": str(tmp_path)})
+    assert asked == ["https://huggingface.co/owner/name/resolve/main/config.json"]
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_, **__: "/cache/config.json")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    hub.check_name("owner/name", {})
+    assert len(asked) == 1
+
+
+def test_other_sources_are_left_to_vllm(answers: Any) -> None:
+    asked = answers(OSError("never"))
+    hub.check_name("s3://bucket/model", {})
+    hub.check_name("owner/name:Q4_K_M", {})
+    hub.check_name("owner/name", {"load_format": "runai_streamer"})
+    assert asked == []
+
+
+def test_a_model_without_a_configuration_file_is_left_to_vllm(answers: Any, tmp_path: Path) -> None:
+    from huggingface_hub.errors import RemoteEntryNotFoundError
+
+    answers(RemoteEntryNotFoundError("404", response=Response()))
+    hub.check_name("owner/name", {"download_dir": str(tmp_path)})
+
+
+def test_only_local_models_forbid_the_engine_to_ask_the_hub(tmp_path: Path) -> None:
+    """`prepare` without a model once set HF_HUB_OFFLINE for every model: no name could be fetched."""
+    from server.engines.vllm_process import _environment
+
+    assert _environment("tiny")["HF_HUB_OFFLINE"] == _environment(str(tmp_path))["HF_HUB_OFFLINE"] == "1"
+    assert "HF_HUB_OFFLINE" not in _environment("owner/name")
+    assert "HF_HUB_OFFLINE" not in _environment("")

@@ -1,0 +1,281 @@
+"""`kendall` itself: its help, completion of shells, exit statuses, and errors that are one line each."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kendall import cli
+
+ROOT = Path(__file__).resolve().parent.parent
+HELP = re.compile(r"[│╭╰╮╯─\s]+")
+LAW = "k1=0.001,k2=0.01,k3=0.0001,k4=0.002"
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(list(arguments))
+    return int(stop.value.code or 0)
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert run(*arguments) == 0
+    return capsys.readouterr().out
+
+
+def words(text: str) -> str:
+    """Without frames and breaks of lines."""
+    return HELP.sub(" ", text)
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *arguments: str, status: int) -> str:
+    assert run(*arguments) == status
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("kendall: ")
+    return lines[0].removeprefix("kendall: ")
+
+
+# help
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_help_shows_every_text_as_it_is_written_at_80_columns_without_a_terminal(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    out = shown(capsys, name, "--help")
+    assert max(map(len, out.splitlines())) <= 80
+    assert "…" not in out
+    seen = words(out).replace(" ", "")
+    for parameter in cli._command(name).params:
+        text = (parameter.help or "").replace("\\[", "[")
+        assert words(text).replace(" ", "") in seen, (parameter.name, text)
+        assert parameter.help, parameter.name
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_option_of_help_is_a_sentence(name: str) -> None:
+    """A capital or a name of a value first, a full stop last."""
+    begins = re.compile(r"[A-Z0-9/`<]|\w+_\w+|\w+ \||\w+ \(")
+    texts = [parameter.help for parameter in cli._command(name).params]
+    assert [text for text in texts if not text.endswith(".") or not begins.match(text)] == []
+
+
+def test_square_brackets_survive(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "a table [engine-args] for vLLM" in words(shown(capsys, "serve", "--help"))
+
+
+@pytest.mark.parametrize("name", ["serve", "load", "sweep"])
+def test_long_help_is_in_panels_of_a_dozen_or_two(name: str) -> None:
+    panels: dict[str | None, int] = {}
+    for parameter in cli._command(name).params:
+        if parameter.param_type_name == "option":
+            panels[parameter.rich_help_panel] = panels.get(parameter.rich_help_panel, 0) + 1
+    assert None not in panels
+    assert max(panels.values()) <= 16
+
+
+def test_help_command_is_command_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(capsys, "help", "advise") == shown(capsys, "advise", "--help") == shown(capsys, "advise", "-h")
+    assert shown(capsys, "help") == shown(capsys, "--help") == shown(capsys, "-h")
+    assert "did you mean 'serve'?" in complaint(capsys, "help", "serv", status=2)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(capsys, "-V") == shown(capsys, "--version")
+    assert re.fullmatch(r"kendall \d\S*\n", shown(capsys, "-V"))
+
+
+# completion
+
+
+def completed(text: str, home: Path) -> list[str]:
+    """What bash would offer for this line, by a process of its own."""
+    found = text.split(" ")
+    environment = os.environ | {
+        "_KENDALL_COMPLETE": "complete_bash",
+        "COMP_WORDS": text,
+        "COMP_CWORD": str(len(found) - 1),
+        "HOME": str(home),
+    }
+    command = [sys.executable, "-m", "kendall"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True, cwd=ROOT)
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("kendall s", ["serve", "sweep", "simulate"]),
+        ("kendall help au", ["audit"]),
+        ("kendall --ve", ["--version"]),
+        ("kendall serve --autopilot", ["--autopilot", "--autopilot-policies"]),
+        ("kendall predict --policy single --arr", ["--arrival-rate"]),
+        ("kendall nothing --p", []),
+    ],
+)
+def test_shells_complete_commands_and_options(line: str, offered: list[str], tmp_path: Path) -> None:
+    found = completed(line, tmp_path)
+    assert set(offered) <= set(found)
+    assert all(word.startswith(line.rpartition(" ")[2]) for word in found)
+    assert bool(found) == bool(offered)
+
+
+def test_the_names_of_commands_are_completed_without_importing_one() -> None:
+    code = (
+        "import sys, os; os.environ |= {'_KENDALL_COMPLETE': 'complete_bash', 'COMP_WORDS': 'kendall ', 'COMP_CWORD': '1'}\n"
+        "from kendall.cli import main\n"
+        "try: main([])\n"
+        "except SystemExit: print(sorted(name for name in sys.modules if name in ('numpy', 'fastapi', 'msgspec')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, cwd=ROOT)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert set(cli.COMMANDS) <= set(done.stdout.split())
+
+
+def test_bash_itself_completes_with_the_script_that_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    script = shown(capsys, "--show-completion", "bash")
+    launcher = tmp_path / "kendall"
+    launcher.write_text(f'#!/bin/sh\nexec {sys.executable} -m kendall "$@"\n')
+    launcher.chmod(0o755)
+    asks = f"{script}\nCOMP_WORDS=(kendall serve --max-m) COMP_CWORD=2\n_kendall_completion kendall\necho ${{COMPREPLY[*]}}"
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "--norc", "-c", asks], env=os.environ | {"PATH": path}, capture_output=True, text=True, timeout=60, check=True, cwd=ROOT
+    )
+    assert done.stdout.strip() == "--max-model-len", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("shell", "written"), [("bash", ".bash_completions/kendall.sh"), ("fish", ".config/fish/completions/kendall.fish")]
+)
+def test_completion_is_installed(
+    shell: str, written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert str(tmp_path / written) in shown(capsys, "--install-completion", shell)
+    assert "_KENDALL_COMPLETE=complete_" in (tmp_path / written).read_text()
+
+
+def test_a_shell_without_completion_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert complaint(capsys, "--show-completion", "bsh", status=2).endswith("did you mean 'bash'?")
+
+
+# exit statuses and errors
+
+
+@pytest.fixture
+def nobody() -> str:
+    """A URL where nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("advise", "{url}"),
+        ("calibrate", "{url}"),
+        ("load", "--base-url", "{url}", "--request-rate", "5", "--num-prompts", "5"),
+        ("load", "--base-url", "{url}", "--request-rate", "5", "--num-prompts", "5", "--json"),
+    ],
+)
+def test_where_nobody_listens_every_command_ends_with_status_1(
+    arguments: tuple[str, ...], nobody: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = complaint(capsys, *(argument.format(url=nobody) for argument in arguments), status=1)
+    assert nobody in said
+
+
+def test_a_sweep_of_nobody_ends_with_status_1_and_the_same_prefix(nobody: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    flags = ("--base-url", nobody, "--latency", LAW, "--request-rates", "2", "--num-prompts", "5")
+    assert run("sweep", "single", *flags, "--output", str(tmp_path / "sweep")) == 1
+    errors = [line for line in capsys.readouterr().err.splitlines() if nobody.removeprefix("http://") in line]
+    assert errors
+    assert all(line.startswith("kendall: ") for line in errors if "kendall" in line)
+    assert (tmp_path / "sweep/plan.json").exists()
+
+
+MODEL = ("--output-tokens", "geometric:mean=64", "--latency", LAW)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (("serve", "--port", "99999"), ("got --port 99999", "expected a whole number from 0 to 65535")),
+        (("serve", "--port=-1"), ("got --port -1", "expected a whole number from 0 to 65535")),
+        (("serve", "--port", "eighty"), ("got --port eighty", "expected a whole number")),
+        (("serve", "--patience", "5 parsecs"), ("got --patience 5 parsecs", "expected a duration", "100ms")),
+        (("serve", "--what-if-interval", "100ms"), ("got --what-if-interval 100ms", "at least 1 s")),
+        (("calibrate", "--repeats", "1"), ("got --repeats 1", "from 2 to 100")),
+        (("optimize", "--target", "servers", *MODEL), ("got no --arrival-rate", "requests per second")),
+        (("optimize", "--target", "batch-size", *MODEL), ("got no --arrival-rate", "requests per second")),
+        (("predict", "--arrival-rate", "1", *MODEL), ("got no --policy; expected --policy TEXT",)),
+        (("predict", "--policy", "single", "--arrival-rate", "x", *MODEL), ("got --arrival-rate x; expected a number",)),
+        (
+            ("predict", "--policy", "single", "--arrival-rate", "1", "--output-tokens", "64", "--latency", LAW),
+            ("got lengths '64'", "did you mean deterministic:value=64?"),
+        ),
+        (
+            ("predict", "--policy", "single", "--arrival-rate", "1", "--output-tokens", "geometric:mean=9", "--latency", "a=20ms,c=1"),
+            ("got a='20ms'", "expected seconds without a unit: a=0.02"),
+        ),
+        (
+            ("predict", "--policy", "single", "--arrival-rate", "1", "--output-tokens", "geometric:mean=9", "--latency", "nobodys-model"),
+            ("in seconds", "shipped: ", "tiny", "`kendall calibrate MODEL` makes one"),
+        ),
+        (("prdict",), ("got command 'prdict'", "did you mean 'predict'?")),
+        (("compare", "--output", "report.docx", "run.jsonl"), ("got --output report.docx", ".html")),
+    ],
+)
+def test_what_is_wrong_is_one_line_with_what_was_got_and_what_is_expected(
+    arguments: tuple[str, ...], parts: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = complaint(capsys, *arguments, status=2)
+    for part in parts:
+        assert part in said
+
+
+def test_optimize_without_a_rate_where_none_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--target", "arrival-rate", "--objective", "slo", "--slo", "p99_queueing_delay=500ms", *MODEL)
+    assert shown(capsys, "optimize", *flags).startswith("arrival-rate for slo\n")
+
+
+def test_a_law_in_milliseconds_draws_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--policy", "single", "--arrival-rate", "0.001", "--output-tokens", "deterministic:value=1", "--json")
+    assert run("predict", *flags, "--latency", "a=20,c=1") == 0
+    assert capsys.readouterr().err == (
+        "kendall: warning: the latency law takes 20 s per token; its coefficients are seconds (20 ms is 0.02)\n"
+    )
+    assert run("predict", *flags, "--latency", "a=0.02,c=0.1") == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("flag", "variable"), [("--output", "KENDALL_SWEEP_OUTPUT"), ("--result-dir", "KENDALL_RESULT_DIR")])
+def test_the_folder_of_a_sweep_has_two_names_on_the_command_line_and_in_the_environment(
+    flag: str, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from loadgen import sweep_cli
+
+    found: list[Path] = []
+    plan = sweep_cli._plan
+
+    def remember(*arguments: Any) -> Any:
+        found.append(arguments[-1])
+        return plan(*arguments)
+
+    monkeypatch.setattr(sweep_cli, "_plan", remember)
+    monkeypatch.setattr(sweep_cli, "_print_plan", lambda *_: None)
+    assert run("sweep", "--dry-run", flag, "here") == 0
+    monkeypatch.setenv(variable, "there")
+    assert run("sweep", "--dry-run") == 0
+    assert found == [Path("here"), Path("there")]
