@@ -264,7 +264,7 @@ def test_with_patience_the_slo_may_hold_above_the_stable_rate() -> None:
 def test_with_patience_there_is_no_largest_stable_rate_and_a_longer_slo_says_nothing() -> None:
     with pytest.raises(SpecError, match="every rate is stable"):
         largest_rate(queue(patience=1.0), Objective(name="throughput"))
-    with pytest.raises(SpecError, match="nobody waits longer"):
+    with pytest.raises(SpecError, match="no request waits longer"):
         largest_rate(queue(patience=1.0), Objective(name="slo", slo=parse_slo("p99_queueing_delay=2s")))
 
 
