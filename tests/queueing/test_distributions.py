@@ -108,7 +108,7 @@ def test_counts_come_from_a_file_of_numbers_or_a_run_file(tmp_path: Path) -> Non
     [
         ("unifrom:low=1,high=2", "did you mean 'uniform'"),
         ("uniform:low=1,hihg=2", "did you mean 'high'"),
-        ("uniform:low=1", "needs high"),
+        ("uniform:low=1", "without high; expected it"),
         ("uniform:low=3,high=3", "low < high"),
         ("geometric:mean=0.5", "mean >= 1"),
         ("exponential:mean=inf", "mean > 0"),
@@ -120,7 +120,7 @@ def test_counts_come_from_a_file_of_numbers_or_a_run_file(tmp_path: Path) -> Non
         ("mixture:weights=1,parts=mixture:weights=1", "mixture within"),
         ("mixture:weights=1,parts=geometric_:mean=3", "did you mean 'geometric'"),
         ("mixture:weights=1,parts=uniform:low=3:high=2", "low < high"),
-        ("mixture:weights=1", "needs parts"),
+        ("mixture:weights=1", "without parts; expected it"),
     ],
 )
 def test_a_wrong_text_says_what_was_expected(text: str, part: str) -> None:

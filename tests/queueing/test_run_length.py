@@ -164,5 +164,5 @@ def test_what_cannot_be_asked_is_refused(given: dict[str, float], message: str) 
 def test_an_unstable_queue_has_no_run_length_and_one_where_nobody_waits_none_either() -> None:
     with pytest.raises(UnstableQueueError):
         advise(parse_policy("single"), 1000.0, LENGTHS, LAW)
-    with pytest.raises(SpecError, match="nobody waits"):
+    with pytest.raises(SpecError, match="no request waits"):
         advise(parse_policy("continuous:max_batch_size=64"), 0.01, ONE, LAW, quantity="queueing_delay")
