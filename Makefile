@@ -24,8 +24,8 @@ demo: setup ## the gateway under load, observed beside predicted; ARGS="..."
 	@$(BIN)/kendall demo $(ARGS)
 
 test: setup-dev ## the quick tests, first those that know no clock, two at a time; ARGS="..."
-	@$(BIN)/pytest -q -m "not slow" -n 2 $(PURE) $(ARGS)
-	@$(BIN)/pytest -q -m "not slow" $(addprefix --ignore=,$(PURE)) $(ARGS)
+	@$(BIN)/pytest -q -m "not slow" --timeout 300 -n 2 $(PURE) $(ARGS)
+	@$(BIN)/pytest -q -m "not slow" --timeout 300 $(addprefix --ignore=,$(PURE)) $(ARGS)
 
 test-all: setup-dev ## every test
 	@$(BIN)/pytest -q $(ARGS)
