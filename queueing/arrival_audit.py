@@ -109,20 +109,22 @@ def audit_arrivals(
     """Judge arrival instants (seconds, any origin and order); `intended` is the timetable, entry by entry.
 
     `process` is what the stream was asked to be; other than "poisson" the tests are shown but the verdict compares with
-    the timetable alone. Raises ValueError where the two arrays differ in length.
+    the timetable alone. Raises ValueError where the two arrays differ in length, or an instant is not finite.
     """
+    if not np.isfinite(instants).all():
+        raise ValueError(f"got {np.count_nonzero(~np.isfinite(instants))} instants that are not finite; expected seconds")
     if intended is not None and intended.size != instants.size:
         raise ValueError(f"got {instants.size} instants and {intended.size} intended ones; expected one for each")
     late = None if intended is None or not instants.size else _lateness(instants - intended, budget or Budget())
     ordered = np.sort(instants) - (instants.min() if instants.size else 0.0)
-    gaps = np.diff(ordered)
-    span = float(ordered[-1]) if ordered.size else 0.0
+    gaps = _gaps(ordered)
+    span = float(ordered[-1]) if gaps.any() else 0.0
     enough = instants.size >= ENOUGH and span > 0
     step = resolution(instants) if enough else math.nan
-    finite = asked_rate if asked_rate is not None and math.isfinite(asked_rate) else None
+    finite = asked_rate if asked_rate is not None and 0 < asked_rate < math.inf else None
     judged = _judge(list(_findings(ordered, gaps, finite, step)), significance, gaps) if enough else ()
     if process == "poisson":
-        reasons = _reasons(ordered, gaps, judged, asked_rate, step)
+        reasons = _reasons(ordered, gaps, judged, finite, step)
     else:
         reasons = () if late is None or late.within else ("it does not keep its timetable",)
     low, high = tests.rate_interval(gaps.size, span) if span else (math.nan, math.nan)
@@ -144,6 +146,12 @@ def audit_arrivals(
         reasons=reasons,
         valid=None if late is None else late.within,
     )
+
+
+def _gaps(ordered: FloatArray) -> FloatArray:
+    """Nothing where they are below the finest resolution that a clock has."""
+    gaps = np.diff(ordered)
+    return np.where(gaps < LEAST_RESOLUTION, 0.0, gaps)
 
 
 def resolution(instants: FloatArray) -> float:

@@ -101,6 +101,8 @@ def _of_pauses(gaps: FloatArray, failed: Mapping[str, float], asked_rate: float 
         return
     expected = float(np.median(gaps)) / np.log(2) if asked_rate is None else 1 / asked_rate
     rest = gaps[gaps < expected * (np.log(gaps.size) + 4)]  # one in 50 Poisson streams has a longer one
+    if not rest.any():
+        return  # most come at the instant of the one before: there is no usual gap that a pause would stand out from
     noise = 4 / rest.size**0.5
     if abs(rest.std() / rest.mean() - 1) > noise:
         return  # uneven all along, not by a few pauses
