@@ -21,6 +21,7 @@ Inoue (2021) treats deterministic H and B = infinity; THEORY c.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -136,8 +137,13 @@ def _radius(table: ServiceTable, arrival_rate: float, batch_size: int) -> float:
     widest = 7.0 / batch_size  # r^b stays below 1e3: what it costs the falling coefficients in digits
     if table.law.cv:
         widest = min(widest, float(np.log1p(0.9 / (arrival_rate * table.longest * table.law.cv**2))))
+    return smallest_circle(height, widest)
+
+
+def smallest_circle(height: Callable[[float], float], widest: float) -> float:
+    """The radius at which a convex `height` of its logarithm, 0 .. `widest`, is least: golden section."""
     low, high = 0.0, widest
-    for _ in range(24):  # golden section: the height is convex
+    for _ in range(24):
         third = 0.381966 * (high - low)
         if height(low + third) < height(high - third):
             high -= third
@@ -156,7 +162,7 @@ def _solve(time: BatchTime, arrival_rate: float, bound: int) -> BatchQueue:
         return _means(arrival_rate, moments, state, 0.0, _left_behind(row, np.zeros(1), state, radius))
     ladder = solve_ladder(row, bound, radius)
     rows = rows[:-1]
-    landing = _landing(rows, ladder)
+    landing = landing_below(rows, ladder)
     means = rows @ np.arange(rows.shape[1])
     residual = float(max(np.abs(landing.sum(axis=1) - 1).max(), np.abs(means / (arrival_rate * moments[0][:-1]) - 1).max()))
     if residual > 1e-8:
@@ -173,7 +179,7 @@ def _needed(time: BatchTime, arrival_rate: float, bound: int) -> int:
     return int(bound + arrival_rate * mean[-1] + (14 + 60 * time.law.cv) * np.sqrt(spread)) + 64
 
 
-def _landing(rows: Vector, ladder: Ladder) -> Vector:
+def landing_below(rows: Vector, ladder: Ladder) -> Vector:
     """`landing[b - 1, q]`: P(the next state below B is q), q = 0 .. B - 1, from a batch of b < B."""
     bound = ladder.size
     heights = ladder.heights

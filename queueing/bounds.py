@@ -34,7 +34,7 @@ def has_bound(model: Model) -> bool:
 def has_paper(model: Model) -> bool:
     """Whether the documents print a formula for it."""
     if isinstance(model.policy, Single):
-        return model.servers == 1
+        return model.servers == 1 and model.sequences is None
     open_ended = isinstance(model.policy, Dynamic | Elastic) and model.bound is None
     return _plain(model) and model.prompt_tokens is None and (open_ended or _pure_fixed(model.policy))
 
@@ -75,7 +75,7 @@ def _line(model: Model) -> tuple[float, float]:
 
 
 def _plain(model: Model) -> bool:
-    return model.servers == 1 and model.patience is None and not isinstance(model.policy, Continuous)
+    return model.servers == 1 and model.patience is None and model.sequences is None and not isinstance(model.policy, Continuous)
 
 
 def _pure_fixed(policy: Policy) -> bool:

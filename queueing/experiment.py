@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from policies.core import Policy, Request
+from queueing.calls import draw_calls
 from queueing.distributions import TokenDistribution, Vector
 from queueing.latency import LatencyModel
 from queueing.model import Model, whole_number
@@ -96,7 +97,8 @@ def simulate_run(
     jobs, residuals = draw_jobs(model, arrival_rate, num_requests, stream)
     bound = 2**31 if model.max_num_seqs is None else model.max_num_seqs
     records = simulate_trace(model.policy, jobs, model.law, residuals, servers=model.servers, max_batch_size=bound)
-    records.sort(key=lambda record: int(record.request_id))
+    place = {job.request.id: index for index, job in enumerate(jobs)}
+    records.sort(key=lambda record: place[record.request_id])
     instants = {name: _column(records, name) for name in fast.COLUMNS if name.endswith("_at")}
     whole = {name: _column(records, name, -1) for name in fast.COLUMNS if name not in instants}
     return fast.SimulatedRun(_column(records, "arrived_at"), _column(records, "output_tokens"), instants | whole)
@@ -107,13 +109,19 @@ def draw_jobs(
 ) -> tuple[list[Job], list[np.random.Generator]]:
     """The trace and the residual generators of one replication."""
     arrivals, lengths, prompts, *residuals = (np.random.default_rng(child) for child in stream.spawn(3 + model.servers))
-    instants = np.cumsum(arrivals.exponential(1 / arrival_rate, num_requests)).tolist()
+    sizes = draw_calls(model.sequences, num_requests, stream)
+    count = num_requests if sizes is None else len(sizes)
+    instants = np.cumsum(arrivals.exponential(1 / arrival_rate, count)).tolist()
+    names = [str(i) for i in range(num_requests)]
+    if sizes is not None:
+        instants = np.repeat(instants, sizes).tolist()
+        names = [f"{call}-{number}" for call, size in enumerate(sizes.tolist()) for number in range(size)]
     outputs = model.output_tokens.sample(lengths, num_requests).tolist()
     inputs = [0] * num_requests if model.prompt_tokens is None else model.prompt_tokens.sample(prompts, num_requests).tolist()
     limit = model.output_tokens.longest
     patience = math.inf if model.patience is None else model.patience
     jobs = [
-        Job(Request(id=str(i), arrived_at=at, prompt_tokens=inputs[i], max_output_tokens=limit, deadline=at + patience), outputs[i])
+        Job(Request(id=names[i], arrived_at=at, prompt_tokens=inputs[i], max_output_tokens=limit, deadline=at + patience), outputs[i])
         for i, at in enumerate(instants)
     ]
     return jobs, residuals

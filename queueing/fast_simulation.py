@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy.typing as npt
 from policies.fixed import Fixed
 from policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
 from queueing import kernels, slot_kernels
+from queueing.calls import draw_calls
 from queueing.distributions import TokenDistribution, Vector
 from queueing.latency import LatencyModel
 from queueing.model import Model
@@ -39,6 +40,7 @@ class Trace:
     output_tokens: Ints
     prompt_tokens: Ints
     residuals: list[np.random.Generator]
+    call_ends: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # behind the last request of each one's call; empty: no calls
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,13 +123,16 @@ class SimulatedRun:
 
 
 def draw_trace(model: Model, arrival_rate: float, num_requests: int, stream: np.random.SeedSequence) -> Trace:
-    """Poisson arrivals and independent lengths."""
+    """Poisson arrivals, of one request or of calls of several, and independent lengths."""
     arrivals, lengths, prompts, *residuals = (np.random.default_rng(child) for child in stream.spawn(3 + model.servers))
+    sizes = draw_calls(model.sequences, num_requests, stream)
+    instants = _poisson(1 / arrival_rate, arrivals, num_requests if sizes is None else len(sizes))
     return Trace(
-        _poisson(1 / arrival_rate, arrivals, num_requests),
+        instants if sizes is None else np.repeat(instants, sizes),
         _sample(model.output_tokens, lengths, num_requests),
         np.zeros(num_requests, dtype=np.int64) if model.prompt_tokens is None else _sample(model.prompt_tokens, prompts, num_requests),
         residuals,
+        np.empty(0, dtype=np.int64) if sizes is None else np.repeat(np.cumsum(sizes), sizes),
     )
 
 
@@ -142,9 +147,9 @@ def replay(model: Model, trace: Trace) -> SimulatedRun:
         return _from_batch_to_batch(law, trace, bound, wait_for)
     deadlines = trace.arrived_at + (math.inf if model.patience is None else model.patience)
     if continuous:
-        found = slot_kernels.run_slots(*given, deadlines, _coefficients(law), law.turnaround, model.servers, bound)
+        found = slot_kernels.run_slots(*given, deadlines, _coefficients(law), law.turnaround, model.servers, bound, trace.call_ends)
     else:
-        limits = (model.servers, bound, wait_for, max_wait, model.policy.padded)
+        limits = (model.servers, bound, wait_for, max_wait, model.policy.padded, trace.call_ends)
         found = kernels.run_batches(*given, deadlines, _coefficients(law), _residuals(law, trace), *limits)
     dispatched, released, first, free, batch, sizes, server = found
     columns = dict(zip(COLUMNS, (dispatched, released, first, free, batch, sizes, server), strict=True))
@@ -174,7 +179,7 @@ def _from_batch_to_batch(law: LatencyModel, trace: Trace, bound: int, wait_for: 
         kernels.run_single(*given, dispatched, firsts, ends)
         sizes[:] = 1
     else:
-        count = kernels.run_padded(*given, bound, wait_for, dispatched, firsts, ends, sizes)
+        count = kernels.run_padded(*given, bound, wait_for, trace.call_ends, dispatched, firsts, ends, sizes)
     columns = {"dispatched_at": dispatched, "released_at": ends[:count], "first_token_at": firsts[:count], "server_free_at": ends[:count]}
     return SimulatedRun(trace.arrived_at, trace.output_tokens, columns, sizes[:count])
 

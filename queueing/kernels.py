@@ -3,7 +3,8 @@
 Every instant is computed by the expressions of `queueing.service.ServiceProcess` in their order (no fast-math): step k of a stretch that
 began at t ends at t + first + (k - 1) rest. Events at one instant come in the driver's order: completions (by server), arrivals, ends of
 patience, the policy's timer. With one patience for all, requests are lost from the head of the queue, so the queue is a range.
-Results are arrays indexed by request, in order of arrival; a lost request has batch -1.
+Of calls of several requests `call_ends` says for each where its call ends: they arrive together, and the policy is asked once;
+an empty one: one by one. Results are arrays indexed by request, in order of arrival; a lost request has batch -1.
 """
 
 from __future__ import annotations
@@ -111,14 +112,14 @@ def run_single(arrived_at, lengths, prompts, law, residuals, starts, firsts, end
 
 
 @njit(cache=True)
-def run_padded(arrived_at, lengths, prompts, law, residuals, size_bound, wait_for, dispatched_at, firsts, ends, sizes):  # type: ignore[no-untyped-def]
+def run_padded(arrived_at, lengths, prompts, law, residuals, size_bound, wait_for, call_ends, dispatched_at, firsts, ends, sizes):  # type: ignore[no-untyped-def]
     """One server, padded batches, endless patience, no max_wait: from batch to batch instead of from event to event.
 
     Writes of each request its dispatch, of each batch the end of its first step, its end and its size; returns how many there were.
     """
     n = len(arrived_at)
     k1, k2, k3, k4, kp, speed = law
-    has_residual, has_prompt = residuals.shape[1] > 0, kp != 0
+    has_residual, has_prompt, has_calls = residuals.shape[1] > 0, kp != 0, len(call_ends) > 0
     free, head, batches = -np.inf, 0, 0
     while head < n:
         last, longest, start = head + 1, lengths[head], arrived_at[head]
@@ -128,7 +129,13 @@ def run_padded(arrived_at, lengths, prompts, law, residuals, size_bound, wait_fo
             for i in range(head + 1, last):
                 longest = max(longest, lengths[i])
                 dispatched_at[i] = start
-        elif start < free:  # a completion comes before an arrival at the same instant
+        elif start >= free:  # an idle server
+            room = min(call_ends[head], head + size_bound) if has_calls else last
+            while last < room:
+                longest = max(longest, lengths[last])
+                dispatched_at[last] = start
+                last += 1
+        else:  # a completion comes before an arrival at the same instant
             start, room = free, min(n, head + size_bound)
             while last < room and arrived_at[last] < free:
                 longest = max(longest, lengths[last])
@@ -164,7 +171,7 @@ def spread(values, sizes, out):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def run_batches(arrived_at, lengths, prompts, deadlines, law, residuals, servers, size_bound, wait_for, max_wait, padded):  # type: ignore[no-untyped-def]
+def run_batches(arrived_at, lengths, prompts, deadlines, law, residuals, servers, size_bound, wait_for, max_wait, padded, call_ends):  # type: ignore[no-untyped-def]
     """Single, dynamic, capped, elastic (`wait_for` = 1) and fixed (`wait_for` = its size)."""
     n = len(arrived_at)
     dispatched_at, released_at, first_token_at = np.full(n, np.nan), np.full(n, np.nan), np.full(n, np.nan)
@@ -174,7 +181,7 @@ def run_batches(arrived_at, lengths, prompts, deadlines, law, residuals, servers
     busy = np.zeros(servers, dtype=np.bool_)
     drawn = np.zeros(servers, dtype=np.int64)
     scratch = np.empty(min(size_bound, n), dtype=np.int64)
-    has_residual = residuals.shape[1] > 0
+    has_residual, has_calls = residuals.shape[1] > 0, len(call_ends) > 0
     head = tail = batches = 0
     timer = np.inf
     while True:
@@ -191,7 +198,7 @@ def run_batches(arrived_at, lengths, prompts, deadlines, law, residuals, servers
             ends[engine] = np.inf
             busy[engine] = False
         elif arrival == now:
-            tail += 1
+            tail = call_ends[tail] if has_calls else tail + 1
         elif lost == now:
             head += 1
         while True:

@@ -30,6 +30,7 @@ class Model:
     max_num_seqs: int | None = None
     servers: int = 1
     patience: float | None = None  # seconds a request waits before it is lost
+    sequences: TokenDistribution | None = None  # requests that arrive together, as one call; None: always one
 
     def __post_init__(self) -> None:
         if self.servers < 1:
@@ -38,6 +39,13 @@ class Model:
             raise SpecError(f"got max_num_seqs={self.max_num_seqs}; expected at least 1")
         if self.patience is not None and not self.patience > 0:
             raise SpecError(f"got patience={self.patience}; expected seconds > 0")
+        if self.sequences is not None and self.sequences.longest == 1:
+            object.__setattr__(self, "sequences", None)
+
+    @property
+    def call_size(self) -> float:
+        """Mean number of sequences in a call."""
+        return 1.0 if self.sequences is None else self.sequences.mean
 
     @property
     def text(self) -> str:
@@ -62,6 +70,7 @@ class Model:
         prompt_tokens: TokenDistribution | None = None,
         servers: int = 1,
         patience: float | None = None,
+        sequences: TokenDistribution | None = None,
     ) -> Model:
         """The model with the token limit applied. Raises SpecError."""
         return cls(
@@ -72,6 +81,7 @@ class Model:
             max_num_seqs=max_num_seqs,
             servers=servers,
             patience=patience,
+            sequences=sequences,
         )
 
     @classmethod
@@ -86,6 +96,7 @@ class Model:
         prompt_tokens: TokenDistribution | str | None = None,
         servers: int = 1,
         patience: float | None = None,
+        sequences: TokenDistribution | str | None = None,
     ) -> Model:
         """`clipped`, from texts or from what they parse to. A text is clipped while it is read: a heavy tail needs no table then.
 
@@ -100,6 +111,7 @@ class Model:
             max_num_seqs=None if max_num_seqs is None else whole_number("max_num_seqs", max_num_seqs),
             servers=whole_number("servers", servers),
             patience=None if patience is None else positive("patience", patience, "seconds"),
+            sequences=None if sequences is None else _lengths("sequences", sequences, None),
         )
 
     @cached_property
@@ -114,12 +126,12 @@ class Model:
 
     @cached_property
     def largest_stable_rate(self) -> float:
-        """Requests/s that all servers together can just not serve for ever."""
+        """Calls/s, each of one request or of `sequences`, that all servers together can just not serve for ever."""
         if isinstance(self.policy, Continuous):
             each = self.slot_time.limit() if self.bound is None else self.slot_time.throughput(self.bound, refilled=True)
         else:
             each = self.batch_time.largest_stable_rate(self.bound)
-        return self.servers * each
+        return self.servers * each / self.call_size
 
     def load(self, arrival_rate: float) -> float:
         """arrival_rate / largest stable rate."""
@@ -137,18 +149,21 @@ class Model:
         """The queue in Kendall's notation, as near as it comes."""
         size = "inf" if self.bound is None else str(self.bound)
         patience = "+D" if self.patience is not None else ""
+        arrivals = "M" if self.sequences is None else "M^X"
         if isinstance(self.policy, Single):
-            kind = "M/G"
+            kind = f"{arrivals}/G"
         elif isinstance(self.policy, Fixed):
-            kind = f"M/G^{size}"
+            kind = f"{arrivals}/G^{size}"
         else:
-            kind = f"M/G(n)-PS[{size}]" if isinstance(self.policy, Continuous) else f"M/G^[1,{size}]"
+            kind = f"{arrivals}/G(n)-PS[{size}]" if isinstance(self.policy, Continuous) else f"{arrivals}/G^[1,{size}]"
         return f"{kind}/{self.servers}{patience}"
 
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What must hold for the prediction to hold."""
         common = ["Poisson arrivals at a constant rate", "lengths independent of each other and of the queue", "first come, first served"]
+        if self.sequences is not None:
+            common.append("calls of independent numbers of sequences, all of a call queued at once")
         common += ["service times obey the latency law", "token and memory bounds of the engine do not bind"]
         if self.bound is None and self.policy.padded:
             common.append(f"padded batches without a bound: stable only while no output exceeds {self.output_tokens.longest} tokens")

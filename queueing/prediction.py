@@ -5,6 +5,7 @@ dynamic, capped, elastic          exact            batch_chain, batch_delay
 fixed without max_wait            exact            mgb1
 continuous                        approximation    continuous
 several servers or patience with a batch policy, fixed with max_wait     simulation
+calls of several sequences        exact for single, dynamic, capped, elastic on one server: batch_chain; else simulation
 
 `bound`: a value that the mean delay does not exceed, where one is known. `paper`: the formula that the documents print (queueing.printed).
 """
@@ -24,6 +25,8 @@ from policies.text import SpecError
 from queueing.batch_chain import solve_batch_chain
 from queueing.batch_delay import batch_quantiles
 from queueing.bounds import delay_bound, has_bound, has_paper, paper_values
+from queueing.call_chain import solve_call_chain
+from queueing.calls import Calls
 from queueing.continuous import doubt, solve_continuous
 from queueing.distributions import TokenDistribution
 from queueing.errors import NotConvergedError
@@ -118,6 +121,8 @@ def methods(model: Model) -> tuple[str, ...]:
     """What this queue can be answered by, the best first."""
     found = []
     alone = model.servers == 1 and model.patience is None
+    if model.sequences is not None:
+        return ("exact", "simulation") if alone and not isinstance(model.policy, Continuous | Fixed) else ("simulation",)
     if isinstance(model.policy, Single):
         found.append("exact" if model.servers == 1 else "approximation" if model.patience is None else "")
     elif alone:
@@ -156,7 +161,7 @@ def _answer(model: Model, arrival_rate: float, method: str) -> Prediction:
 
 
 def _solved(model: Model, arrival_rate: float) -> dict[str, Any]:
-    if isinstance(model.policy, Single):
+    if isinstance(model.policy, Single) and model.sequences is None:
         return _single(model, arrival_rate)
     if isinstance(model.policy, Continuous):
         return _continuous(model, arrival_rate)
@@ -166,8 +171,12 @@ def _solved(model: Model, arrival_rate: float) -> dict[str, Any]:
         fixed = solve_fixed_batches(time, arrival_rate, b)
         answer = _answered(fixed.delay, fixed.sojourn, fixed.batch_size, fixed.utilisation)
         return answer | _token_times(fixed.delay, time.first_token(b), time.law.step(b))
-    queue = solve_batch_chain(time, arrival_rate, model.bound)
-    delay, sojourn = batch_quantiles(time, arrival_rate, queue)
+    if model.sequences is None:
+        queue = solve_batch_chain(time, arrival_rate, model.bound)
+        delay, sojourn = batch_quantiles(time, arrival_rate, queue)
+    else:
+        queue = solve_call_chain(time, Calls.of(arrival_rate, model.sequences), model.bound)
+        delay, sojourn = Quantiles(queue.queueing_delay), Quantiles(queue.sojourn_time)
     sizes = range(1, queue.largest + 1)
     first = queue.by_request(np.array([time.first_token(b) for b in sizes]))
     step = queue.by_request(np.array([time.law.step(b) for b in sizes])) if model.policy.padded else None  # unpadded batches shrink

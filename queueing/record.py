@@ -54,6 +54,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
+def call_of(request_id: str) -> str | None:
+    """The call that a gateway's sequence is of: its id without the sequence's own number. None: it names none."""
+    return request_id.rpartition("-")[0] or None
+
+
 class Header(msgspec.Struct, frozen=True, kw_only=True):
     """First line of a run file."""
 

@@ -2,9 +2,9 @@
 
 The driver's clock is the instant of the event. Events at one instant come in this order: completions (by server), arrivals,
 cancellations, ends of patience, switches of policy, the timer of the last `WaitUntil`. After each the policy is asked,
-and again at once after every `Dispatch`. After a switch, a server that still holds work of the old policy is not offered to the new one
-until it is empty. The queue closes with the last arrival. A record's policy and epoch are those of its dispatch (of its end, where
-it never started). Chance enters through the residuals only: one generator per server.
+and again at once after every `Dispatch`. The sequences of one call (ids CALL-0, CALL-1, ... at one instant) are one arrival. After a
+switch, a server that still holds work of the old policy is not offered to the new one until it is empty. The queue closes with the
+last arrival. A record's policy and epoch are those of its dispatch (of its end, where it never started). Chance enters through the residuals only: one generator per server.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from policies.text import SpecError, format_policy
 from queueing.errors import PredictionError
 from queueing.latency import LatencyModel
 from queueing.ledger import Batch, Started, ended, formed_at, lost
-from queueing.record import Outcome, Record
+from queueing.record import Outcome, Record, call_of
 from queueing.service import Member, ServiceProcess
 from queueing.waiting import WaitingQueue
 
@@ -113,11 +113,14 @@ class _Driver:
         return self.records
 
     def _arrive(self) -> None:
-        request = self.jobs[self.arrived].request
-        self.arrived += 1
-        self.queue.append(Waiting(request))
-        if request.deadline < math.inf:
-            self.plan(request.deadline, _PATIENCE, request.id)
+        together = True
+        while together:
+            request = self.jobs[self.arrived].request
+            self.arrived += 1
+            self.queue.append(Waiting(request))
+            if request.deadline < math.inf:
+                self.plan(request.deadline, _PATIENCE, request.id)
+            together = self.arrived < len(self.jobs) and _of_one_call(request, self.jobs[self.arrived].request)
         if self.arrived == len(self.jobs):
             self._show()
 
@@ -220,6 +223,11 @@ class _Driver:
             engine.process.remove(request_id, now)
             self.records.append(ended(started, outcome, now, None))
             self._settle(engine, now)
+
+
+def _of_one_call(request: Request, following: Request) -> bool:
+    """Whether both are sequences of one call, which arrive together."""
+    return following.arrived_at == request.arrived_at and call_of(request.id) == call_of(following.id) is not None
 
 
 def _changes_at(engine: _Engine) -> float:

@@ -81,7 +81,7 @@ def _target(s, real, whole, active, entry, left):  # type: ignore[no-untyped-def
 
 
 @njit(cache=True)
-def run_slots(arrived_at, lengths, prompts, deadlines, law, turnaround, servers, slots):  # type: ignore[no-untyped-def]
+def run_slots(arrived_at, lengths, prompts, deadlines, law, turnaround, servers, slots, call_ends):  # type: ignore[no-untyped-def]
     """Continuous batching, `slots` in service per server."""
     n = len(arrived_at)
     dispatched_at, released_at, first_token_at = np.full(n, np.nan), np.full(n, np.nan), np.full(n, np.nan)
@@ -96,6 +96,7 @@ def run_slots(arrived_at, lengths, prompts, deadlines, law, turnaround, servers,
     in_service = np.zeros(servers, dtype=np.int64)
     changes_at = np.full(servers, np.inf)
     delay = turnaround * law[5]
+    has_calls = len(call_ends) > 0
     head = tail = batches = 0
     while True:
         engine = 0
@@ -112,7 +113,7 @@ def run_slots(arrived_at, lengths, prompts, deadlines, law, turnaround, servers,
         if completed:
             leaving = _advance(engine, real, whole, active, pending, entry, left, lengths, prompts, law, first_token_at, released_at)
         elif arrival == now:
-            tail += 1
+            tail = call_ends[tail] if has_calls else tail + 1
         else:
             head += 1
         while True:  # the policy is asked after each departure, and once more after the event

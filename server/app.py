@@ -184,6 +184,7 @@ def _add_admin(app: FastAPI, gateway: Gateway) -> None:
             "idle_probes": None if gateway.probes is None else gateway.probes.state(),
             "autopilot": gateway.live_model().autopilot,
             "self_checks": gateway.live_model().checks,
+            "failures": {"prediction": gateway.live_model().failures.state(), "autopilot": gateway.live_model().pilot_failures.state()},
         }
 
 

@@ -92,6 +92,7 @@ class Situation:
             output_tokens=whole if knobs.max_output_tokens is None else whole.clip(knobs.max_output_tokens),
             law=law,
             prompt_tokens=prompts.law() if law.kp and prompts.counts.size else None,
+            sequences=self.estimates.call_sizes,
             **given,
         )
 

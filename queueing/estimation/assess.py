@@ -91,7 +91,7 @@ def assess(
     if slope is not None and compared_mean and estimates.wander.significant:
         band = _band(slope.curve, model, estimates, relaxation, compared_mean)
     predicted = UNKNOWN if slope is None or compared_mean is None else slope.interval(compared_mean, estimates)
-    free = model.largest_stable_rate - estimates.arrival_rate.value
+    free = (model.largest_stable_rate - estimates.arrival_rate.value) * model.call_size
     clients = client_assumptions(seen)
     assumptions = (
         *clients,
@@ -130,9 +130,17 @@ def _nothing(seen: Snapshot, estimates: Estimates, policy: Policy) -> Assessment
     return Assessment(estimates=estimates, load=UNKNOWN, prediction=None, sensitivity=None, wander=None, compared=compared)
 
 
-def _model(policy: Policy, lengths: TokenDistribution, law: LatencyModel, limits: Limits, estimates: Estimates) -> Model:
+def _model(
+    policy: Policy,
+    lengths: TokenDistribution,
+    law: LatencyModel,
+    limits: Limits,
+    estimates: Estimates,
+    sequences: TokenDistribution | None = None,
+) -> Model:
     prompts = estimates.prompt_tokens.law() if law.kp and estimates.prompt_tokens.counts.size else None
     given: dict[str, Any] = {"max_num_seqs": limits.max_num_seqs, "servers": limits.servers, "patience": limits.patience}
+    given |= {"sequences": estimates.call_sizes if sequences is None else sequences}
     return Model(policy=policy, output_tokens=lengths, law=law, prompt_tokens=prompts, **given)
 
 
@@ -153,8 +161,8 @@ def _predict(model: Model, rate: float) -> Prediction | None:
 def _asking(policy: Policy, limits: Limits, estimates: Estimates) -> Ask:
     """The mean by simulation on common random numbers: its noise cancels in ratios, and a run takes 10 ms under every policy."""
 
-    def ask(rate: float, lengths: TokenDistribution, law: LatencyModel) -> float:
-        model = _model(policy, lengths, law, limits, estimates)
+    def ask(rate: float, lengths: TokenDistribution, law: LatencyModel, sequences: TokenDistribution | None = None) -> float:
+        model = _model(policy, lengths, law, limits, estimates, sequences)
         if model.load(rate) >= 1 and limits.patience is None:
             return math.inf
         run = simulate_run(model, rate, SIMULATED, np.random.SeedSequence(0)).after(SIMULATED // 10)

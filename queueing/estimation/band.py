@@ -2,7 +2,7 @@
 
     d ln W = e_rate d ln lambda + e_speed d ln f + (cv) + (lengths)         first order; e by predictions a step to either side
 
-lengths: delete-a-group jackknife over the sampled requests; cv: the predictions at both ends of its interval. The interval is
+lengths, and sequences of a call where some have several: delete-a-group jackknife over the sampled requests; cv: the predictions at both ends of its interval. The interval is
 W e^(+-1.96 s). Slow wander is quasi-static: at each of its values the queue has that value's steady state,
 
     W' = E W(f e^(s Z - s^2 / 2)),  s^2 = sigma^2 tau / (tau + relaxation)
@@ -17,6 +17,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.polynomial.hermite_e import hermegauss
@@ -28,7 +29,14 @@ from queueing.estimation.interval import NORMAL, Estimate
 from queueing.estimation.speed_curve import SpeedCurve, speed_curve
 from queueing.latency import LatencyModel
 
-Ask = Callable[[float, TokenDistribution, LatencyModel], float]  # rate, lengths, law -> mean delay, seconds; infinite if unstable
+
+
+class Ask(Protocol):
+    """The mean delay, seconds; infinite if unstable. `sequences` of a call: another law than the window's."""
+
+    def __call__(self, rate: float, lengths: TokenDistribution, law: LatencyModel, sequences: TokenDistribution | None = None) -> float: ...
+
+
 STEP = 0.01  # relative, to either side
 GROUPS = 5
 NODES = 9
@@ -51,6 +59,7 @@ class Sensitivity:
     epoch: int
     at: float  # seconds, of the window that it was found for
     load: float
+    sequences_error: float = 0.0
 
     def fresh(self, epoch: int, now: float, load: float) -> bool:
         """Whether it may stand for this window: same epoch, no older than `KEPT`, load moved by less than `MOVED` of what is free."""
@@ -60,7 +69,7 @@ class Sensitivity:
     def interval(self, mean: float, estimates: Estimates) -> Estimate:
         """The predicted mean with its 95 % interval."""
         rate, speed = (_error(each) for each in (estimates.arrival_rate, estimates.speed))
-        error = math.hypot(self.rate * rate, self.speed * speed, self.lengths_error, self.cv_error)
+        error = math.hypot(self.rate * rate, self.speed * speed, self.lengths_error, self.sequences_error, self.cv_error)
         if not math.isfinite(mean) or not math.isfinite(error):
             return Estimate(mean, 0.0, math.inf, 0.0)
         factor = math.exp(min(700.0, NORMAL * error))
@@ -88,7 +97,13 @@ def sensitivity(
         epoch=estimates.epoch,
         at=estimates.now,
         load=load,
+        sequences_error=_jackknife(np.array(_without_calls(ask, estimates, law, lengths))) if estimates.call_sizes is not None else 0.0,
     )
+
+
+def _without_calls(ask: Ask, estimates: Estimates, law: LatencyModel, lengths: TokenDistribution) -> list[float]:
+    """The means without each group of calls."""
+    return [ask(estimates.arrival_rate.value, lengths, law, estimates.sequences.without(g, GROUPS).law()) for g in range(GROUPS)]
 
 
 def _shorter(limit: int | None, estimates: Estimates, group: int) -> int | None:

@@ -66,7 +66,8 @@ def open_loop(seen: Snapshot) -> Assumption:
     clients = mean + variance * met.size / -score if score < 0 else math.inf
     if z > -DEPENDENT or number.max() > 1.1 * clients + 1:
         return Assumption("open_loop", True, z, "arrivals do not depend on how many are in the system")
-    return Assumption("open_loop", False, z, f"about {clients:.0f} clients wait for their answers before they ask again: a closed loop")
+    calls = clients / float(seen.call_sizes.mean())
+    return Assumption("open_loop", False, z, f"about {calls:.0f} clients wait for their answers before they ask again: a closed loop")
 
 
 def _number_in_system(seen: Snapshot) -> tuple[Vector, Vector, Vector]:
@@ -76,11 +77,11 @@ def _number_in_system(seen: Snapshot) -> tuple[Vector, Vector, Vector]:
     before = int(np.count_nonzero((arrived <= seen.start) & (ends > seen.start)))
     left = np.concatenate([ends[(ends > seen.start) & (ends <= seen.now)], seen.lost_at])
     instants = np.concatenate([left, seen.arrivals, [seen.start, seen.now]])
-    steps = np.concatenate([-np.ones(left.size), np.ones(seen.arrivals.size), [0.0, 0.0]])
+    steps = np.concatenate([-np.ones(left.size), seen.call_sizes, [0.0, 0.0]])
     order = np.argsort(instants, kind="stable")  # at one instant departures come first
     number = before + np.cumsum(steps[order])
     arrivals = (order >= left.size) & (order < left.size + seen.arrivals.size)
-    return number[arrivals] - 1, instants[order], number
+    return number[arrivals] - steps[order][arrivals], instants[order], number
 
 
 def arrival_assumptions(instants: Vector, *, explained: bool = False) -> tuple[Assumption, Assumption]:

@@ -11,17 +11,19 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from policies import Policy
+from queueing.distributions import TokenDistribution
 from queueing.estimation.arrivals import arrival_rate, dispersion
 from queueing.estimation.batch_times import SLOT_ERROR, BatchTimes, batch_times
 from queueing.estimation.change import FEW_CHANGES, Change, changes
 from queueing.estimation.interval import NORMAL, Estimate, symmetric
-from queueing.estimation.lengths import Lengths, weigh
+from queueing.estimation.lengths import Lengths, lengths, weigh
 from queueing.estimation.snapshot import CENSORED, WITHOUT_LENGTH, Snapshot
 from queueing.estimation.speed_process import Stalls, residual_cv, speed
 from queueing.estimation.speeds import Speeds
@@ -41,7 +43,7 @@ class Estimates:
     start: float
     now: float
     count: int  # requests of this epoch that were dispatched and ended
-    arrival_rate: Estimate
+    arrival_rate: Estimate  # of calls
     dispersion: Estimate  # index of dispersion of counts
     rate_changed_at: float | None
     output_tokens: Lengths
@@ -52,6 +54,12 @@ class Estimates:
     speed_changed_at: float | None
     stalls: Stalls
     notes: tuple[str, ...] = ()
+    sequences: Lengths = field(default_factory=lambda: lengths([]))  # of a call
+
+    @cached_property
+    def call_sizes(self) -> TokenDistribution | None:
+        """The law of a call's number of sequences; None: each was of one."""
+        return self.sequences.law() if self.sequences.known_to > 1 else None
 
     def law(self, shape: LatencyModel) -> LatencyModel:
         """The shape at the speed and residual of the window, where these are known."""
@@ -64,12 +72,12 @@ class Estimates:
         plain = {name: getattr(self, name) for name in ("policy", "epoch", "start", "now", "count", "rate_changed_at", "speed_changed_at")}
         numbers = {name: getattr(self, name).to_dict() for name in ("arrival_rate", "dispersion", "speed", "cv")}
         slow = {"sigma": self.wander.sigma.to_dict(), "tau": _number(self.wander.tau), "significant": self.wander.significant}
-        lengths = {name: _lengths(getattr(self, name)) for name in ("output_tokens", "prompt_tokens")}
-        return plain | numbers | lengths | {"wander": slow, "stalls": dataclasses.asdict(self.stalls), "notes": list(self.notes)}
+        counts = {name: _lengths(getattr(self, name)) for name in ("output_tokens", "prompt_tokens", "sequences")}
+        return plain | numbers | counts | {"wander": slow, "stalls": dataclasses.asdict(self.stalls), "notes": list(self.notes)}
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as JSON, for the state file."""
-        samples = {name: getattr(self, name).to_dict() for name in ("output_tokens", "prompt_tokens")}
+        samples = {name: getattr(self, name).to_dict() for name in ("output_tokens", "prompt_tokens", "sequences")}
         wander = {"fast_cv": _number(self.wander.fast_cv)} | self.summary()["wander"]
         return {"schema_version": SCHEMA_VERSION} | self.summary() | samples | {"wander": wander}
 
@@ -83,7 +91,7 @@ class Estimates:
             name: plain[name] for name in ("policy", "epoch", "start", "now", "count", "rate_changed_at", "speed_changed_at")
         }
         fields |= {name: Estimate.from_dict(plain[name]) for name in ("arrival_rate", "dispersion", "speed", "cv")}
-        fields |= {name: Lengths.from_dict(plain[name]) for name in ("output_tokens", "prompt_tokens")}
+        fields |= {name: Lengths.from_dict(plain[name]) for name in ("output_tokens", "prompt_tokens", "sequences") if name in plain}
         tau, fast = (math.nan if slow[name] is None else float(slow[name]) for name in ("tau", "fast_cv"))
         wandering = Wander(Estimate.from_dict(slow["sigma"]), tau, fast, significant=bool(slow["significant"]))
         return cls(**fields, wander=wandering, stalls=Stalls(**plain["stalls"]), notes=tuple(plain["notes"]))
@@ -113,6 +121,7 @@ def estimate(
         rate_changed_at=changed[-1].at if changed else None,
         output_tokens=output_lengths(seen, half_life),
         prompt_tokens=prompt_lengths(seen, half_life),
+        sequences=lengths(seen.call_sizes, ages=seen.now - seen.arrivals, half_life=half_life),
         speed=_speed(recent, found.slow, continuous=policy.joins_running),
         cv=Estimate(0.0, 0.0, 0.0, recent.count) if policy.joins_running else residual_cv(recent),
         wander=found.slow,

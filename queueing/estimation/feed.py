@@ -2,7 +2,7 @@
 
 The feeding side computes nothing and keeps nothing: one append a request, and `take` gives away what came since the last one, by
 exchanging arrays for empty ones. So its part in the event loop does not grow with the window. The other side is
-`queueing.estimation.mirror`. A `News` is what travels: pickled, 88 bytes a request that was dispatched and 8 an arrival.
+`queueing.estimation.mirror`. A `News` is what travels: pickled, 88 bytes a request that was dispatched and 16 an arrival.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class News:
     carried_from: float
     begun: bool  # an epoch began: arrivals, retries and lost ones of before are no more of it
     forgets_lengths: bool  # and so are the rows
-    arrivals: array[float]
+    arrivals: array[float]  # of calls
+    sequences: array[float]  # of each of them
     retries: array[float]
     lost: array[float]
     rows: array[float]
@@ -44,24 +45,32 @@ class Feed:
     epoch: int = 0
     epoch_at: float = -math.inf
     _arrivals: array[float] = field(default_factory=_numbers)
+    _sequences: array[float] = field(default_factory=_numbers)
     _retries: array[float] = field(default_factory=_numbers)
     _lost: array[float] = field(default_factory=_numbers)
     _rows: array[float] = field(default_factory=_numbers)
     _carried_from: float = -math.inf
+    _call: str | None = None  # the last that arrived
     _begun: bool = False
     _forgets_lengths: bool = False
 
     def begin_epoch(self, epoch: int, at: float, *, carry_lengths: bool = True) -> None:
         """From here on another policy, limit, patience or number of servers holds."""
         self.epoch, self.epoch_at, self._begun = epoch, at, True
-        self._arrivals, self._retries, self._lost = _numbers(), _numbers(), _numbers()
+        self._arrivals, self._sequences, self._retries, self._lost = _numbers(), _numbers(), _numbers(), _numbers()
+        self._call = None
         if not carry_lengths:
             self._rows = _numbers()
             self._carried_from, self._forgets_lengths = at, True
 
-    def on_arrival(self, at: float, *, retry: bool = False) -> None:
-        """A request arrived, whatever becomes of it."""
+    def on_arrival(self, at: float, *, retry: bool = False, call: str | None = None) -> None:
+        """A sequence arrived, whatever becomes of it. Those of one `call`, one after the other at one instant, are one arrival."""
+        if call is not None and call == self._call and self._arrivals and self._arrivals[-1] == at:
+            self._sequences[-1] += 1
+            return
+        self._call = call
         _append(self._arrivals, at, self.most)
+        _append(self._sequences, 1.0, self.most)
         if retry:
             _append(self._retries, at, self.most)
 
@@ -88,11 +97,13 @@ class Feed:
             begun=self._begun,
             forgets_lengths=self._forgets_lengths,
             arrivals=self._arrivals,
+            sequences=self._sequences,
             retries=self._retries,
             lost=self._lost,
             rows=self._rows,
         )
-        self._arrivals, self._retries, self._lost, self._rows = _numbers(), _numbers(), _numbers(), _numbers()
+        self._arrivals, self._sequences, self._retries = _numbers(), _numbers(), _numbers()
+        self._lost, self._rows = _numbers(), _numbers()
         self._begun = self._forgets_lengths = False
         return news
 

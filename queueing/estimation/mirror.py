@@ -72,7 +72,7 @@ class Mirror:
     _tails: dict[str, Tail] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._tails = {name: Tail(self.most, WIDTH if name == "rows" else 1) for name in ("arrivals", "retries", "lost", "rows")}
+        self._tails = {name: Tail(self.most, WIDTH if name == "rows" else 1) for name in ("arrivals", "sequences", "retries", "lost", "rows")}
 
     def add(self, news: News) -> None:
         """What the feed gave; in its order, none left out."""
@@ -100,13 +100,16 @@ class Mirror:
         if self._tails["arrivals"].full:
             start = max(start, float(arrivals[0]))
         rows = self._tails["rows"].rows
+        within = arrivals > start
+        sequences = self._tails["sequences"].rows[:, 0][within]
         return Snapshot(
             policy=policy,
             epoch=self._news.epoch,
             epoch_at=self._news.epoch_at,
             start=start,
             now=now,
-            arrivals=arrivals[arrivals > start],
+            arrivals=arrivals[within],
+            sequences=sequences if (sequences > 1).any() else None,
             rows=picked(rows, rows[:, COLUMN["dispatched_at"]] >= now - self.seconds),
             in_service=in_service,
             ended=ended,

@@ -35,7 +35,7 @@ class Snapshot:
     """The window at one instant. Instants and durations in seconds on the feeder's clock; nan where a row does not know.
 
     `rows` are dispatched requests that met their end, in the order of their ends, those of earlier epochs included (`mine`
-    says which are of this one); `arrivals` all arrivals of this epoch in the window, refused and lost ones too.
+    says which are of this one), one for each sequence; `arrivals` all calls of this epoch that arrived in the window, lost ones too.
     """
 
     policy: str
@@ -51,6 +51,7 @@ class Snapshot:
     retries: int = 0  # arrivals that said they are a client library's second try (`x-stainless-retry-count`)
     lost_at: Vector = field(default_factory=lambda: np.empty(0))  # ends of those that were never dispatched
     servers: int = 1
+    sequences: Vector | None = None  # of each of the arrivals; None: one each
     carried_from: float = -math.inf  # instant from which on lengths may be used
 
     def column(self, name: str) -> Vector:
@@ -70,7 +71,13 @@ class Snapshot:
 
     def since(self, start: float) -> Snapshot:
         """The later part of the window."""
-        return self._but(start=start, arrivals=self.arrivals[self.arrivals > start])
+        later = self.arrivals > start
+        return self._but(start=start, arrivals=self.arrivals[later], sequences=None if self.sequences is None else self.sequences[later])
+
+    @property
+    def call_sizes(self) -> Vector:
+        """Sequences of each of the arrivals."""
+        return np.ones(self.arrivals.size) if self.sequences is None else self.sequences
 
     def _but(self, **changed: Any) -> Snapshot:
         return Snapshot(**{name: getattr(self, name) for name in self.__dataclass_fields__ if name not in changed}, **changed)

@@ -8,12 +8,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from queueing.estimation.feed import MOST, Feed, News
 from queueing.estimation.mirror import SECONDS, Mirror
 from queueing.estimation.snapshot import CENSORED, COLUMN, ENDED, FIELDS, WIDTH, WITHOUT_LENGTH, Snapshot
-from queueing.record import Record
+from queueing.record import Record, call_of
 
 __all__ = [
     "CENSORED",
@@ -61,13 +59,9 @@ class Window(Feed):
 def snapshot_of(records: list[Record], policy: str, start: float, now: float, *, epoch: int = 0, servers: int = 1) -> Snapshot:
     """The same from a finished run: requests that arrived in (start, now]."""
     window = Window(seconds=math.inf, most=max(1, len(records)), epoch=epoch, epoch_at=start)
-    for record in records:
-        if record.arrived_at is not None and start < record.arrived_at <= now:
-            window.on_arrival(record.arrived_at)
-            window.on_record(record)
-    return _sorted(window.snapshot(policy, now, servers=servers))
-
-
-def _sorted(found: Snapshot) -> Snapshot:
-    others = {name: getattr(found, name) for name in found.__dataclass_fields__ if name != "arrivals"}
-    return Snapshot(**others, arrivals=np.sort(found.arrivals))
+    kept = [(record.arrived_at, record) for record in records if record.arrived_at is not None and start < record.arrived_at <= now]
+    for at, call in sorted((at, call_of(record.request_id) or "") for at, record in kept):
+        window.on_arrival(at, call=call or None)
+    for _, record in kept:
+        window.on_record(record)
+    return window.snapshot(policy, now, servers=servers)

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from queueing.advice.forecast import Knobs
 from queueing.estimation.feed import Feed
-from queueing.record import Record
+from queueing.record import Record, call_of
 from server.batch import Batch
 from server.energy.batches import MeteredBatches
 from server.energy.meter import EnergyMeter
 from server.engines.base import Capabilities
 from server.errors import ApiError
 from server.live.busy import BusyTime
+from server.live.failures import Failures
 from server.live.gauges import LiveGauges
 from server.live.pilot import Pilot
 from server.live.predictor import Predictor
@@ -60,6 +61,8 @@ class LiveModel:
         self._gauges = LiveGauges(gateway.metrics)
         self._predictor = Predictor()
         self._pilot = Pilot(gateway)
+        self.failures = Failures(log, "the live prediction")
+        self.pilot_failures = Failures(log, "the autopilot")
         self._waiting_before = 0
         self._what_if_due = now + gateway.settings.what_if_interval
         self._save_due = now
@@ -80,7 +83,7 @@ class LiveModel:
         """Counted whatever becomes of it; its instant is the kernel's, which the event loop cannot have shaped."""
         work, now = ticket.work, self._gateway.now()
         arrived_at = work.request.arrived_at
-        self._feed.on_arrival(arrived_at if work.received_at is None else work.received_at, retry=work.retry)
+        self._feed.on_arrival(arrived_at if work.received_at is None else work.received_at, retry=work.retry, call=call_of(ticket.id))
         self._recent.append(arrived_at)
         if now - self._recent[0] > SHOWN:
             self._recent.popleft()
@@ -175,8 +178,10 @@ class LiveModel:
     async def _look(self) -> None:
         try:
             await self.update()
-        except Exception:
-            log.exception("the live prediction failed; it is repeated")
+        except Exception as error:  # noqa: BLE001 - logged once
+            self.failures.failed(f"{type(error).__name__}: {error}", error)
+        else:
+            self.failures.succeeded()
 
     def check(self) -> None:
         """Little's law, conservation and the utilisation law over the stretch since the last time."""
@@ -200,7 +205,9 @@ class LiveModel:
         if self._gateway.batcher.epoch != epoch:
             return
         if found["pilot_failure"] is not None:
-            log.error("the autopilot failed: %s", found["pilot_failure"])
+            self.pilot_failures.failed(found["pilot_failure"])
+        else:
+            self.pilot_failures.succeeded()
         if found["decision"] is not None:
             self._pilot.carry_out(found["decision"])
         if self._gateway.batcher.epoch != epoch:

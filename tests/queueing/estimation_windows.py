@@ -23,4 +23,10 @@ def snapshot_of_run(run: SimulatedRun, model: Model) -> Snapshot:
     rows = np.column_stack([columns[name] for name in FIELDS])
     rows = rows[run.released_at <= now]
     order = np.argsort(rows[:, FIELDS.index("released_at")], kind="stable")
-    return Snapshot(policy=model.text, epoch=0, epoch_at=0.0, start=0.0, now=now, arrivals=run.arrived_at, rows=rows[order])
+    arrivals, sequences = run.arrived_at, None
+    if model.sequences is not None:
+        arrivals, counts = np.unique(run.arrived_at, return_counts=True)
+        sequences = counts.astype(np.float64)
+    return Snapshot(
+        policy=model.text, epoch=0, epoch_at=0.0, start=0.0, now=now, arrivals=arrivals, sequences=sequences, rows=rows[order]
+    )

@@ -184,7 +184,7 @@ def test_the_capacity_without_a_turnaround_is_exact(law: LatencyModel, lengths: 
     time, outputs = SlotTime(law, tokens), tokens.sample(np.random.default_rng(4), count)
     given = np.zeros(count), outputs, np.zeros(count, dtype=np.int64), np.full(count, np.inf)
     coefficients = (law.k1, law.k2, law.k3, law.k4, law.kp, law.speed)
-    released = np.sort(run_slots(*given, coefficients, 0.0, 1, slots)[1])
+    released = np.sort(run_slots(*given, coefficients, 0.0, 1, slots, np.empty(0, dtype=np.int64))[1])
     measured = (count * 8 // 10) / (released[count * 9 // 10] - released[count // 10])
     noise = np.sqrt(tokens.scv / (count * 0.8))
     assert time.throughput(slots, refilled=True) == pytest.approx(measured, rel=4 * noise + 1e-4)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from policies import Policy, Request
 from queueing.latency import LatencyModel
-from queueing.record import Record
+from queueing.record import Record, call_of
 from server.batch import Batch
 from server.batcher import Batcher
 from server.engines.base import Sampling, Token, Work
@@ -75,13 +76,14 @@ async def replay(
     batcher = Batcher(engine, await engine.start(), policy, [collector])
     tickets: dict[str, Ticket] = {}
 
-    def arrive(request: Request, output_tokens: int) -> None:
-        consumer = Immediate()
-        (consumer.ticket,) = batcher.submit([work_of(request, output_tokens)], [consumer])
-        tickets[request.id] = consumer.ticket
+    def arrive(call: Sequence[tuple[Request, int]]) -> None:
+        consumers = [Immediate() for _ in call]
+        submitted = batcher.submit([work_of(request, output_tokens) for request, output_tokens in call], consumers)
+        for consumer, ticket in zip(consumers, submitted, strict=True):
+            consumer.ticket = tickets[ticket.id] = ticket
 
-    for request, output_tokens in jobs:
-        loop.call_at(request.arrived_at, arrive, request, output_tokens)
+    for (at, _), call in itertools.groupby(jobs, key=lambda job: (job[0].arrived_at, call_of(job[0].id) or job[0].id)):
+        loop.call_at(at, arrive, list(call))
     for request_id, at in (cancellations or {}).items():
         loop.call_at(at, lambda request_id=request_id: tickets[request_id].cancel())
     for at, other in switches:

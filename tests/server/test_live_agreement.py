@@ -22,6 +22,7 @@ from queueing.estimation.window import Snapshot, Window
 from queueing.experiment import draw_jobs
 from queueing.latency import parse_law
 from queueing.model import Model
+from queueing.record import call_of
 from queueing.simulation import Job, simulate_trace
 from queueing.statistics import mean_interval
 from tests.queueing.estimation_runs import seen
@@ -35,20 +36,21 @@ SHAPE = parse_law("k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012,turnaround=0.0015") 
 LENGTHS = parse_distribution("uniform:low=1,high=31")
 BOUND = 16
 SPEED = 1.15  # of the run against the shape
-KNOWN, WITHIN = 0.02, 0.04
+ONE, MIXED = "deterministic:value=1", "empirical:path=tests/data/sequences_per_call.txt"
+KNOWN, WITHIN, WITHIN_OF_CALLS = 0.02, 0.04, 0.05
 FIRST, MOST = 20_000, 10_000_000  # requests
 
 
-def model_of(policy: str) -> Model:
+def model_of(policy: str, sequences: str | None = None) -> Model:
     law = parse_law("k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012,turnaround=0.0015,cv=0.12").at_speed(SPEED)
-    return Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=law, max_num_seqs=BOUND)
+    return Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=law, max_num_seqs=BOUND, sequences=parse_distribution(sequences or ONE))
 
 
-def long_enough(policy: str, load: float, seed: int) -> Snapshot:
+def long_enough(policy: str, load: float, seed: int, sequences: str | None = None) -> Snapshot:
     """The stop rule: twice as long until the mean is known."""
     count = FIRST
     while True:
-        seen = window_of(model_of(policy), load, count, seed)
+        seen = window_of(model_of(policy, sequences), load, count, seed)
         values = judged(seen, sojourn=parse_policy(policy).joins_running)
         if mean_interval(values).relative <= KNOWN:
             return seen
@@ -60,11 +62,12 @@ def live(seen: Snapshot) -> Assessment:
     return assess(seen, SHAPE, Limits(max_output_tokens=LENGTHS.longest, max_num_seqs=BOUND))
 
 
-def assert_agrees(seen: Snapshot) -> None:
+def assert_agrees(seen: Snapshot, within: float = WITHIN) -> Assessment:
     found = live(seen)
     assert found.compared.observed.relative <= KNOWN
-    assert abs(found.compared.error) <= WITHIN, found.compared
+    assert abs(found.compared.error) <= within, found.compared
     assert found.estimates.speed.value == pytest.approx(SPEED, rel=SLOT_ERROR)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -81,9 +84,42 @@ def test_the_live_prediction_of_every_cell(policy: str, load: float) -> None:
     assert_agrees(long_enough(policy, load, seed=2))
 
 
-def asked(policy: str, load: float, count: int, seed: int) -> list[tuple[Request, int]]:
+@pytest.mark.parametrize(
+    ("policy", "load", "sequences"),
+    [
+        ("single", 0.3, "deterministic:value=4"),
+        ("dynamic", 0.6, MIXED),
+        ("capped:max_batch_size=8", 0.5, "uniform:low=1,high=8"),
+        ("elastic:max_batch_size=8", 0.6, "deterministic:value=2"),
+        ("fixed:batch_size=4", 0.5, "deterministic:value=3"),
+        ("continuous:max_batch_size=4", 0.3, MIXED),
+    ],
+)
+def test_calls_of_several_sequences_are_predicted_too(policy: str, load: float, sequences: str) -> None:
+    assert_calls_agree(policy, load, sequences, seed=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sequences", [*(f"deterministic:value={n}" for n in range(2, 9)), "uniform:low=1,high=8", MIXED])
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_calls_of_several_sequences_are_predicted_in_every_cell(policy: str, load: float, sequences: str) -> None:
+    assert_calls_agree(policy, load, sequences, seed=4)
+
+
+def assert_calls_agree(policy: str, load: float, sequences: str, seed: int) -> None:
+    """Within 5 %; one call is one arrival, and the arrivals are as Poisson as they were."""
+    seen = long_enough(policy, load, seed, sequences)
+    found = assert_agrees(seen, WITHIN_OF_CALLS)
+    holds = {each.name: each.holds for each in found.compared.assumptions}
+    assert holds["poisson_arrivals"] is not False
+    assert holds["open_loop"] is not False
+    assert found.estimates.sequences.mean().value == pytest.approx(model_of(policy, sequences).call_size, rel=0.02)
+
+
+def asked(policy: str, load: float, count: int, seed: int, sequences: str | None = None) -> list[tuple[Request, int]]:
     """Requests and their lengths."""
-    model = model_of(policy)
+    model = model_of(policy, sequences)
     jobs, _ = draw_jobs(model, load * model.largest_stable_rate, count, np.random.SeedSequence(seed))
     return [(job.request, job.output_tokens) for job in jobs]
 
@@ -95,17 +131,18 @@ def gateway_window(policy: str, jobs: list[tuple[Request, int]], seed: int) -> S
     window = Window(seconds=math.inf, most=10 * len(jobs))
     window.begin_epoch(0, 0.0)
     for request, _ in jobs:
-        window.on_arrival(request.arrived_at)
+        window.on_arrival(request.arrived_at, call=call_of(request.id))
     for record in records:
         if record.released_at is not None and record.released_at <= now:
             window.on_record(record)
     return window.snapshot(policy, now)
 
 
+@pytest.mark.parametrize("sequences", [None, "uniform:low=1,high=8"])
 @pytest.mark.parametrize("policy", ["fixed:batch_size=4", "continuous:max_batch_size=4"])
-def test_the_gateways_own_window_says_what_the_simulators_says(policy: str) -> None:
+def test_the_gateways_own_window_says_what_the_simulators_says(policy: str, sequences: str | None) -> None:
     """Same arrivals, lengths and residuals: the estimates, the observation and the prediction are the same numbers."""
-    jobs = asked(policy, 0.6, 1500, 5)
+    jobs = asked(policy, 0.6, 1500, 5, sequences)
     residuals = [np.random.default_rng(np.random.SeedSequence(5).spawn(2)[1])]
     simulated = [Job(request, tokens) for request, tokens in jobs]
     records = simulate_trace(parse_policy(policy), simulated, model_of(policy).law, residuals, max_batch_size=BOUND)

@@ -1,0 +1,170 @@
+"""Calls of several sequences: the exact chain, the compiled simulation, the simulation of the policy and the gateway say the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from policies import parse_policy
+from queueing.batch_chain import solve_batch_chain
+from queueing.call_chain import solve_call_chain
+from queueing.calls import Calls, draw_calls
+from queueing.distributions import parse_distribution
+from queueing.experiment import draw_jobs, simulate_model, simulate_run
+from queueing.fast_simulation import COLUMNS
+from queueing.latency import parse_law
+from queueing.model import Model
+from queueing.prediction import methods, predict_model
+from queueing.simulation import simulate_trace
+from tests.server.harness import replay
+from tests.virtual_time import run_virtual
+
+POLICIES = (
+    "single",
+    "dynamic",
+    "capped:max_batch_size=3",
+    "capped:max_batch_size=8",
+    "elastic:max_batch_size=8",
+    "elastic",
+    "fixed:batch_size=4",
+    "fixed:batch_size=4,max_wait=0.02",
+    "continuous:max_batch_size=4",
+)
+CHAINED = ("single", "dynamic", "capped:max_batch_size=3", "capped:max_batch_size=8", "elastic:max_batch_size=8")
+CALLS = ("deterministic:value=2", "deterministic:value=4", "uniform:low=1,high=8", "geometric:mean=3")
+LAW = "k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012,turnaround=0.0015"
+LENGTHS = "uniform:low=1,high=31"
+
+
+def model_of(policy: str, sequences: str | None, cv: float = 0.15, **limits: object) -> Model:
+    return Model.read(policy, LENGTHS, f"{LAW},cv={cv}", sequences=sequences, max_num_seqs=limits.pop("max_num_seqs", None), **limits)
+
+
+@pytest.mark.parametrize("sequences", CALLS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_compiled_simulation_is_the_policys_to_the_last_bit(policy, sequences):
+    model = model_of(policy, sequences)
+    rate, seed = 0.6 * model.largest_stable_rate, 3
+    fast = simulate_run(model, rate, 2000, np.random.SeedSequence(seed))
+    slow = simulate_run(model, rate, 2000, np.random.SeedSequence(seed), generic=True)
+    assert np.array_equal(fast.arrived_at, slow.arrived_at)
+    assert (np.diff(fast.arrived_at) == 0).any()
+    for name in COLUMNS:
+        assert np.array_equal(getattr(fast, name), getattr(slow, name), equal_nan=True), name
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_several_servers_and_patience_too(policy):
+    model = model_of(policy, "uniform:low=1,high=8", servers=2, patience=0.05)
+    rate = 1.1 * model.largest_stable_rate
+    fast = simulate_run(model, rate, 2000, np.random.SeedSequence(3))
+    slow = simulate_run(model, rate, 2000, np.random.SeedSequence(3), generic=True)
+    assert fast.lost.any()
+    assert np.array_equal(fast.lost, slow.lost)
+    for name in COLUMNS:
+        assert np.array_equal(getattr(fast, name)[~fast.lost], getattr(slow, name)[~slow.lost], equal_nan=True), name
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_gateway_makes_the_same_batches_at_the_same_instants(policy):
+    model = model_of(policy, "uniform:low=1,high=8", max_num_seqs=16)
+    jobs, _ = draw_jobs(model, 0.6 * model.largest_stable_rate, 1500, np.random.SeedSequence(4))
+    live = run_virtual(replay(parse_policy(policy), [(job.request, job.output_tokens) for job in jobs], model.law, seed=3, max_num_seqs=16))
+    residuals = [np.random.default_rng(np.random.SeedSequence(3).spawn(2)[1])]
+    simulated = {r.request_id: r for r in simulate_trace(parse_policy(policy), jobs, model.law, residuals, max_batch_size=16)}
+    assert len(live) == len(simulated) == len(jobs)
+    for record in live:
+        other = simulated[record.request_id]
+        assert (record.batch_id, record.batch_size) == (other.batch_id, other.batch_size), (record, other)
+        assert record.dispatched_at == pytest.approx(other.dispatched_at, abs=1e-9)
+        assert record.released_at == pytest.approx(other.released_at, abs=1e-9)
+
+
+def test_calls_have_the_asked_sizes_and_all_requests():
+    sizes = draw_calls(parse_distribution("uniform:low=1,high=8"), 10_001, np.random.SeedSequence(1))
+    assert sizes.sum() == 10_001
+    assert sizes.min() >= 1
+    assert sizes.mean() == pytest.approx(4.5, rel=0.05)
+
+
+def test_one_sequence_in_a_call_changes_nothing():
+    one, none = (model_of("capped:max_batch_size=8", text) for text in ("deterministic:value=1", None))
+    assert one.sequences is None
+    assert one.name == none.name
+    assert predict_model(one, 50.0) == predict_model(none, 50.0)
+
+
+@pytest.mark.parametrize("load", [0.3, 0.9])
+@pytest.mark.parametrize("cv", [0.0, 0.3])
+@pytest.mark.parametrize("bound", [1, 2, 3, 8, 33, None])
+def test_calls_of_one_are_the_chain_of_single_arrivals(bound, cv, load):
+    policy = "dynamic" if bound is None else f"capped:max_batch_size={bound}"
+    time = model_of(policy, None, cv).batch_time
+    rate = load * time.largest_stable_rate(bound)
+    if bound is None:
+        rate *= 0.5
+    plain, calls = solve_batch_chain(time, rate, bound), solve_call_chain(time, Calls(rate, np.array([0.0, 1.0])), bound)
+    for name in ("queueing_delay", "sojourn_time", "batch_size", "utilisation"):
+        assert getattr(calls, name) == pytest.approx(getattr(plain, name), rel=1e-9), name
+    assert calls.full == pytest.approx(plain.full, rel=1e-8, abs=1e-12)
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_single_requests_are_the_closed_form(size):
+    """M^X/G/1: E[Wq] = lam m E[S^2] / (2 (1 - rho)) + (m2 / m - 1) E[S] / (2 (1 - rho))."""
+    model = model_of("single", f"deterministic:value={size}")
+    rate = 0.7 * model.largest_stable_rate
+    first, second = model.batch_time.mean(1), model.batch_time.second_moment(1)
+    closed = (rate * size * second + (size - 1) * first) / (2 * (1 - rate * size * first))
+    assert predict_model(model, rate, "exact").queueing_delay.mean == pytest.approx(closed, rel=1e-12)
+
+
+def test_calls_that_fill_whole_batches_are_single_arrivals_of_longer_service():
+    """B sequences a call into batches of B: M/G/1 of whole batches."""
+    model = model_of("capped:max_batch_size=4", "deterministic:value=4", cv=0.3)
+    rate = 0.8 * model.largest_stable_rate
+    first, second = model.batch_time.mean(4), model.batch_time.second_moment(4)
+    closed = rate * second / (2 * (1 - rate * first))
+    found = predict_model(model, rate, "exact")
+    assert found.queueing_delay.mean == pytest.approx(closed, rel=1e-8)
+    assert found.batch_size.mean == pytest.approx(4, rel=1e-9)
+
+
+@pytest.mark.parametrize(("policy", "sequences"), [("capped:max_batch_size=3", "uniform:low=1,high=8"), ("dynamic", "deterministic:value=4")])
+def test_the_chain_is_what_simulation_finds(policy, sequences):
+    assert_chain_and_simulation_agree(policy, sequences, 0.5, 0.15, 200_000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("load", [0.3, 0.6, 0.85])
+@pytest.mark.parametrize("cv", [0.0, 0.3])
+@pytest.mark.parametrize("sequences", CALLS)
+@pytest.mark.parametrize("policy", CHAINED)
+def test_the_chain_is_what_simulation_finds_everywhere(policy, sequences, cv, load):
+    load = load if policy != "dynamic" else 0.5 * load  # unbounded
+    assert_chain_and_simulation_agree(policy, sequences, load, cv, 1_000_000)
+
+
+def assert_chain_and_simulation_agree(policy: str, sequences: str, load: float, cv: float, count: int) -> None:
+    model = model_of(policy, sequences, cv)
+    assert methods(model)[0] == "exact"
+    rate = load * model.largest_stable_rate
+    exact = predict_model(model, rate, "exact")
+    simulated = simulate_model(model, rate, num_requests=count, replications=4, seed=11)
+    for name in ("queueing_delay", "sojourn_time", "batch_size", "time_to_first_token"):
+        found, expected = getattr(simulated, name), getattr(exact, name)
+        assert found.standard_error < 0.05 * found.mean, "the run is too short to tell"
+        assert abs(found.mean - expected.mean) <= 4 * found.standard_error, (name, found, expected)
+    assert simulated.utilisation == pytest.approx(exact.utilisation, rel=0.02)
+
+
+@pytest.mark.parametrize("policy", ["fixed:batch_size=4", "continuous:max_batch_size=4"])
+def test_where_the_chain_does_not_reach_it_is_simulated(policy):
+    model = model_of(policy, "deterministic:value=4")
+    assert methods(model) == ("simulation",)
+
+
+def test_the_load_counts_sequences():
+    one, four = (model_of("capped:max_batch_size=8", text) for text in (None, "deterministic:value=4"))
+    assert four.largest_stable_rate == pytest.approx(one.largest_stable_rate / 4)
+    assert four.name == "M^X/G^[1,8]/1"
