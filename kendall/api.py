@@ -61,6 +61,7 @@ class Limits(TypedDict, total=False):
     servers             engines that serve one queue (1)
     max_num_seqs        largest batch that the engine takes (only the policy bounds the batch)
     prompt_tokens       distribution of the prompt lengths; matters where the law has a coefficient kp (no prompts)
+    sequences           distribution of the sequences in a call, which arrive together; the arrival rate counts calls (1)
     """
 
     max_output_tokens: int | None
@@ -68,6 +69,7 @@ class Limits(TypedDict, total=False):
     servers: int
     max_num_seqs: int | None
     prompt_tokens: TokenDistribution | str | None
+    sequences: TokenDistribution | str | None
 
 
 def predict(
@@ -81,7 +83,7 @@ def predict(
 ) -> Prediction:
     """Steady state of a policy under Poisson arrivals, as `kendall predict --json` prints it.
 
-    `limits`: max_output_tokens, patience, servers, max_num_seqs, prompt_tokens (see `Limits`). `method`: "auto" is
+    `limits`: max_output_tokens, patience, servers, max_num_seqs, prompt_tokens, sequences (see `Limits`). `method`: "auto" is
     the most accurate one that this queue has; else "exact", "approximation", "bound", "paper" or "simulation". What
     the method cannot give is None.
 

@@ -44,6 +44,13 @@ PromptTokens = Annotated[
     str | None,
     _option("--prompt-tokens", "Distribution of the prompts' lengths; needs kp in the latency law. Default: prompts cost nothing."),
 ]
+Sequences = Annotated[
+    str | None,
+    _option(
+        "--sequences",
+        "Distribution of the sequences in a call (n, or several prompts); they arrive together; --arrival-rate counts calls. Default: one.",
+    ),
+]
 Json = Annotated[bool, _option("--json", "Print one JSON object and nothing else.")]
 
 
@@ -59,11 +66,13 @@ def predict(
     servers: Servers = 1,
     max_num_seqs: EngineBound = None,
     prompt_tokens: PromptTokens = None,
+    sequences: Sequences = None,
     method: Annotated[str, _option("--method", "auto (the best there is) | exact | approximation | bound | paper | simulation.")] = "auto",
     as_json: Json = False,
 ) -> None:
     """Predict the steady-state queueing delay of a policy."""
     bounds: dict[str, Any] = {"prompt_tokens": prompt_tokens, "max_num_seqs": max_num_seqs, "servers": servers, "patience": patience}
+    bounds |= {"sequences": sequences}
     model = Model.read(policy, output_tokens, law_of(latency), max_output_tokens=max_output_tokens, **bounds)
     try:
         answer = predict_model(model, arrival_rate, method)
@@ -84,6 +93,7 @@ def simulate(
     servers: Servers = 1,
     max_num_seqs: EngineBound = None,
     prompt_tokens: PromptTokens = None,
+    sequences: Sequences = None,
     num_requests: Annotated[
         int, _option("--num-requests", "Requests per replication; the first tenth is warm-up and is dropped.")
     ] = NUM_REQUESTS,
@@ -93,6 +103,7 @@ def simulate(
 ) -> None:
     """Simulate a policy on Poisson arrivals, event by event, and report means with standard errors."""
     bounds: dict[str, Any] = {"prompt_tokens": prompt_tokens, "max_num_seqs": max_num_seqs, "servers": servers, "patience": patience}
+    bounds |= {"sequences": sequences}
     model = Model.read(policy, output_tokens, law_of(latency), max_output_tokens=max_output_tokens, **bounds)
     try:
         model.stable_load(arrival_rate)

@@ -40,7 +40,7 @@ class Trace:
     output_tokens: Ints
     prompt_tokens: Ints
     residuals: list[np.random.Generator]
-    call_ends: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # behind the last request of each one's call; empty: no calls
+    call_ends: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # for each where its call ends; empty: one by one
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ dynamic, capped, elastic          exact            batch_chain, batch_delay
 fixed without max_wait            exact            mgb1
 continuous                        approximation    continuous
 several servers or patience with a batch policy, fixed with max_wait     simulation
-calls of several sequences        exact for single, dynamic, capped, elastic on one server: batch_chain; else simulation
+calls of several sequences        exact means for single, dynamic, capped, elastic on one server: call_chain; else simulation
 
 `bound`: a value that the mean delay does not exceed, where one is known. `paper`: the formula that the documents print (queueing.printed).
 """
@@ -40,6 +40,7 @@ from queueing.model import Model
 from queueing.result import Mean, Prediction, Quantiles
 
 SIMULATED_REQUESTS = 1_000_000
+QUANTILE_REQUESTS = 300_000
 _DURATIONS = ("queueing_delay", "sojourn_time", "served_queueing_delay")
 METHODS = ("auto", "exact", "approximation", "bound", "paper", "simulation")
 
@@ -70,12 +71,22 @@ def predict_model(model: Model, arrival_rate: float, method: str = "auto") -> Pr
     if chosen == "simulation":
         return simulate_model(model, arrival_rate, num_requests=SIMULATED_REQUESTS)
     try:
-        return _answer(model, arrival_rate, chosen)
+        found = _answer(model, arrival_rate, chosen)
+        return found if method != "auto" or model.sequences is None else _with_quantiles(found, model, arrival_rate)
     except NotConvergedError as error:
         if method != "auto":
             raise
         simulated = simulate_model(model, arrival_rate, num_requests=SIMULATED_REQUESTS, notes=(str(error),))
         return without_means(simulated) if infinite_mean(model, load) else simulated
+
+
+def _with_quantiles(found: Prediction, model: Model, arrival_rate: float) -> Prediction:
+    """The same means; of calls of several sequences no exact law is known here, so the quantiles are simulated."""
+    simulated = simulate_model(model, arrival_rate, num_requests=QUANTILE_REQUESTS)
+    means = {name: getattr(found, name).mean for name in _DURATIONS}
+    quantiles = {name: dataclasses.replace(getattr(simulated, name), mean=means[name], standard_error=None) for name in _DURATIONS}
+    note = f"quantiles: simulation of {QUANTILE_REQUESTS:,} sequences"
+    return dataclasses.replace(found, assumptions=(*found.assumptions, note), **quantiles)
 
 
 def infinite_mean(model: Model, load: float) -> bool:

@@ -2,9 +2,10 @@
 
 The driver's clock is the instant of the event. Events at one instant come in this order: completions (by server), arrivals,
 cancellations, ends of patience, switches of policy, the timer of the last `WaitUntil`. After each the policy is asked,
-and again at once after every `Dispatch`. The sequences of one call (ids CALL-0, CALL-1, ... at one instant) are one arrival. After a
-switch, a server that still holds work of the old policy is not offered to the new one until it is empty. The queue closes with the
-last arrival. A record's policy and epoch are those of its dispatch (of its end, where it never started). Chance enters through the residuals only: one generator per server.
+and again at once after every `Dispatch`. The sequences of one call (ids CALL-0, CALL-1, ... at one instant) are one arrival. After
+a switch, a server that still holds work of the old policy is not offered to the new one until it is empty. The queue closes with the
+last arrival. A record's policy and epoch are those of its dispatch (of its end, where it never started). Chance enters
+through the residuals only: one generator per server.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ The mean, p50, p90 and p99 that theory gives at the window's rate, lengths, spee
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -130,18 +131,10 @@ def _nothing(seen: Snapshot, estimates: Estimates, policy: Policy) -> Assessment
     return Assessment(estimates=estimates, load=UNKNOWN, prediction=None, sensitivity=None, wander=None, compared=compared)
 
 
-def _model(
-    policy: Policy,
-    lengths: TokenDistribution,
-    law: LatencyModel,
-    limits: Limits,
-    estimates: Estimates,
-    sequences: TokenDistribution | None = None,
-) -> Model:
+def _model(policy: Policy, lengths: TokenDistribution, law: LatencyModel, limits: Limits, estimates: Estimates) -> Model:
     prompts = estimates.prompt_tokens.law() if law.kp and estimates.prompt_tokens.counts.size else None
     given: dict[str, Any] = {"max_num_seqs": limits.max_num_seqs, "servers": limits.servers, "patience": limits.patience}
-    given |= {"sequences": estimates.call_sizes if sequences is None else sequences}
-    return Model(policy=policy, output_tokens=lengths, law=law, prompt_tokens=prompts, **given)
+    return Model(policy=policy, output_tokens=lengths, law=law, prompt_tokens=prompts, sequences=estimates.call_sizes, **given)
 
 
 def _load(model: Model, estimates: Estimates) -> Estimate:
@@ -162,7 +155,8 @@ def _asking(policy: Policy, limits: Limits, estimates: Estimates) -> Ask:
     """The mean by simulation on common random numbers: its noise cancels in ratios, and a run takes 10 ms under every policy."""
 
     def ask(rate: float, lengths: TokenDistribution, law: LatencyModel, sequences: TokenDistribution | None = None) -> float:
-        model = _model(policy, lengths, law, limits, estimates, sequences)
+        model = _model(policy, lengths, law, limits, estimates)
+        model = model if sequences is None else dataclasses.replace(model, sequences=sequences)
         if model.load(rate) >= 1 and limits.patience is None:
             return math.inf
         run = simulate_run(model, rate, SIMULATED, np.random.SeedSequence(0)).after(SIMULATED // 10)

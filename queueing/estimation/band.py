@@ -2,8 +2,9 @@
 
     d ln W = e_rate d ln lambda + e_speed d ln f + (cv) + (lengths)         first order; e by predictions a step to either side
 
-lengths, and sequences of a call where some have several: delete-a-group jackknife over the sampled requests; cv: the predictions at both ends of its interval. The interval is
-W e^(+-1.96 s). Slow wander is quasi-static: at each of its values the queue has that value's steady state,
+lengths, and sequences of a call where some have several: delete-a-group jackknife over the sampled requests; cv: the predictions at
+both ends of its interval. The interval is W e^(+-1.96 s). Slow wander is quasi-static: at each of its values the queue has that
+value's steady state,
 
     W' = E W(f e^(s Z - s^2 / 2)),  s^2 = sigma^2 tau / (tau + relaxation)
 
@@ -29,19 +30,18 @@ from queueing.estimation.interval import NORMAL, Estimate
 from queueing.estimation.speed_curve import SpeedCurve, speed_curve
 from queueing.latency import LatencyModel
 
-
-
-class Ask(Protocol):
-    """The mean delay, seconds; infinite if unstable. `sequences` of a call: another law than the window's."""
-
-    def __call__(self, rate: float, lengths: TokenDistribution, law: LatencyModel, sequences: TokenDistribution | None = None) -> float: ...
-
-
 STEP = 0.01  # relative, to either side
 GROUPS = 5
 NODES = 9
 KEPT = 60.0  # seconds
 MOVED = 0.2
+
+
+class Ask(Protocol):
+    """The mean delay of a policy."""
+
+    def __call__(self, rate: float, lengths: TokenDistribution, law: LatencyModel, sequences: TokenDistribution | None = None) -> float:
+        """Seconds; infinite if unstable. `sequences` of a call: in place of the window's."""
 
 
 @dataclass(frozen=True, slots=True)

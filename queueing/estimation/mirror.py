@@ -72,7 +72,8 @@ class Mirror:
     _tails: dict[str, Tail] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._tails = {name: Tail(self.most, WIDTH if name == "rows" else 1) for name in ("arrivals", "sequences", "retries", "lost", "rows")}
+        names = ("arrivals", "sequences", "retries", "lost", "rows")
+        self._tails = {name: Tail(self.most, WIDTH if name == "rows" else 1) for name in names}
 
     def add(self, news: News) -> None:
         """What the feed gave; in its order, none left out."""

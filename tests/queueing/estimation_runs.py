@@ -94,10 +94,7 @@ def seen(records: list[Record], policy: str) -> Snapshot:
     """The whole run as a window that ends with the last arrival; it began with the epoch."""
     last = max(record.arrived_at or 0.0 for record in records)
     kept = [record for record in records if (record.released_at or 0.0) <= last]
-    unfinished = np.array([record.arrived_at or 0.0 for record in records if (record.released_at or 0.0) > last])
-    found = snapshot_of(kept, policy, 0.0, last)
-    arrivals = np.sort(np.concatenate([found.arrivals, unfinished]))
-    return Snapshot(**{name: getattr(found, name) for name in found.__dataclass_fields__ if name != "arrivals"}, arrivals=arrivals)
+    return snapshot_of(records, policy, 0.0, last).having(snapshot_of(kept, policy, 0.0, last).rows)
 
 
 def poisson(rate: float, count: int, seed: int) -> Vector:

@@ -27,6 +27,4 @@ def snapshot_of_run(run: SimulatedRun, model: Model) -> Snapshot:
     if model.sequences is not None:
         arrivals, counts = np.unique(run.arrived_at, return_counts=True)
         sequences = counts.astype(np.float64)
-    return Snapshot(
-        policy=model.text, epoch=0, epoch_at=0.0, start=0.0, now=now, arrivals=arrivals, sequences=sequences, rows=rows[order]
-    )
+    return Snapshot(policy=model.text, epoch=0, epoch_at=0.0, start=0.0, now=now, arrivals=arrivals, sequences=sequences, rows=rows[order])

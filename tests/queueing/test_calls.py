@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from policies import parse_policy
 from queueing.batch_chain import solve_batch_chain
 from queueing.call_chain import solve_call_chain
 from queueing.calls import Calls, draw_calls
+from queueing.cli import app
 from queueing.distributions import parse_distribution
 from queueing.experiment import draw_jobs, simulate_model, simulate_run
 from queueing.fast_simulation import COLUMNS
-from queueing.latency import parse_law
 from queueing.model import Model
 from queueing.prediction import methods, predict_model
 from queueing.simulation import simulate_trace
@@ -130,7 +133,9 @@ def test_calls_that_fill_whole_batches_are_single_arrivals_of_longer_service():
     assert found.batch_size.mean == pytest.approx(4, rel=1e-9)
 
 
-@pytest.mark.parametrize(("policy", "sequences"), [("capped:max_batch_size=3", "uniform:low=1,high=8"), ("dynamic", "deterministic:value=4")])
+@pytest.mark.parametrize(
+    ("policy", "sequences"), [("capped:max_batch_size=3", "uniform:low=1,high=8"), ("dynamic", "deterministic:value=4")]
+)
 def test_the_chain_is_what_simulation_finds(policy, sequences):
     assert_chain_and_simulation_agree(policy, sequences, 0.5, 0.15, 200_000)
 
@@ -162,6 +167,28 @@ def assert_chain_and_simulation_agree(policy: str, sequences: str, load: float, 
 def test_where_the_chain_does_not_reach_it_is_simulated(policy):
     model = model_of(policy, "deterministic:value=4")
     assert methods(model) == ("simulation",)
+
+
+def test_quantiles_are_simulated_and_means_exact():
+    model = model_of("capped:max_batch_size=8", "deterministic:value=4")
+    rate = 0.6 * model.largest_stable_rate
+    found, exact = predict_model(model, rate), predict_model(model, rate, "exact")
+    assert found.method == "exact"
+    assert found.queueing_delay.mean == exact.queueing_delay.mean
+    assert exact.queueing_delay.p99 is None
+    assert exact.queueing_delay.mean < found.queueing_delay.p90 < found.queueing_delay.p99
+    assert found.assumptions[-1] == "quantiles: simulation of 300,000 sequences"
+
+
+def test_the_command_takes_a_law_of_sequences():
+    common = ["--policy", "capped:max_batch_size=8", "--output-tokens", LENGTHS, "--latency", LAW, "--arrival-rate", "20", "--json"]
+    answers = {}
+    for command in ("predict", "simulate"):
+        result = CliRunner().invoke(app, [command, *common, "--sequences", "deterministic:value=4"])
+        assert result.exit_code == 0, result.output
+        answers[command] = json.loads(result.output)
+    assert answers["predict"]["model"] == "M^X/G^[1,8]/1"
+    assert answers["simulate"]["batch_size"]["mean"] == pytest.approx(answers["predict"]["batch_size"]["mean"], rel=0.05)
 
 
 def test_the_load_counts_sequences():
