@@ -25,7 +25,7 @@ from queueing.arrival_audit import Audit, audit_arrivals
 from queueing.distributions import TokenDistribution, parse_distribution
 from queueing.latency import LatencyModel
 from queueing.model import Model
-from queueing.record import Header, Record, read_run
+from queueing.record import Header, Record, call_of, read_run
 from queueing.recursion import served
 from queueing.statistics import Summary, summarise
 
@@ -164,7 +164,8 @@ def lateness_of(sent: Iterable[Record]) -> Summary | None:
 
 def audit_of(file: RunFile, comparison: Comparison, sent: Iterable[Record] = ()) -> Audit | None:
     """The arrivals at the gateway beside the process that was asked, and beside the timetable where it is at hand."""
-    epoch = [r for r in file.records if r.arrived_at is not None and (r.epoch or 0) == comparison.epoch]
+    records = [r for r in file.records if r.arrived_at is not None and (r.epoch or 0) == comparison.epoch]
+    epoch = _first_of_calls(records) if file.header.writer == "gateway" else records
     arrived = np.array([r.arrived_at if r.received_at is None else r.received_at for r in epoch], dtype=np.float64)
     if arrived.size < 3:
         return None
@@ -172,6 +173,14 @@ def audit_of(file: RunFile, comparison: Comparison, sent: Iterable[Record] = ())
     intended = np.array([planned[r.request_id] for r in epoch]) if len(planned) == len(epoch) else None
     process = str(file.header.configuration.get("arrivals", "poisson")).partition(":")[0]
     return audit_arrivals(arrived, asked_rate=comparison.asked_rate, intended=intended, process=process)
+
+
+def _first_of_calls(records: Iterable[Record]) -> list[Record]:
+    """One record of each call: its sequences arrive together."""
+    calls: dict[str, Record] = {}
+    for record in records:
+        calls.setdefault(call_of(record.request_id) or record.request_id, record)
+    return list(calls.values())
 
 
 def _number(value: Any) -> float | None:

@@ -155,7 +155,7 @@ def assert_chain_and_simulation_agree(policy: str, sequences: str, load: float, 
     assert methods(model)[0] == "exact"
     rate = load * model.largest_stable_rate
     exact = predict_model(model, rate, "exact")
-    simulated = simulate_model(model, rate, num_requests=count, replications=4, seed=11)
+    simulated = simulate_model(model, rate, num_requests=count // 5, replications=20, seed=11)
     for name in ("queueing_delay", "sojourn_time", "batch_size", "time_to_first_token"):
         found, expected = getattr(simulated, name), getattr(exact, name)
         assert found.standard_error < 0.05 * found.mean, "the run is too short to tell"
