@@ -109,7 +109,9 @@ def advise_model(
     needed = ASSURANCE * (normal(confidence) / plug_in(relative)) ** 2 * found.asymptotic_variance / found.mean**2
     kept = max(LEAST, needed, LEAST_MEMORIES * memory)
     requests = math.ceil(kept / (1 - WARM_UP))
-    return RunLength(requests, requests / rate, relative * math.sqrt(needed / kept), confidence, load, chosen, memory, found.how)
+    return RunLength(
+        requests, requests / (rate * model.call_size), relative * math.sqrt(needed / kept), confidence, load, chosen, memory, found.how
+    )
 
 
 def describe(advice: RunLength) -> str:
@@ -130,7 +132,7 @@ def advice_lines(
 
 
 def _moments(model: Model, rate: float, quantity: Quantity) -> _Moments:
-    plain = isinstance(model.policy, Single) and model.servers == 1 and model.patience is None
+    plain = isinstance(model.policy, Single) and model.servers == 1 and model.patience is None and model.sequences is None
     return _exact(model, rate) if plain and quantity == "queueing_delay" else _pilot(model, rate, quantity)
 
 

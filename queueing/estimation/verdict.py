@@ -101,7 +101,8 @@ def observed_mean(seen: Snapshot, *, sojourn: bool = False) -> Estimate:
     values, mine = judged(seen, sojourn=sojourn), seen.mine
     if not values.size:
         return UNKNOWN
-    interval = mean_interval(values, theory=None if sojourn else single_server_variance(*mine.served_in_order()))
+    alone = not sojourn and seen.sequences is None  # arrivals one by one
+    interval = mean_interval(values, theory=single_server_variance(*mine.served_in_order()) if alone else None)
     return symmetric(interval.mean, interval.half_width, interval.effective_n)
 
 

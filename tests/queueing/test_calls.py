@@ -18,6 +18,7 @@ from queueing.experiment import draw_jobs, simulate_model, simulate_run
 from queueing.fast_simulation import COLUMNS
 from queueing.model import Model
 from queueing.prediction import methods, predict_model
+from queueing.run_length import advise_model
 from queueing.simulation import simulate_trace
 from tests.server.harness import replay
 from tests.virtual_time import run_virtual
@@ -189,6 +190,17 @@ def test_the_command_takes_a_law_of_sequences():
         answers[command] = json.loads(result.output)
     assert answers["predict"]["model"] == "M^X/G^[1,8]/1"
     assert answers["simulate"]["batch_size"]["mean"] == pytest.approx(answers["predict"]["batch_size"]["mean"], rel=0.05)
+
+
+@pytest.mark.parametrize("policy", ["single", "capped:max_batch_size=8"])
+def test_a_run_of_calls_is_as_long_as_its_own_queue_needs(policy):
+    """Sequences that come together remember longer; the run takes the time of the calls."""
+    one, four = (model_of(policy, text) for text in (None, "deterministic:value=4"))
+    rule, alone = (advise_model(model, 0.5 * model.largest_stable_rate) for model in (four, one))
+    assert rule.memory > 3 * alone.memory
+    assert rule.requests > alone.requests
+    assert rule.how.startswith("pilot")
+    assert rule.seconds == pytest.approx(rule.requests / (4 * 0.5 * four.largest_stable_rate))
 
 
 def test_the_load_counts_sequences():
