@@ -155,7 +155,7 @@ def smallest_circle(height: Callable[[float], float], widest: float) -> float:
 def _solve(time: BatchTime, arrival_rate: float, bound: int) -> BatchQueue:
     moments = time.moments(bound)
     table = time.table(bound)
-    rows = table.arrivals(arrival_rate, _needed(time, arrival_rate, bound))
+    rows = _arrivals(time, arrival_rate, bound)
     row, radius = full_arrivals(table, arrival_rate, bound, rows[-1])
     if bound == 1:
         state = _normalised(arrival_rate, moments, np.zeros(0), 1 - arrival_rate * float(moments[0][0]))
@@ -172,8 +172,18 @@ def _solve(time: BatchTime, arrival_rate: float, bound: int) -> BatchQueue:
     return _means(arrival_rate, moments, state, max(residual, ladder.residual), behind)
 
 
+def _arrivals(time: BatchTime, arrival_rate: float, bound: int) -> Vector:
+    """P(A = j | b), b = 1 .. B, as far as a full batch's arrivals reach."""
+    table, count = time.table(bound), _needed(time, arrival_rate, bound)
+    while True:
+        rows = table.arrivals(arrival_rate, count)
+        if abs(1 - float(rows[-1].sum())) < _LOST or 2 * count > _LONGEST_ROW:
+            return rows
+        count *= 2
+
+
 def _needed(time: BatchTime, arrival_rate: float, bound: int) -> int:
-    """States that the arrivals of a batch below the bound reach: mean and 14 standard deviations, and the tail of the residual."""
+    """First guess at it: mean and 14 standard deviations, and the tail of the residual."""
     mean, second, _ = time.moments(bound)
     spread = arrival_rate * mean[-1] + arrival_rate**2 * max(second[-1] - mean[-1] ** 2, 0.0)
     return int(bound + arrival_rate * mean[-1] + (14 + 60 * time.law.cv) * np.sqrt(spread)) + 64

@@ -17,6 +17,7 @@ import numpy as np
 from queueing.distributions import TokenDistribution
 from queueing.latency import LatencyModel
 from queueing.lattice import Vector
+from queueing.service_laws import thinned
 from queueing.service_table import ServiceTable
 
 
@@ -33,13 +34,18 @@ class BatchTime:
         """The laws for b = 1 .. `largest`, kept: they do not depend on the arrival rate."""
         if largest not in self._tables:
             self._tables[largest] = ServiceTable(
-                self.law, self.output_tokens, self.prompt_tokens, padded=self.padded, largest=largest, mean=self.mean(largest)
+                self.law, self.lengths, self.prompt_tokens, padded=self.padded, largest=largest, mean=self.mean(largest)
             )
         return self._tables[largest]
 
     @cached_property
     def _tables(self) -> dict[int, ServiceTable]:
         return {}
+
+    @cached_property
+    def lengths(self) -> TokenDistribution:
+        """The output lengths as the numerics carry them, one law for tables and moments: unpadded ones are thinned where they are many."""
+        return self.output_tokens if self.padded else thinned(self.output_tokens)
 
     def moments(self, largest: int) -> tuple[Vector, Vector, Vector]:
         """E[H | b], E[H^2 | b] and the mean time to a member's own release, each for b = 1 .. `largest`."""
@@ -52,7 +58,7 @@ class BatchTime:
     def _longest(self, batch_size: int) -> TokenDistribution:
         """The law of the longest output; the last is kept: a batch's moments ask for it one after the other."""
         if self._last.get("size") != batch_size:
-            self._last.update(size=batch_size, law=self.output_tokens.maximum(batch_size))
+            self._last.update(size=batch_size, law=self.lengths.maximum(batch_size))
         law: TokenDistribution = self._last["law"]
         return law
 
@@ -78,7 +84,7 @@ class BatchTime:
         """Mean time from dispatch to one member's own release: H where padded, its own last token where not."""
         if self.padded:
             return self.mean(batch_size)
-        lengths, law = self.output_tokens, self.law
+        lengths, law = self.lengths, self.law
         shorter = float(np.sum((1 - lengths.cdf[:-1]) ** 2))  # E min(N1, N2)
         decode = law.k3 * (lengths.mean + (batch_size - 1) * shorter) + law.k4 * lengths.mean
         return self._setup_mean(batch_size) + law.speed * decode
@@ -91,7 +97,7 @@ class BatchTime:
         """lim b / E[H(b)] at the bound: more than this cannot be served."""
         if bound is not None:
             return bound / self.mean(bound)
-        each = self.output_tokens.longest if self.padded else self.output_tokens.mean
+        each = self.lengths.longest if self.padded else self.lengths.mean
         seconds = self.law.admission(1, self._prompt_mean) + self.law.speed * self.law.k3 * each
         return 1 / seconds if seconds > 0 else float("inf")
 
@@ -106,10 +112,10 @@ class BatchTime:
         longest = self._longest(batch_size).mean
         if self.padded:
             return self.law.step(batch_size) * longest
-        return self.law.speed * (self.law.k3 * batch_size * self.output_tokens.mean + self.law.k4 * longest)
+        return self.law.speed * (self.law.k3 * batch_size * self.lengths.mean + self.law.k4 * longest)
 
     def _decode_variance(self, batch_size: int) -> float:
-        lengths, law = self.output_tokens, self.law
+        lengths, law = self.lengths, self.law
         longest = self._longest(batch_size)
         if self.padded:
             return law.step(batch_size) ** 2 * longest.variance

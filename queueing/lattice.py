@@ -35,6 +35,14 @@ def spread(values: Vector, weights: Vector, width: float, points: int, order: in
     return np.asarray(sum(np.bincount(first + node, weights * shares[node], minlength=points) for node in range(order)))
 
 
+def cyclic(values: Vector, weights: Vector, width: float, points: int, order: int) -> Vector:
+    """`spread` with every stencil centred: what reaches below 0 is at the end of the lattice."""
+    position = values / width
+    first = np.floor(position).astype(np.int64) - (order // 2 - 1)
+    shares = _lagrange(position - first, order)
+    return np.asarray(sum(np.bincount((first + node) % points, weights * shares[node], minlength=points) for node in range(order)))
+
+
 def spectra(values: Vector, width: float, points: int, order: int = 2) -> Callable[[slice], Complex]:
     """`spectra(part)[i, k]`: frequency `part.start + i` of the cyclic lattice law of the point `values[k]`; `points` is a power of 2.
 

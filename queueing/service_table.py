@@ -10,6 +10,9 @@ The power of a complex number is taken in polar form, where real functions do: w
 
     |.| = (p^2 (1 + r^2))^(-1/(2 cv^2)),    its angle = -arctan(r) / cv^2,    cos and sin by the tangent of half of it
 
+The lattice begins below 0 where the stencils may reach there (queueing.service_laws). Both functions are analytic at 0, so they
+are taken at the negative instants too; with a residual these must stay well inside its pole at -1 / (lam cv^2).
+
 Grids of one period ask for the same s, the coarser one for fewer of them: one table serves both. The horizon of an unpadded batch
 is where Bernstein's inequality leaves e^-35 of the sum of its tokens.
 """
@@ -30,7 +33,10 @@ from queueing.service_laws import ServiceLaws, likely_sum
 _POINTS, _UNPADDED_POINTS = 1024, 4096  # at least; the stencils of an unpadded batch's many terms must not reach below 0
 _FINENESS = 0.15  # arrivals per lattice width at most: its eighth power is the error
 _MARGIN = 64  # lattice points for the stencils of the terms of H beyond its largest value
+_REACH = 48  # lattice points that the stencils reach below the shortest H
+_NEAREST = 0.25  # share of the way to the residual's pole that the lattice covers at most
 _COARSE = 256  # instants that a transform with a residual sums over
+_BLOCK = 2_000_000  # numbers made at once
 _CACHED = 16_000  # numbers that stay in a core's cache
 
 
@@ -42,19 +48,24 @@ class ServiceTable:
     ) -> None:
         self.law, self.largest, self._padded = law, largest, padded
         prompts = None if law.kp == 0 else prompts
-        horizon = _horizon(law, output, prompts, padded=padded, largest=largest)
+        horizon, shortest = _range(law, output, prompts, padded=padded, largest=largest)
         arrivals = largest * horizon / mean  # at the largest stable rate
-        points = max(_POINTS if padded else _UNPADDED_POINTS, 2 ** math.ceil(math.log2(arrivals / _FINENESS)))
-        self.width = horizon / (points - _MARGIN)
-        self.instants = self.width * np.arange(points)
-        self._builder = ServiceLaws(law=law, output_tokens=output, prompt_tokens=prompts, largest=largest, width=self.width, points=points)
+        self.origin, fineness, least = 0, _FINENESS, _POINTS if padded else _UNPADDED_POINTS
+        points = max(least, 2 ** math.ceil(math.log2(arrivals / fineness)))
+        if not (padded and prompts is None) and shortest < _REACH * horizon / (points - _MARGIN):
+            self.origin, fineness = _REACH, min(_FINENESS, _NEAREST / (_REACH * law.cv**2 + 1e-9))
+            points = max(least, 2 ** math.ceil(math.log2(arrivals / fineness)))
+        self.width = horizon / (points - _MARGIN - self.origin)
+        self.instants = self.width * (np.arange(points) - self.origin)
+        lattice = {"width": self.width, "points": points, "origin": self.origin}
+        self._builder = ServiceLaws(law=law, output_tokens=output, prompt_tokens=prompts, largest=largest, **lattice)
         self.laws = self._builder.padded() if padded else self._builder.unpadded()  # (B, points): X = 1
         self._transforms: dict[tuple[float, bool, int], Complex] = {}
         self._kernel: tuple[float, Vector, Vector] = (0.0, np.empty((0, 0)), np.empty((0, 0)))  # period, real and imaginary part
 
     def arrivals(self, arrival_rate: float, count: int, first: int = 0) -> Vector:
         """`rows[b - 1, j]` = P(A = j | b), j = 0 .. count - 1, for b = first + 1 .. B."""
-        laws, j_size = self.laws[first:], max(1, 2_000_000 // len(self.instants))
+        laws, j_size = self.laws[first:], max(1, _BLOCK // len(self.instants))
         rows = np.empty((len(laws), count))
         chunk = np.empty((min(j_size, count), len(self.instants)))
         column = self._no_arrival(arrival_rate)
@@ -64,6 +75,8 @@ class ServiceTable:
                 if j:
                     column = column + grows(j)
                 np.exp(column, out=chunk[row])
+                if j % 2:
+                    chunk[row, : self.origin] *= -1.0  # t^j below 0
             rows[:, part] = laws @ chunk[: part.stop - part.start].T
         return rows
 
@@ -103,22 +116,27 @@ class ServiceTable:
 
     def _growth(self, arrival_rate: float) -> Callable[[int], Vector]:
         """log P(A = j) - log P(A = j - 1), given the service time."""
-        mean = np.maximum(arrival_rate * self.instants, 1e-300)
         variance = self.law.cv**2
-        ratio = np.log(mean / (1 + mean * variance))
+        mean = arrival_rate * self.instants
+        ratio = np.log(np.maximum(np.abs(mean), 1e-300) / (1 + mean * variance))  # of the size; below 0 the signs alternate
         return lambda j: ratio + math.log((1 + (j - 1) * variance) / j)
 
     def _smeared(self, laws: Vector, grid: Grid) -> Complex:
         """Transforms of X H on a grid: by the gamma's own transform, on fewer instants (the hat of the grid is coarser)."""
         if self.law.cv == 0:
-            coarse = _rebinned(laws, self.width, grid.width, 2 * grid.points)
-            return grid.transform(coarse)
-        step = max(self.longest / (_COARSE - 2), self.width)
-        coarse = _rebinned(laws, self.width, step, _COARSE)
-        real, imaginary = self._gamma(step * np.arange(_COARSE), grid)
+            coarse, origin = self._rebinned(laws, grid.width, 2 * grid.points)
+            return np.asarray(grid.transform(coarse) * np.exp(origin * grid.width * grid.s))
+        step = max(self.longest / (_COARSE - 2 - math.ceil(self.origin * self.width / self.longest * _COARSE)), self.width)
+        coarse, origin = self._rebinned(laws, step, _COARSE)
+        real, imaginary = self._gamma(step * (np.arange(_COARSE) - origin), grid)
         answer = np.empty((len(laws), grid.points + 1), dtype=complex)
         answer.real, answer.imag = coarse @ real, coarse @ imaginary
         return answer
+
+    def _rebinned(self, laws: Vector, coarser: float, points: int) -> tuple[Vector, int]:
+        """On a coarser lattice, and how many instants of it are below 0."""
+        origin = math.ceil(self.origin * self.width / coarser)
+        return _rebinned(self.width / coarser * (np.arange(laws.shape[1]) - self.origin) + origin, laws, points), origin
 
     def _gamma(self, instants: Vector, grid: Grid) -> tuple[Vector, Vector]:
         """E exp(-s X t), a row for each instant, in its real and imaginary part; the last is kept."""
@@ -149,21 +167,27 @@ def _gamma_transform(instants: Vector, s: Complex, variance: float) -> tuple[Vec
     return real, imaginary
 
 
-def _horizon(law: LatencyModel, output: TokenDistribution, prompts: TokenDistribution | None, *, padded: bool, largest: int) -> float:
+def _range(
+    law: LatencyModel, output: TokenDistribution, prompts: TokenDistribution | None, *, padded: bool, largest: int
+) -> tuple[float, float]:
+    """The longest service time that is likely, and the shortest that is possible, seconds."""
+    least, fewest = float(np.flatnonzero(output.pmf)[0]), 0.0 if prompts is None else float(np.flatnonzero(prompts.pmf)[0])
     tokens = 0.0 if prompts is None else likely_sum(prompts, largest)
     if padded:
-        return law.padded(largest, output.longest, tokens)
-    return law.unpadded(largest, likely_sum(output, largest), output.longest, tokens)
+        shortest = min(law.padded(b, least, b * fewest) for b in (1, largest))
+        return law.padded(largest, output.longest, tokens), shortest
+    shortest = min(law.unpadded(b, b * least, least, b * fewest) for b in (1, largest))
+    return law.unpadded(largest, likely_sum(output, largest), output.longest, tokens), shortest
 
 
-def _rebinned(laws: Vector, width: float, coarser: float, points: int) -> Vector:
-    """The same laws on a coarser lattice, each mass between its two neighbours; beyond the last point is none."""
-    position = width / coarser * np.arange(laws.shape[1])
+def _rebinned(position: Vector, laws: Vector, points: int) -> Vector:
+    """The same laws with their masses at `position` (in lattice widths), each between its two neighbours; beyond the last point is none."""
     first = np.floor(position).astype(np.int64)
     share = position - first
     size = max(points, int(first[-1]) + 2)
     answer = np.zeros((len(laws), size))
     starts = np.flatnonzero(np.diff(first, prepend=-1))
-    answer[:, first[starts]] += np.add.reduceat(laws * (1 - share), starts, axis=1)
-    answer[:, first[starts] + 1] += np.add.reduceat(laws * share, starts, axis=1)
+    for part in blocks(len(laws), max(1, _BLOCK // laws.shape[1])):
+        answer[part, first[starts]] += np.add.reduceat(laws[part] * (1 - share), starts, axis=1)
+        answer[part, first[starts] + 1] += np.add.reduceat(laws[part] * share, starts, axis=1)
     return answer[:, :points]
