@@ -19,9 +19,9 @@ is where Bernstein's inequality leaves e^-35 of the sum of its tokens.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
-from functools import cached_property
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from queueing.service_laws import ServiceLaws, likely_sum
 
 _POINTS, _UNPADDED_POINTS = 1024, 4096  # at least; the stencils of an unpadded batch's many terms must not reach below 0
 _FINENESS = 0.15  # arrivals per lattice width at most: its eighth power is the error
+_OWN_FINENESS = 4  # instants of the law of a member's own release in a grid's width
 _MARGIN = 64  # lattice points for the stencils of the terms of H beyond its largest value
 _REACH = 48  # lattice points that the stencils reach below the shortest H
 _NEAREST = 0.25  # share of the way to the residual's pole that the lattice covers at most
@@ -60,6 +61,7 @@ class ServiceTable:
         lattice = {"width": self.width, "points": points, "origin": self.origin}
         self._builder = ServiceLaws(law=law, output_tokens=output, prompt_tokens=prompts, largest=largest, **lattice)
         self.laws = self._builder.padded() if padded else self._builder.unpadded()  # (B, points): X = 1
+        self._own_laws = self._builder, np.empty((0, 0))
         self._transforms: dict[tuple[float, bool, int], Complex] = {}
         self._kernel: tuple[float, Vector, Vector] = (0.0, np.empty((0, 0)), np.empty((0, 0)))  # period, real and imaginary part
 
@@ -86,12 +88,21 @@ class ServiceTable:
         key = (_period(grid), own, 0 if self.law.cv else grid.points)
         known = self._transforms.get(key)
         if known is None or len(known) < sizes or known.shape[1] <= grid.points:
-            known = self._transforms[key] = self._smeared((self._own_laws if own else self.laws)[:sizes], grid)
+            known = self._transforms[key] = self._own(sizes, grid) if own else self._smeared(self.laws[:sizes], self.width, grid)
         return known[:sizes, : grid.points + 1]
 
-    @cached_property
-    def _own_laws(self) -> Vector:
-        return self._builder.unpadded(own=True)
+    def _own(self, sizes: int, grid: Grid) -> Complex:
+        """On fewer instants than the laws where the grid is coarse and no residual makes it finer; kept."""
+        points = len(self.instants)
+        while self.law.cv == 0 and points > _UNPADDED_POINTS and 2 * _OWN_FINENESS * self.instants[-1] / points < grid.width:
+            points //= 2
+        builder, laws = self._own_laws
+        if len(laws) == 0 or builder.points < points:
+            width = self.width * (len(self.instants) - _MARGIN - self.origin) / (points - _MARGIN - self.origin)
+            builder = dataclasses.replace(self._builder, points=points, width=width)
+            laws = builder.unpadded(own=True)
+            self._own_laws = builder, laws
+        return self._smeared(laws[:sizes], builder.width, grid)
 
     def generating(self, arrival_rate: float, radius: float, batch_size: int) -> float:
         """E radius^A | b; infinite beyond the pole of the gamma residual."""
@@ -121,22 +132,19 @@ class ServiceTable:
         ratio = np.log(np.maximum(np.abs(mean), 1e-300) / (1 + mean * variance))  # of the size; below 0 the signs alternate
         return lambda j: ratio + math.log((1 + (j - 1) * variance) / j)
 
-    def _smeared(self, laws: Vector, grid: Grid) -> Complex:
+    def _smeared(self, laws: Vector, width: float, grid: Grid) -> Complex:
         """Transforms of X H on a grid: by the gamma's own transform, on fewer instants (the hat of the grid is coarser)."""
         if self.law.cv == 0:
-            coarse, origin = self._rebinned(laws, grid.width, 2 * grid.points)
-            return np.asarray(grid.transform(coarse) * np.exp(origin * grid.width * grid.s))
-        step = max(self.longest / (_COARSE - 2 - math.ceil(self.origin * self.width / self.longest * _COARSE)), self.width)
-        coarse, origin = self._rebinned(laws, step, _COARSE)
-        real, imaginary = self._gamma(step * (np.arange(_COARSE) - origin), grid)
+            before = math.ceil(self.origin * width / grid.width)
+            coarse = _rebinned(laws, width / grid.width, before - self.origin * width / grid.width, 2 * grid.points)
+            return np.asarray(grid.transform(coarse) * np.exp(before * grid.width * grid.s))
+        before = math.ceil(_COARSE * self.origin * width / self.longest)  # instants before 0
+        step = self.longest / (_COARSE - 2 - before)
+        coarse = _rebinned(laws, width / step, before - self.origin * width / step, _COARSE)
+        real, imaginary = self._gamma(step * (np.arange(_COARSE) - before), grid)
         answer = np.empty((len(laws), grid.points + 1), dtype=complex)
         answer.real, answer.imag = coarse @ real, coarse @ imaginary
         return answer
-
-    def _rebinned(self, laws: Vector, coarser: float, points: int) -> tuple[Vector, int]:
-        """On a coarser lattice, and how many instants of it are below 0."""
-        origin = math.ceil(self.origin * self.width / coarser)
-        return _rebinned(self.width / coarser * (np.arange(laws.shape[1]) - self.origin) + origin, laws, points), origin
 
     def _gamma(self, instants: Vector, grid: Grid) -> tuple[Vector, Vector]:
         """E exp(-s X t), a row for each instant, in its real and imaginary part; the last is kept."""
@@ -180,8 +188,9 @@ def _range(
     return law.unpadded(largest, likely_sum(output, largest), output.longest, tokens), shortest
 
 
-def _rebinned(position: Vector, laws: Vector, points: int) -> Vector:
-    """The same laws with their masses at `position` (in lattice widths), each between its two neighbours; beyond the last point is none."""
+def _rebinned(laws: Vector, ratio: float, first_at: float, points: int) -> Vector:
+    """The same laws on a lattice 1 / `ratio` times as coarse, each mass between its two neighbours; beyond the last point is none."""
+    position = first_at + ratio * np.arange(laws.shape[1])
     first = np.floor(position).astype(np.int64)
     share = position - first
     size = max(points, int(first[-1]) + 2)
