@@ -131,8 +131,8 @@ def _radius(table: ServiceTable, arrival_rate: float, batch_size: int) -> float:
     """The circle on which |w^{-b} E w^A| is smallest, found in u = log r > 0, inside the pole of the gamma residual."""
 
     def height(u: float) -> float:
-        value = table.generating(arrival_rate, np.exp(u), batch_size)
-        return float(np.log(value)) - batch_size * u if value < np.inf else 1e9 * u
+        value = table.log_generating(arrival_rate, np.exp(u), batch_size)
+        return value - batch_size * u if value < np.inf else 1e9 * u
 
     widest = 7.0 / batch_size  # r^b stays below 1e3: what it costs the falling coefficients in digits
     if table.law.cv:

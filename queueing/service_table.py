@@ -104,16 +104,18 @@ class ServiceTable:
             self._own_laws = builder, laws
         return self._smeared(laws[:sizes], builder.width, grid)
 
-    def generating(self, arrival_rate: float, radius: float, batch_size: int) -> float:
-        """E radius^A | b; infinite beyond the pole of the gamma residual."""
+    def log_generating(self, arrival_rate: float, radius: float, batch_size: int) -> float:
+        """log E radius^A | b; infinite beyond the pole of the gamma residual. Far out it grows with the rounding errors of the law."""
         exponent = arrival_rate * (radius - 1) * self.instants
-        if self.law.cv == 0:
-            return float(self.laws[batch_size - 1] @ np.exp(np.minimum(exponent, 600.0)))
         variance = self.law.cv**2
-        inner = 1 - exponent * variance
-        if inner.min() <= 0:
-            return math.inf
-        return float(self.laws[batch_size - 1] @ inner ** (-1 / variance))
+        if variance:
+            inner = 1 - exponent * variance
+            if inner.min() <= 0:
+                return math.inf
+            exponent = -np.log(inner) / variance
+        largest = float(exponent.max())
+        value = float(self.laws[batch_size - 1] @ np.exp(exponent - largest))
+        return math.log(abs(value)) + largest
 
     @property
     def longest(self) -> float:
