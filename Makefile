@@ -1,6 +1,6 @@
 # Every target makes the environment first (tools/setup_env.py, silent when up to date).
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev setup-system demo test test-all check audit bench conformance screenshots dashboards notebooks manifests clean
+.PHONY: help setup setup-dev setup-system demo test test-all fuzz check audit bench conformance screenshots dashboards notebooks manifests clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -23,12 +23,16 @@ setup-system: ## Prometheus and Chromium from Debian's packages, for the tests t
 demo: setup ## the gateway under load, observed beside predicted; ARGS="..."
 	@$(BIN)/kendall demo $(ARGS)
 
-test: setup-dev ## the quick tests, first those that know no clock, two at a time; ARGS="..."
+test: setup-dev ## the quick tests, the same examples every time, first those that know no clock, two at a time; ARGS="..."
 	@$(BIN)/pytest -q -m "not slow" --timeout 300 -n 2 $(PURE) $(ARGS)
 	@$(BIN)/pytest -q -m "not slow" --timeout 300 $(addprefix --ignore=,$(PURE)) $(ARGS)
 
 test-all: setup-dev ## every test
 	@$(BIN)/pytest -q $(ARGS)
+
+fuzz: setup-dev ## the property tests on random examples, 20 times as many; SEED=N repeats a run, ARGS="tests/queueing ..."
+	@seed=$${SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; echo "fuzz: SEED=$$seed repeats this run"; \
+		$(BIN)/pytest -q --hypothesis-profile=fuzz --hypothesis-seed=$$seed $(ARGS) || { echo "fuzz: it was SEED=$$seed"; exit 1; }
 
 check: setup-dev ## lint, format, types, direction of imports, spelling
 	$(BIN)/ruff check .

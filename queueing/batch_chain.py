@@ -89,7 +89,8 @@ def solve_batch_chain(time: BatchTime, arrival_rate: float, bound: int | None) -
         if lost < _LOST:
             return queue
         if size >= _LARGEST_BATCH:
-            raise NotConvergedError(f"the law of the batch size (share of batches above {size})", lost)
+            advice = "lower the load, bound the batch size, or use the method simulation"
+            raise NotConvergedError(f"the law of the batch size (share of batches above {size})", lost, advice)
         size *= 2
 
 

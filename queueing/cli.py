@@ -149,7 +149,7 @@ def _print(answer: Prediction, to: Console) -> None:
 
 def _heads(answer: Prediction) -> Iterator[str]:
     bound = "" if answer.effective_max_batch_size is None else f", at most {answer.effective_max_batch_size} together"
-    yield f"{answer.policy}  {answer.model}{bound}  ({answer.method})"
+    yield f"{answer.policy}  {answer.model}{bound}  ({answer.fallback or answer.method})"
     yield f"load          {answer.load:.4g}" + ("" if answer.stable else "  UNSTABLE: the queue grows without bound")
     if answer.stable:
         yield f"utilisation   {_number(answer.utilisation)}"

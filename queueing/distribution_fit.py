@@ -122,7 +122,7 @@ def _estimate(family: str, data: Sample, *, precise: bool) -> DistributionText:
         options={"initial_simplex": start, "xatol": 100 * tolerance, "fatol": tolerance, "maxiter": 2000, "maxfev": 4000},
     )
     if not found.success:
-        raise NotConvergedError(f"the fit of a {family} law", float(found.fun))
+        raise NotConvergedError(f"the fit of a {family} law", float(found.fun), "name another family, or give more counts")
     return DistributionText(family, tuple(float(value) for value in parameters(found.x)))
 
 

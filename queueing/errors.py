@@ -29,12 +29,11 @@ class UnstableQueueError(PredictionError):
 
 
 class NotConvergedError(PredictionError):
-    """The numbers could not be made accurate; `residual` is what was left of the equation that must hold."""
+    """The numbers could not be made accurate; `residual` is what was left of the equation that must hold, `reason` the message without advice."""
 
-    def __init__(self, what: str, residual: float) -> None:
-        super().__init__(
-            f"{what} did not converge: residual {residual:.3g}; lower the load, bound the batch size, or use the method simulation"
-        )
+    def __init__(self, what: str, residual: float, advice: str = "use the method simulation") -> None:
+        self.reason = f"{what} did not converge: residual {residual:.3g}"
+        super().__init__(f"{self.reason}; {advice}")
         self.residual = residual
 
 

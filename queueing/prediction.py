@@ -37,7 +37,7 @@ from queueing.mg1d import solve_mg1d
 from queueing.mgb1 import solve_fixed_batches
 from queueing.mgc import solve_mgc
 from queueing.model import Model
-from queueing.result import Mean, Prediction, Quantiles
+from queueing.result import FALLBACK, Mean, Prediction, Quantiles
 
 SIMULATED_REQUESTS = 1_000_000
 QUANTILE_REQUESTS = 300_000
@@ -69,14 +69,16 @@ def predict_model(model: Model, arrival_rate: float, method: str = "auto") -> Pr
     load = model.stable_load(arrival_rate)
     chosen = best if method == "auto" else method
     if chosen == "simulation":
-        return simulate_model(model, arrival_rate, num_requests=SIMULATED_REQUESTS)
+        notes = (f"{FALLBACK}exact: no formula covers {model.text} with {_described(model)}",) if method == "auto" else ()
+        return simulate_model(model, arrival_rate, num_requests=SIMULATED_REQUESTS, notes=notes)
     try:
         found = _answer(model, arrival_rate, chosen)
         return found if method != "auto" or model.sequences is None else _with_quantiles(found, model, arrival_rate)
     except NotConvergedError as error:
         if method != "auto":
             raise
-        simulated = simulate_model(model, arrival_rate, num_requests=SIMULATED_REQUESTS, notes=(str(error),))
+        notes = (f"{FALLBACK}{chosen}: {error.reason}",)
+        simulated = simulate_model(model, arrival_rate, num_requests=SIMULATED_REQUESTS, notes=notes)
         return without_means(simulated) if infinite_mean(model, load) else simulated
 
 

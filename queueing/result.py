@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+FALLBACK = "simulation, not "  # how the assumption begins that says why `auto` simulated
 LEVELS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
@@ -59,6 +60,11 @@ class Prediction:
     inter_token_latency: Mean = field(default_factory=Mean)  # from one token of an answer to its next
     bounds: Mapping[str, float] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
+
+    @property
+    def fallback(self) -> str | None:
+        """Why `auto` simulated; None where it did not."""
+        return next((text for text in self.assumptions if text.startswith(FALLBACK)), None)
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON object of the contract; an infinite number, which JSON does not have, is null."""

@@ -5,14 +5,28 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import settings
+from hypothesis import is_hypothesis_test, settings
 
-from tests.support import on_ci, require_vllm
+from tests.support import require_vllm
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy is loaded: on small matrices more threads only spin
-settings.register_profile("local", deadline=None)  # the machine is shared: a slow example says nothing
-settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
-settings.load_profile("ci" if on_ci() else "local")
+settings.register_profile("same", deadline=None, derandomize=True, print_blob=True)  # no deadline: a busy machine is no error
+settings.register_profile("fuzz", deadline=None, print_blob=True)  # `make fuzz`
+settings.load_profile("same")
+MORE = 20  # times as many examples under "fuzz"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """`make fuzz`: the property tests only, with `MORE` times the examples that each asks for."""
+    if config.getoption("--hypothesis-profile") != "fuzz":
+        return
+    properties = [item for item in items if is_hypothesis_test(getattr(item, "obj", None))]
+    for function in {getattr(item.obj, "__func__", item.obj) for item in properties}:  # type: ignore[attr-defined]
+        asked = function._hypothesis_internal_use_settings  # there is no public way to a decorated test's settings
+        function._hypothesis_internal_use_settings = settings(asked, max_examples=MORE * asked.max_examples)
+    config.hook.pytest_deselected(items=[item for item in items if item not in properties])
+    items[:] = properties
 
 
 @pytest.fixture(autouse=True)

@@ -44,9 +44,9 @@ def quick(model: Model, arrival_rate: float) -> Prediction:
     return simulated(model, arrival_rate)
 
 
-def simulated(model: Model, arrival_rate: float) -> Prediction:
-    """By `SIMULATED` requests."""
-    found = simulate_model(model, arrival_rate, num_requests=SIMULATED, notes=(NOTE,))
+def simulated(model: Model, arrival_rate: float, note: str = NOTE) -> Prediction:
+    """By `SIMULATED` requests; `note`: why."""
+    found = simulate_model(model, arrival_rate, num_requests=SIMULATED, notes=(note,))
     return without_means(found) if infinite_mean(model, found.load) else found
 
 
@@ -105,8 +105,8 @@ def _formula(model: Model, method: str) -> bool:
 def _solved(model: Model, arrival_rate: float, method: str) -> Prediction:
     try:
         found = predict_model(model, arrival_rate, method)
-    except NotConvergedError:
-        return simulated(model, arrival_rate)
+    except NotConvergedError as error:
+        return simulated(model, arrival_rate, f"simulated with {SIMULATED:,} requests, not {method}: {error.reason}")
     doubted = any(each.startswith("approximation in doubt") for each in found.assumptions)
     return simulated(model, arrival_rate) if doubted else found
 

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from policies.text import SpecError
 from queueing.cli import app
+from queueing.errors import NotConvergedError
 from queueing.optimize_cli import app as optimize_app
 from queueing.profile import find_profile, load_profile, profile_path
 
@@ -92,6 +93,26 @@ def test_the_table_is_readable_and_names_units() -> None:
     assert "dynamic" in table
     assert "seconds" in table
     assert "UNSTABLE" in call("predict", policy="single", arrival_rate="100")
+
+
+def test_the_first_line_says_why_auto_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the numbers did not converge, and where no formula covers the queue; an exact answer says nothing of the kind."""
+    monkeypatch.setattr("queueing.prediction.SIMULATED_REQUESTS", 2000)
+    assert call("predict", policy="elastic:max_batch_size=4").splitlines()[0].endswith("(exact)")
+    assert "(simulation, not exact: no formula covers" in call("predict", policy="elastic:max_batch_size=4", servers="2").splitlines()[0]
+
+    def fails(*arguments: object) -> None:
+        raise NotConvergedError("the chain", 2.48e-5)
+
+    monkeypatch.setattr("queueing.prediction.solve_batch_chain", fails)
+    reason = "simulation, not exact: the chain did not converge: residual 2.48e-05"
+    assert f"({reason})" in " ".join(call("predict", policy="elastic:max_batch_size=4").split())
+    printed = answer("predict", policy="elastic:max_batch_size=4")
+    assert printed["method"] == "simulation"
+    assert reason in printed["assumptions"]
+    with pytest.raises(NotConvergedError, match="use the method simulation") as caught:
+        call("predict", policy="elastic:max_batch_size=4", method="exact")
+    assert "lower the load" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

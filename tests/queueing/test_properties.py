@@ -105,6 +105,7 @@ def test_elastic_waits_no_longer_than_padded(text: str, law: LatencyModel, cap: 
 @settings(deadline=None, max_examples=15)
 @given(st.floats(0.01, 2.0), st.floats(0.0, 20.0), st.floats(0.02, 0.7))
 def test_inoues_bound_is_above_the_exact_delay_for_deterministic_batches(alpha: float, setup: float, load: float) -> None:
+    assume(load * setup / (alpha * (1 - load)) < 1500)  # mean batch size; the chain is cut at 2048
     time = BatchTime(LatencyModel(k2=setup, k3=alpha, k4=1e-12), parse_distribution("deterministic:value=1"), None, True)
     exact = solve_batch_chain(time, load / alpha, None).queueing_delay
     assert exact <= psi(load / alpha, alpha, setup) * (1 + 1e-7)
