@@ -35,6 +35,7 @@ _FINENESS = 0.15  # arrivals per lattice width at most: its eighth power is the 
 _OWN_FINENESS = 4  # instants of the law of a member's own release in a grid's width
 _MARGIN = 64  # lattice points for the stencils of the terms of H beyond its largest value
 _REACH = 48  # lattice points that the stencils reach below the shortest H
+_LARGEST_TABLE = 2**25  # numbers
 _NEAREST = 0.25  # share of the way to the residual's pole that the lattice covers at most
 _COARSE = 256  # instants that a transform with a residual sums over
 _BLOCK = 2_000_000  # numbers made at once
@@ -51,11 +52,12 @@ class ServiceTable:
         prompts = None if law.kp == 0 else prompts
         horizon, shortest = _range(law, output, prompts, padded=padded, largest=largest)
         arrivals = largest * horizon / mean  # at the largest stable rate
-        self.origin, fineness, least = 0, _FINENESS, _POINTS if padded else _UNPADDED_POINTS
-        points = max(least, 2 ** math.ceil(math.log2(arrivals / fineness)))
+        least = _POINTS if padded else _UNPADDED_POINTS
+        self.origin, points = 0, max(least, _power_of_two(arrivals / _FINENESS))
         if not (padded and prompts is None) and shortest < _REACH * horizon / (points - _MARGIN):
-            self.origin, fineness = _REACH, min(_FINENESS, _NEAREST / (_REACH * law.cv**2 + 1e-9))
-            points = max(least, 2 ** math.ceil(math.log2(arrivals / fineness)))
+            finer = max(points, _power_of_two(arrivals * _REACH * law.cv**2 / _NEAREST))
+            if finer * largest <= max(_LARGEST_TABLE, points * largest):  # else the few small batches' stencils wrap round
+                self.origin, points = _REACH, finer
         self.width = horizon / (points - _MARGIN - self.origin)
         self.instants = self.width * (np.arange(points) - self.origin)
         lattice = {"width": self.width, "points": points, "origin": self.origin}
@@ -155,6 +157,10 @@ class ServiceTable:
             known = list(_gamma_transform(instants, grid.s, self.law.cv**2))
             self._kernel = (_period(grid), known[0], known[1])
         return known[0][:, : grid.points + 1], known[1][:, : grid.points + 1]
+
+
+def _power_of_two(least: float) -> int:
+    return int(2 ** math.ceil(math.log2(max(1.0, least))))
 
 
 def _period(grid: Grid) -> float:

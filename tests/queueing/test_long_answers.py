@@ -1,0 +1,154 @@
+"""Elastic batches whose answers may be thousands of tokens long: one law for tables and moments, a lattice that begins below 0."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from policies import parse_policy
+from queueing.batch_chain import solve_batch_chain
+from queueing.batch_time import BatchTime
+from queueing.distributions import TokenDistribution, parse_distribution
+from queueing.experiment import simulate_model
+from queueing.latency import LatencyModel
+from queueing.model import Model
+from queueing.prediction import predict_model
+from queueing.result import Quantiles
+from queueing.service_laws import MOST_COUNTS, thinned
+
+LAW = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3)
+CHAT = "lognormal:mu=6,sigma=1"
+LONGEST = ((CHAT, 4096), ("geometric:mean=600", 4096), ("lognormal:mu=7,sigma=1", 32_768), ("uniform:low=1,high=32768", 32_768))
+
+
+def queue(lengths: str, limit: int, policy: str = "elastic:max_batch_size=8", law: LatencyModel = LAW) -> Model:
+    return Model(policy=parse_policy(policy), output_tokens=parse_distribution(lengths, limit), law=law)
+
+
+@pytest.mark.parametrize(("lengths", "limit"), LONGEST)
+def test_the_arrivals_of_a_batch_of_long_answers_have_the_moments_of_its_service_time(lengths: str, limit: int) -> None:
+    time = queue(lengths, limit).batch_time
+    rate = 0.3 * time.largest_stable_rate(3)
+    j = np.arange(400)
+    for size, row in enumerate(time.table(3).arrivals(rate, 400), start=1):
+        assert row.sum() == pytest.approx(1, abs=1e-11)
+        assert row @ j == pytest.approx(rate * time.mean(size), rel=1e-9)
+        assert row @ j**2 == pytest.approx(rate * time.mean(size) + rate**2 * time.second_moment(size), rel=1e-9)
+
+
+@pytest.mark.parametrize("cv", [0.0, 0.3, 1.0])
+def test_stencils_that_reach_below_zero_do_not_come_out_at_the_end_of_the_lattice(cv: float) -> None:
+    """Setup and shortest answer of almost nothing: eight lattice points of each term are at 0."""
+    law = LatencyModel(k3=0.001953125, k4=0.001, cv=cv)
+    time = BatchTime(law, parse_distribution("geometric:mean=12", 60), None, padded=False)
+    rate, j = 0.5 * time.largest_stable_rate(17), np.arange(2000)
+    for size, row in enumerate(time.table(17).arrivals(rate, 2000), start=1):
+        assert row.min() > -1e-12
+        assert row.sum() == pytest.approx(1, abs=1e-11)
+        assert row @ j == pytest.approx(rate * time.mean(size), rel=1e-9)
+
+
+def test_a_wide_residual_does_not_make_the_table_large() -> None:
+    """The lattice below 0 must be finer where the residual has a near pole; not for batches of thousands."""
+    time = BatchTime(LatencyModel(k1=0.001, k3=0.001, k4=0.004, cv=1.0), parse_distribution("geometric:mean=20", 64), None, padded=False)
+    assert time.table(4).laws.size <= 2**22
+    assert time.table(512).laws.size <= 2**25
+
+
+def test_prompts_of_thousands_of_tokens_are_exact_in_padded_batches_too() -> None:
+    law = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3, kp=2e-5)
+    time = BatchTime(law, parse_distribution("uniform:low=1,high=32"), parse_distribution(CHAT, 8192), padded=True)
+    assert solve_batch_chain(time, 0.8 * time.largest_stable_rate(8), 8).residual < 1e-9
+
+
+def test_thinned_lengths_keep_their_mean_their_ends_and_nearly_their_variance() -> None:
+    for lengths, limit in LONGEST:
+        whole = parse_distribution(lengths, limit)
+        few = thinned(whole, 1024)
+        assert np.count_nonzero(few.pmf) <= 1024 < np.count_nonzero(whole.pmf)
+        assert few.mean == pytest.approx(whole.mean, rel=1e-12)
+        assert few.longest == whole.longest
+        assert 0 <= few.variance / whole.variance - 1 < 1e-4
+    assert thinned(whole, whole.longest) is whole
+
+
+@pytest.mark.parametrize("load", [0.3, 0.97])
+def test_thinning_does_not_move_the_prediction(load: float) -> None:
+    """4,096 counts are carried one by one, 4,097 and more as at most 4,096: nothing jumps there."""
+    apart, together = (queue(f"uniform:low=1,high={high}", high) for high in (MOST_COUNTS, MOST_COUNTS + 2))
+    means = [predict_model(model, load * model.largest_stable_rate, "exact").queueing_delay.mean for model in (apart, together)]
+    assert means[1] / means[0] == pytest.approx(1 + 2 / MOST_COUNTS, abs=2e-4)  # type: ignore[operator]
+
+
+@settings(max_examples=2)
+@given(
+    st.sampled_from(LONGEST),
+    st.builds(
+        LatencyModel,
+        k1=st.floats(0, 0.02),
+        k2=st.floats(0, 0.05),
+        k3=st.floats(0, 0.003),
+        k4=st.floats(1e-4, 0.02),
+        cv=st.sampled_from([0.0, 0.1, 0.3]),
+    ),
+    st.integers(2, 24),
+    st.floats(0.05, 0.97),
+)
+@example((CHAT, 4096), LAW, 8, 0.14)
+def test_long_answers_are_answered_exactly(case: tuple[str, int], law: LatencyModel, cap: int, load: float) -> None:
+    """No fallback to simulation, whatever the law."""
+    model = queue(*case, f"elastic:max_batch_size={cap}", law)
+    answer = predict_model(model, load * model.largest_stable_rate)
+    assert answer.method == "exact"
+    assert answer.queueing_delay.mean is not None
+    assert 0 < answer.queueing_delay.mean < math.inf
+    assert answer.utilisation is not None
+    assert 0 < answer.utilisation < 1
+
+
+def compare(model: Model, load: float, requests: int, seed: int) -> tuple[float, float, tuple[tuple[Quantiles, Quantiles], ...]]:
+    rate = load * model.largest_stable_rate
+    answer = predict_model(model, rate)
+    assert answer.method == "exact"
+    run = simulate_model(model, rate, num_requests=requests // 10, replications=10, seed=seed)
+    pairs = (answer.queueing_delay, run.queueing_delay), (answer.sojourn_time, run.sojourn_time)
+    return load, rate, pairs
+
+
+@pytest.mark.parametrize(("lengths", "limit"), [LONGEST[0], LONGEST[2]])
+def test_half_a_million_requests_agree(lengths: str, limit: int) -> None:
+    for predicted, simulated in compare(queue(lengths, limit), 0.5, 500_000, 7)[2]:
+        assert predicted.mean is not None
+        assert simulated.mean is not None
+        assert simulated.standard_error is not None
+        assert simulated.standard_error < 0.02 * simulated.mean
+        assert abs(predicted.mean - simulated.mean) < max(4 * simulated.standard_error, 0.005 * simulated.mean)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("load", [0.3, 0.6, 0.9, 0.97])
+@pytest.mark.parametrize("policy", ["elastic:max_batch_size=8", "elastic:max_batch_size=32"])
+@pytest.mark.parametrize(("lengths", "limit"), LONGEST)
+def test_ten_million_requests_agree_in_the_mean_and_the_99th_percentile(lengths: str, limit: int, policy: str, load: float) -> None:
+    """Mean within 0.5 % or 4 standard errors, p99 within 2 %, or what a simulation so near to saturation tells of it."""
+    for predicted, simulated in compare(queue(lengths, limit, policy), load, 10_000_000, 17)[2]:
+        assert predicted.mean is not None
+        assert simulated.mean is not None
+        assert simulated.standard_error is not None
+        noise = simulated.standard_error / simulated.mean
+        assert noise < 0.02
+        assert abs(predicted.mean / simulated.mean - 1) < max(0.005, 4 * noise)
+        assert predicted.p99 is not None
+        assert simulated.p99 is not None
+        assert abs(predicted.p99 / simulated.p99 - 1) < max(0.02, 4 * noise)
+
+
+def test_a_law_of_lengths_with_gaps_is_thinned_too() -> None:
+    """Counts of a file, far apart: each that is kept is one of them."""
+    rng = np.random.default_rng(3)
+    whole = TokenDistribution.from_counts(np.unique(rng.integers(1, 90_000, 9000)))
+    few = thinned(whole, 500)
+    assert set(np.flatnonzero(few.pmf)) <= set(np.flatnonzero(whole.pmf))
+    assert few.mean == pytest.approx(whole.mean, rel=1e-12)
