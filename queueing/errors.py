@@ -29,7 +29,7 @@ class UnstableQueueError(PredictionError):
 
 
 class NotConvergedError(PredictionError):
-    """The numbers could not be made accurate; `residual` is what was left of the equation that must hold, `reason` the message without advice."""
+    """The numbers could not be made accurate; `residual` is what was left of the equation, `reason` the message without advice."""
 
     def __init__(self, what: str, residual: float, advice: str = "use the method simulation") -> None:
         self.reason = f"{what} did not converge: residual {residual:.3g}"

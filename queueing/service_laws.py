@@ -8,9 +8,9 @@
 at the roots of unity w; each power w^t stands for the lattice law of the point t (queueing.lattice, order 8), so that the result
 is a lattice law again, whatever the ratio of the coefficients.
 
-The stencils of short terms reach below 0, those of b equal terms about 40 instants (1e-13 of the mass) whatever b is, because all cumulants below
-the eighth vanish: the lattice of an unpadded batch begins `origin` instants before 0, and the mass there is an analytic continuation.
-Unpadded lengths of more than `MOST_COUNTS` different counts are thinned; `thinned` is what the moments must be taken of, too.
+The stencils of short terms reach below 0: those of b equal terms by about 40 instants (1e-13 of the mass) whatever b is, because all
+cumulants below the eighth vanish. So the lattice begins `origin` instants before 0; the mass there continues the law analytically.
+More than `MOST_COUNTS` different unpadded lengths are thinned (`thinned`); the moments must be those of the thinned law.
 """
 
 from __future__ import annotations
