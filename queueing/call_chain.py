@@ -71,6 +71,8 @@ def _bounded(time: BatchTime, calls: Calls, bound: int) -> BatchQueue:
     if bound == 1:
         return _means(calls, moments, (np.zeros(0), 1.0, (1 - float(first[0])) / calls.moment(1)), 0.0)
     rows = calls.arrivals(table, _needed(time, calls, bound))
+    while abs(1 - float(rows[-1].sum())) > _LOST and 2 * rows.shape[1] <= _LONG_ROW:
+        rows = calls.arrivals(table, 2 * rows.shape[1])
     row, radius = _full_arrivals(table, calls, bound, rows[-1])
     ladder = solve_ladder(row, bound, radius)
     rows = np.vstack([_entry(calls, rows.shape[1]), rows[:-1]])
@@ -141,8 +143,8 @@ def _log_radius(table: ServiceTable, calls: Calls, bound: int) -> float:
 
     def height(u: float) -> float:
         z = float(np.exp(u))
-        value = table.generating(calls.rate * (calls.generating(z) - 1) / (z - 1), z, bound)
-        return float(np.log(value)) - bound * u if value < np.inf else 1e9 * u
+        value = table.log_generating(calls.rate * (calls.generating(z) - 1) / (z - 1), z, bound)
+        return value - bound * u if value < np.inf else 1e9 * u
 
     mean, variance = calls.rate * table.longest, table.law.cv**2
     widest = _inverse(calls, 7.0 / bound, min(500.0, 0.9 / variance if variance else np.inf) / mean)  # exp(500) is still a number

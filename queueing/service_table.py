@@ -60,10 +60,11 @@ class ServiceTable:
                 self.origin, points = _REACH, finer
         self.width = horizon / (points - _MARGIN - self.origin)
         self.instants = self.width * (np.arange(points) - self.origin)
-        lattice = {"width": self.width, "points": points, "origin": self.origin}
-        self._builder = ServiceLaws(law=law, output_tokens=output, prompt_tokens=prompts, largest=largest, **lattice)
+        self._builder = ServiceLaws(
+            law=law, output_tokens=output, prompt_tokens=prompts, largest=largest, width=self.width, points=points, origin=self.origin
+        )
         self.laws = self._builder.padded() if padded else self._builder.unpadded()  # (B, points): X = 1
-        self._own_laws = self._builder, np.empty((0, 0))
+        self._own_laws: tuple[ServiceLaws, Vector] = self._builder, np.empty((0, 0))
         self._transforms: dict[tuple[float, bool, int], Complex] = {}
         self._kernel: tuple[float, Vector, Vector] = (0.0, np.empty((0, 0)), np.empty((0, 0)))  # period, real and imaginary part
 
