@@ -89,6 +89,8 @@ def misnamed(text: str) -> list[str]:
     found = []
     for match in NAMED.finditer(text):
         command = match["command"]
+        if command == "help":
+            continue
         if command not in kendall.cli.COMMANDS:
             found.append(f"kendall {command}")
             continue
