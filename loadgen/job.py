@@ -21,7 +21,7 @@ class Tally:
     completed: int = 0
     other: int = 0  # answered, but not completed
     held: int = 0  # had to wait for a place among `max_concurrency`
-    stopped: str | None = None  # why nothing more was sent: too many failures in a row
+    stopped: str | None = None  # why nothing more was sent: too many failures in a row, or a run file that cannot be written
 
     def missing(self) -> str | None:
         """What a run that stopped has left undone."""

@@ -17,6 +17,7 @@ from loadgen.options import LoadOptions
 from loadgen.plan import LoadPlan, plan_load
 from loadgen.progress import for_stderr
 from loadgen.result_files import ResultFiles, parse_metadata, result_files, save_bench, save_plan
+from loadgen.run_writer import cannot_write
 from loadgen.termination import until_sigterm
 from policies.durations import Duration
 from queueing.environment_twins import flags_first, from_environment
@@ -226,7 +227,11 @@ def _run(options: LoadOptions, plan: LoadPlan, wishes: Wishes, files: ResultFile
     result = asyncio.run(until_sigterm(plan.run(for_stderr(), files.run, saved)))
     report = report_on(result, wishes)
     shown: dict[str, Any] = {"metrics": wishes.metrics, "percentiles": wishes.percentiles, "limits": wishes.limits}
-    save_bench(files, plan, options, result, **shown, extras=report.as_object())
+    try:
+        save_bench(files, plan, options, result, **shown, extras=report.as_object())
+    except OSError as error:
+        missing = (*result.missing, cannot_write(files.bench or "", error))
+        report = report_on(dataclasses.replace(result, missing=missing), wishes)
     return dataclasses.replace(report, files=tuple(files.written()))
 
 

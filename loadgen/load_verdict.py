@@ -48,7 +48,7 @@ def _seconds(text: str) -> float:
 class Reason:
     """Why a run is INVALID."""
 
-    of: Literal["failures", "arrivals", "lateness", "records"]
+    of: Literal["failures", "arrivals", "lateness", "records", "interrupted"]
     text: str
 
 
@@ -126,8 +126,10 @@ def judge(result: LoadResult, *, budget: Budget = BUDGET, max_failed: float = AL
 def _reasons(result: LoadResult, stream: Stream, audit: Audit | None, failures: Failures) -> Iterator[Reason]:
     if failures.too_many:
         yield Reason("failures", f"{failures.text()}; --max-failed-fraction allows {percent(failures.allowed)}")
+    if result.interrupted:
+        yield Reason("interrupted", _interrupted(result))
     if result.missing:
-        yield Reason("records", "records are missing")
+        yield Reason("records", f"records are missing: {'; '.join(result.missing)}")
     if audit is None:
         yield Reason("records", "nothing was sent")
         return
@@ -138,6 +140,11 @@ def _reasons(result: LoadResult, stream: Stream, audit: Audit | None, failures: 
         yield Reason("lateness", _too_late(audit))
     if strange(audit, stream):
         yield Reason("arrivals", f"arrivals are {audit.verdict}")
+
+
+def _interrupted(result: LoadResult) -> str:
+    sent, asked = sum(record.sent_at is not None for record in result.records), result.header.configuration.get("num_prompts")
+    return f"interrupted: {sent:,} of {asked if isinstance(asked, int) else len(result.records):,} requests sent"
 
 
 def _too_late(audit: Audit) -> str:

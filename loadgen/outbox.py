@@ -11,6 +11,7 @@ from typing import Any
 from loadgen.client import Exchange, reason
 from loadgen.job import Job, Tally
 from loadgen.pool import Pool
+from loadgen.run_writer import cannot_write
 from queueing.record import Record
 
 Keep = Callable[[Record], None]
@@ -30,7 +31,9 @@ class Outbox:
         self._ended = asyncio.Event()
         self._bug: BaseException | None = None
         self._failures = 0  # in a row
-        self.on_stop: Callable[[], object] | None = None  # ends the run after too many failures in a row
+        self.on_stop: Callable[[], object] | None = (
+            None  # ends the run after too many failures in a row, or where its file cannot be written
+        )
 
     def exchange(self, index: int, instant: float) -> Exchange:
         """The request of one row, ready to be sent."""
@@ -78,7 +81,10 @@ class Outbox:
             self.tally.completed += 1
         elif record.sent_at is not None:
             self.tally.other += 1
-        self._keep(record)
+        try:
+            self._keep(record)
+        except OSError as error:
+            self._stop(cannot_write(error.filename, error))
         self._count_failures(record)
         if told is not None and not told.done():
             told.set_result(record)
@@ -94,7 +100,11 @@ class Outbox:
             return
         self._failures = self._failures + 1 if record.outcome == "failed" else 0
         if self._failures == self.job.max_errors > 0:
-            self.tally.stopped = f"the run stopped after {self._failures} failures in a row (--max-errors), the last: {record.error}"
+            self._stop(f"the run stopped after {self._failures} failures in a row (--max-errors), the last: {record.error}")
+
+    def _stop(self, why: str) -> None:
+        if self.tally.stopped is None:
+            self.tally.stopped = why
             if self.on_stop is not None:
                 self.on_stop()
 

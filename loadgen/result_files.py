@@ -20,6 +20,7 @@ from loadgen.goodput import Limit
 from loadgen.options import LoadOptions
 from loadgen.plan import LoadPlan
 from loadgen.run import LoadResult
+from loadgen.run_writer import cannot_write
 from loadgen.target import LoadError
 from loadgen.timetable import save_timetable
 from policies.text import SpecError
@@ -137,7 +138,10 @@ def parse_metadata(texts: Sequence[str]) -> dict[str, str]:
 def save_plan(files: ResultFiles, plan: LoadPlan) -> Path | None:
     """Write the timetable before anything is sent; where it is."""
     if files.timetable is not None:
-        save_timetable(files.timetable, plan.timetable, {"seed": plan.seed, **plan.header})
+        try:
+            save_timetable(files.timetable, plan.timetable, {"seed": plan.seed, **plan.header})
+        except OSError as error:
+            raise LoadError(cannot_write(files.timetable, error)) from None
     return files.timetable
 
 

@@ -20,10 +20,10 @@ from loadgen.datasets import Prompts, random_prompts
 from loadgen.descriptors import raise_file_limit
 from loadgen.job import ClosedLoop, Job, Tally, row_of
 from loadgen.metrics import LATENESS, values
-from loadgen.run_writer import RunWriter, replace_run
+from loadgen.run_writer import RunWriter, cannot_write, replace_run
 from loadgen.senders import send_by_processes
 from loadgen.sending import send_job
-from loadgen.target import Target
+from loadgen.target import LoadError, Target
 from loadgen.timetable import Timetable
 from loadgen.urgency import urgency_permitted
 from queueing.record import Header, Record
@@ -103,9 +103,20 @@ async def run_load(
             records, interrupted, missing = await send_by_processes(job, processes, header, tally, path)
     records.sort(key=row_of)
     header = _ended(header, interrupted=interrupted, missing=missing)
-    if path is not None:
-        replace_run(path, header, records)
+    missing += _replaced(path, header, records)
     return LoadResult(header, records, lateness(records), interrupted, held_back(records), missing)
+
+
+def _replaced(path: Path | None, header: Header, records: list[Record]) -> tuple[str, ...]:
+    """Why the whole run could not be written."""
+    try:
+        if path is not None:
+            replace_run(path, header, records)
+    except OSError as error:
+        why = cannot_write(path or "", error)
+        already = any(why in sentence for sentence in header.configuration["missing"])
+        return () if already else (why,)
+    return ()
 
 
 def _ended(header: Header, *, interrupted: bool, missing: tuple[str, ...]) -> Header:
@@ -118,13 +129,20 @@ async def _send_here(job: Job, header: Header, tally: Tally, path: Path | None) 
     start_at = asyncio.get_running_loop().time() + START_DELAY
     if path is None:
         return records, await send_job(job, start_at, tally, records.append)
-    with RunWriter(path, header) as writer:
+    with _writer(path, header) as writer:
 
         def keep(record: Record) -> None:
             records.append(record)
             writer.keep(record)
 
         return records, await send_job(job, start_at, tally, keep)
+
+
+def _writer(path: Path, header: Header) -> RunWriter:
+    try:
+        return RunWriter(path, header)
+    except OSError as error:
+        raise LoadError(f"{cannot_write(path, error)}; --output FILE names another place, --no-save writes no file") from None
 
 
 @asynccontextmanager

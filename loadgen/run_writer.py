@@ -15,8 +15,13 @@ class RunWriter:
 
     def __init__(self, path: Path, header: Header) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
         self._file = path.open("wb", buffering=0)
-        self._file.write(to_line(header))
+        try:
+            self._write(to_line(header))
+        except OSError:
+            self._file.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -25,12 +30,33 @@ class RunWriter:
         self._file.close()
 
     def keep(self, record: Record) -> None:
-        """One line more."""
-        self._file.write(to_line(record))
+        """Append one line. Raises OSError with the name of the file."""
+        self._write(to_line(record))
+
+    def _write(self, line: bytes) -> None:
+        try:
+            while line:  # a file system that is nearly full takes a part
+                line = line[self._file.write(line) :]
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from None
 
 
 def replace_run(path: Path, header: Header, records: Iterable[Record]) -> None:
-    """Put the whole run in the place of what was written on the way; there is no instant without a file."""
+    """Replace the lines written during the run by the whole run; there is no instant without a file. Raises OSError.
+
+    A device or a pipe is not replaced.
+    """
+    if path.exists() and not path.is_file():
+        return
     whole = path.with_name(path.name + ".whole")
-    write_run(whole, header, records)
-    os.replace(whole, path)
+    try:
+        write_run(whole, header, records)
+        os.replace(whole, path)
+    except OSError:
+        whole.unlink(missing_ok=True)
+        raise
+
+
+def cannot_write(path: Path | str, error: OSError) -> str:
+    """One line."""
+    return f"cannot write {path}: {error.strerror}"

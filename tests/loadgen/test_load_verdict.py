@@ -17,9 +17,11 @@ from loadgen.failures import count_failures
 from loadgen.load_cli import app
 from loadgen.load_verdict import LoadVerdict, judge
 from loadgen.run import LoadResult, held_back, lateness
+from loadgen.saved_run import read_results
+from loadgen.target import LoadError
 from policies.text import SpecError
 from queueing.arrival_audit import Budget, audit_arrivals
-from queueing.record import Header, Record, read_run
+from queueing.record import Header, Record, read_run, write_run
 from tests.loadgen.failing_server import failing_server
 
 RATE = 20.0
@@ -128,6 +130,7 @@ def test_sigterm_ends_the_run_prints_the_table_and_keeps_the_file(tmp_path: Path
             out, err = process.communicate(timeout=60)
     assert process.returncode == 1, err
     assert b"completed (interrupted)" in out
+    assert b"INVALID: interrupted: " in out
     assert b"end to end" in out
     assert b"Traceback" not in err
     header, records = read_run(tmp_path / "run.jsonl")
@@ -202,3 +205,49 @@ def test_what_counts_as_a_failure() -> None:
     assert whole.too_many
     assert not count_failures(records, cut_short=False, allowed=0.5).too_many
     assert not count_failures([], cut_short=False, allowed=0.0).too_many
+
+
+def test_an_interrupted_run_is_invalid_and_says_how_far_it_came(tmp_path: Path) -> None:
+    intended = poisson(0)
+    whole = run_of(intended, intended + 1e-4)
+    cut = LoadResult(whole.header, whole.records[:32], lateness(whole.records[:32]), interrupted=True)
+    verdict = judge(cut)
+    assert "interrupted" in kinds(verdict)
+    assert "interrupted: 32 of 600 requests sent" in verdict.as_object()["reasons"]
+    header = Header(writer="load", configuration={**whole.header.configuration, "interrupted": True, "missing": []})
+    write_run(tmp_path / "cut.jsonl", header, whole.records[:32])
+    ((_, saved),) = read_results([tmp_path / "cut.jsonl"])
+    assert "INVALID: interrupted: 32 of 600 requests sent" in judge(saved).why_invalid()
+
+
+LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+from loadgen.load_cli import app
+app()
+"""
+
+
+@pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_a_run_file_that_cannot_be_written_ends_the_run_and_keeps_the_report(tmp_path: Path, processes: str) -> None:
+    """The file may have 4 kB: about ten of 4,000 records."""
+    with failing_server() as port:
+        flags = ["--base-url", f"http://127.0.0.1:{port}", "--request-rate", "100", "--num-prompts", "4000", "--max-tokens", "2"]
+        command = [sys.executable, "-c", LIMITED, *flags, "--output", "run.jsonl", "--processes", processes, "--max-failed-fraction", "1"]
+        done = subprocess.run([*command, "--json"], capture_output=True, timeout=30, check=False)
+    said = json.loads(done.stdout)
+    assert done.returncode == 1, done.stderr
+    assert said["valid"] is False
+    assert any("cannot write run" in reason and "File too large" in reason for reason in said["reasons"])
+    assert said["failures"]["failed"] == 0
+    assert said["outcomes"]["completed"] >= 5
+    assert not list(tmp_path.glob("*.whole"))
+
+
+def test_a_device_that_is_full_is_named_before_anything_is_sent() -> None:
+    """Through a link: a broken replacement would hit the link, not the machine's device."""
+    Path("full").symlink_to("/dev/full")
+    with failing_server() as port:
+        result = load(port, "--output", "full")
+    assert isinstance(result.exception, LoadError)
+    assert str(result.exception).startswith("cannot write full: No space left on device; --output")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -59,6 +60,14 @@ def test_a_run_is_replaced_at_once(tmp_path: Path) -> None:
     replace_run(path, HEADER, [record("a"), record("b")])
     assert [r.request_id for r in read_run(path)[1]] == ["a", "b"]
     assert [p.name for p in tmp_path.iterdir()] == ["run.jsonl"]
+
+
+def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    replace_run(pipe, HEADER, [record("a")])
+    assert pipe.is_fifo()
+    assert [p.name for p in tmp_path.iterdir()] == ["pipe"]
 
 
 @pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
