@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from policies.text import SpecError, suggest
 from queueing.remote import Trust
@@ -58,7 +59,8 @@ class LoadOptions:
     max_errors: int = 100
 
     def check(self) -> None:
-        """Raises SpecError: a number out of range, flags that exclude one another."""
+        """Raises SpecError: a URL that cannot be meant, a number out of range, flags that exclude one another."""
+        check_base_url(self.base_url)
         for flag, value, least in (
             ("--max-tokens", self.max_tokens, 1),
             ("--num-prompts", self.num_prompts, 1),
@@ -116,3 +118,18 @@ class LoadOptions:
         if self.burstiness != 1.0 and sources != ["--request-rate"]:
             raise SpecError(f"got --burstiness with {sources[0]}; expected it with --request-rate")
         return sources[0]
+
+
+def check_base_url(url: str) -> None:
+    """Raises SpecError; a message never repeats a password."""
+    parts = urlsplit(url)
+    if "@" in parts.netloc:
+        raise SpecError("got --base-url with a user name or password; expected http://HOST:PORT, with --api-key KEY for a key")
+    if parts.scheme not in {"http", "https"} or not parts.netloc:
+        raise SpecError(f"got --base-url {url}; expected http://HOST:PORT{f', for example http://{url}' if '://' not in url else ''}")
+    if parts.query or parts.fragment:
+        raise SpecError(f"got --base-url {url}; expected http://HOST:PORT without a query or fragment")
+    for path in ("/completions", "/models"):
+        if parts.path.rstrip("/").endswith(path):
+            root = url.rstrip("/").removesuffix(path).removesuffix("/chat")
+            raise SpecError(f"got --base-url {url}; expected the URL without the endpoint's path: {root}")

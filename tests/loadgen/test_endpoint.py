@@ -208,3 +208,21 @@ def failure(question: Callable[[str, Trust], object], url: str, trust: Trust) ->
     with pytest.raises(Exception) as told:  # noqa: PT011
         question(url, trust)
     return str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("http://user:secret@127.0.0.1:9", "--api-key"),
+        ("127.0.0.1:19001", "got --base-url 127.0.0.1:19001; expected http://HOST:PORT, for example http://127.0.0.1:19001"),
+        ("http://127.0.0.1:9/v1/completions", "expected the URL without the endpoint's path: http://127.0.0.1:9/v1"),
+        ("http://127.0.0.1:9/v1/chat/completions/", "endpoint's path: http://127.0.0.1:9/v1"),
+        ("http://127.0.0.1:9/?key=1", "without a query"),
+    ],
+)
+def test_base_urls_that_cannot_be_meant_are_wrong_arguments(url: str, words: str) -> None:
+    error = load(url, "--output", "run.jsonl").exception
+    assert isinstance(error, SpecError)
+    assert words in str(error)
+    assert "secret" not in str(error)
+    assert not Path("run.jsonl").exists()
