@@ -30,6 +30,7 @@ class Failures:
     first_at: float | None  # seconds after the first intended instant
     first_error: str | None
     allowed: float  # share
+    empty: int = 0  # completed without a token
 
     @property
     def share(self) -> float:
@@ -41,9 +42,20 @@ class Failures:
         """Whether more than the allowed share failed."""
         return self.share > self.allowed
 
+    @property
+    def too_many_empty(self) -> bool:
+        """Whether more than the allowed share was answered without a token."""
+        return self.requests > 0 and self.empty / self.requests > self.allowed
+
+    def empty_text(self) -> str:
+        """One line."""
+        return f"{self.empty} of {self.requests} requests completed without a token ({percent(self.empty / self.requests)})"
+
     def lines(self) -> list[str]:
         """For a terminal."""
         told = [f"{'failures':<14}{self.text()}"] if self.failed else []
+        if self.empty:
+            told.append(f"{'empty':<14}{self.empty_text()}")
         if self.refused:
             share = f"{self.refused} of {self.requests} requests ({percent(self.refused / self.requests)})"
             told.append(f"{'refused':<14}{share} rejected or abandoned by the server; durations are those of the others")
@@ -61,6 +73,7 @@ class Failures:
             "requests": self.requests,
             "failed": self.failed,
             "refused": self.refused,
+            "empty": self.empty,
             "share": self.share,
             "allowed": self.allowed,
             "first_at": self.first_at,
@@ -80,6 +93,7 @@ def count_failures(records: Sequence[Record], *, cut_short: bool, allowed: float
         first_at=failed[0][0] - began if failed else None,
         first_error=failed[0][1] or None if failed else None,
         allowed=allowed,
+        empty=sum(record.outcome == "completed" and record.output_tokens == 0 for record in ended),
     )
 
 

@@ -20,6 +20,7 @@ class Tally:
     sent: int = 0
     completed: int = 0
     other: int = 0  # answered, but not completed
+    refused: int = 0  # of these: rejected or abandoned by a server that is not unavailable
     held: int = 0  # had to wait for a place among `max_concurrency`
     stopped: str | None = None  # why nothing more was sent: too many failures in a row, or a run file that cannot be written
 

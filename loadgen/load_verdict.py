@@ -126,6 +126,8 @@ def judge(result: LoadResult, *, budget: Budget = BUDGET, max_failed: float = AL
 def _reasons(result: LoadResult, stream: Stream, audit: Audit | None, failures: Failures) -> Iterator[Reason]:
     if failures.too_many:
         yield Reason("failures", f"{failures.text()}; --max-failed-fraction allows {percent(failures.allowed)}")
+    if failures.too_many_empty:
+        yield Reason("failures", f"{failures.empty_text()}; --max-failed-fraction allows {percent(failures.allowed)}")
     if result.interrupted:
         yield Reason("interrupted", _interrupted(result))
     if result.missing:
@@ -133,6 +135,8 @@ def _reasons(result: LoadResult, stream: Stream, audit: Audit | None, failures: 
     if audit is None:
         yield Reason("records", "nothing was sent")
         return
+    if not any(record.outcome == "completed" for record in result.records):
+        yield Reason("records", "no request completed")
     unsent = [record for record in result.records if record.sent_at is None]
     if stream.process == ALL_AT_ONCE and unsent and not result.interrupted:
         yield Reason("records", f"{len(unsent)} of {len(result.records)} requests were not sent")

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from loadgen.client import Exchange, reason
+from loadgen.failures import is_failure
 from loadgen.job import Job, Tally
 from loadgen.pool import Pool
 from loadgen.run_writer import cannot_write
@@ -81,6 +82,7 @@ class Outbox:
             self.tally.completed += 1
         elif record.sent_at is not None:
             self.tally.other += 1
+            self.tally.refused += not is_failure(record)
         try:
             self._keep(record)
         except OSError as error:

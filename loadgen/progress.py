@@ -67,4 +67,5 @@ def for_stderr() -> Bar | Lines:
 
 
 def _answers(tally: Tally) -> str:
-    return f"{tally.completed} done, {tally.other} failed"
+    refused = f", {tally.refused} refused" if tally.refused else ""
+    return f"{tally.completed} done, {tally.other - tally.refused} failed{refused}"

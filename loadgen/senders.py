@@ -178,5 +178,5 @@ async def _add_up(senders: Sequence[Sender], tally: Tally) -> None:
 
 
 def _add(senders: Sequence[Sender], tally: Tally) -> None:
-    for name in ("sent", "completed", "other", "held"):
+    for name in ("sent", "completed", "other", "refused", "held"):
         setattr(tally, name, sum(getattr(sender.tally, name) for sender in senders))

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
@@ -74,7 +75,7 @@ def test_the_share_that_may_fail_is_settable() -> None:
         assert load(port, *WIDE, requests=40).exit_code == 3
         allowed = load(port, "--max-failed-fraction", "1", *WIDE, "--json", requests=40)
     assert allowed.exit_code == 1  # nothing was completed all the same
-    assert found(allowed)["reasons"] == []
+    assert found(allowed)["reasons"] == ["no request completed"]
     for share in ("-0.1", "1.5", "nan"):
         assert isinstance(load(1, "--max-failed-fraction", share).exception, SpecError)
 
@@ -82,7 +83,8 @@ def test_the_share_that_may_fail_is_settable() -> None:
 def test_a_server_that_rejects_has_not_failed_and_one_that_is_unavailable_has() -> None:
     with failing_server("--status", "429") as port:
         rejected = load(port, *WIDE, "--json", requests=40)
-    assert (rejected.exit_code, found(rejected)["valid"], found(rejected)["failures"]["refused"]) == (1, True, 40)
+    assert (rejected.exit_code, found(rejected)["valid"], found(rejected)["failures"]["refused"]) == (1, False, 40)
+    assert found(rejected)["reasons"] == ["no request completed"]
     with failing_server("--status", "503") as port:
         unavailable = load(port, *WIDE, "--json", requests=40)
     assert (unavailable.exit_code, found(unavailable)["valid"], found(unavailable)["failures"]["failed"]) == (3, False, 40)
@@ -251,3 +253,22 @@ def test_a_device_that_is_full_is_named_before_anything_is_sent() -> None:
         result = load(port, "--output", "full")
     assert isinstance(result.exception, LoadError)
     assert str(result.exception).startswith("cannot write full: No space left on device; --output")
+
+
+def test_answers_without_a_token_are_counted_and_too_many_make_the_run_invalid() -> None:
+    intended = poisson(0, 200)
+    run = run_of(intended, intended + 1e-4)
+    for row in (3, 4, 5):
+        run.records[row] = msgspec.structs.replace(run.records[row], output_tokens=0)
+    few, many = judge(run, max_failed=0.02), judge(run)
+    assert few.valid
+    assert any("3 of 200 requests completed without a token (1.5 %)" in line for line in few.lines())
+    assert few.as_object()["failures"]["empty"] == 3
+    assert kinds(many) == ["failures"]
+
+
+def test_progress_counts_refusals_apart_from_failures() -> None:
+    with failing_server("--status", "429") as port:
+        result = load(port, *WIDE, "--request-rate", "30", requests=40)
+    assert "0 done, 0 failed, " in result.stderr
+    assert " refused" in result.stderr
