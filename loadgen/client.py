@@ -53,6 +53,7 @@ class Exchange:
     error: str | None = "the run ended before it was sent"
     _connection: Connection | None = None
     _status: int = 0
+    _location: str | None = None  # of a redirect
     _refusal: bytes = b""  # body of an answer that is none
     _answer: Answer = field(default_factory=Answer)
 
@@ -76,6 +77,7 @@ class Exchange:
     def on_head(self, status: int, headers: Mapping[str, str], now: float) -> None:
         """See Receiver."""
         self._status, self.first_byte_at = status, now
+        self._location = headers.get("location") if 300 <= status < 400 else None
         self.queueing_delay, self.service_time = timing(headers, "queue"), timing(headers, "service")
 
     def on_data(self, data: bytes, now: float) -> None:
@@ -103,8 +105,10 @@ class Exchange:
     def _verdict(self) -> tuple[Outcome, str | None]:
         if self._status != 200:
             code, text = read_error(self._refusal)
+            if self._location is not None:
+                text = f"redirects to {self._location}; redirects are not followed"
             lost: Outcome = "abandoned" if code == "queue_timeout" else "rejected"
-            return lost if self._status in (429, 503) else "failed", f"{self._status} {text}"
+            return lost if self._status in (429, 503) else "failed", f"{self._status} {text}".rstrip()
         if not self._answer.complete:
             return "failed", "the stream broke off before its end"
         if self._answer.finish_reason in ("abort", "error"):

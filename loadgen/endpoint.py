@@ -19,6 +19,7 @@ from loadgen.target import LoadError, Target
 from queueing.remote import NO_TLS, NOT_TRUSTED, reason, server_root, tls_context
 
 ANSWER_LIMIT = 10.0  # seconds that one answer may take
+MIN_LIMIT = 0.01  # seconds: a client's timeout must be above 0
 RETRY = 0.5  # seconds between two looks at a server that is not ready
 WAIT_FOR_IT = "--ready-check-timeout SECONDS waits for it"
 
@@ -44,13 +45,16 @@ async def look_at(target: Target, timeout: float | None = None) -> Endpoint:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + (timeout or 0.0)
     url = server_root(target.base_url)
+    limit = ANSWER_LIMIT
     verify = tls_context(target.cacert, insecure=target.insecure) if url.startswith("https:") else False  # plain HTTP: nothing to verify
     headers = {"authorization": f"Bearer {target.api_key}"} if target.api_key else {}
     waiting = False
     async with httpx.AsyncClient(base_url=url, headers=headers, verify=verify, trust_env=False, timeout=ANSWER_LIMIT) as client:
         while True:
             try:
-                return await _look(client, url, target.model)
+                if timeout:
+                    limit = min(ANSWER_LIMIT, max(deadline - loop.time(), MIN_LIMIT))
+                return await _look(client, url, target.model, limit)
             except _NotReadyError as error:
                 if loop.time() + RETRY > deadline:
                     raise LoadError(_in_vain(str(error), timeout)) from None
@@ -63,35 +67,47 @@ async def look_at(target: Target, timeout: float | None = None) -> Endpoint:
 def _in_vain(why: str, timeout: float | None) -> str:
     if timeout is None:
         return f"{why}; is the server up, is --base-url right? {WAIT_FOR_IT}"
+    if timeout == 0:
+        return f"{why}; without a ready server its model is unknown: give --model"
     return f"{why}; expected it to be ready within the {timeout:g} s of --ready-check-timeout"
 
 
-async def _look(client: httpx.AsyncClient, url: str, model: str) -> Endpoint:
+async def _look(client: httpx.AsyncClient, url: str, model: str, limit: float) -> Endpoint:
     where = f"{url}/v1/models"
-    response = await _get(client, "/v1/models", url)
+    response = await _get(client, "/v1/models", url, limit)
     if response.status_code in (401, 403):
         raise LoadError(
             f"{where} answered {response.status_code}: {read_error(response.content)[1]}; expected an --api-key that it accepts"
         )
+    if response.is_redirect:
+        raise LoadError(f"{where} redirects to {response.headers['location']}; redirects are not followed; is --base-url right?")
     endpoint = _read(response.content) if response.status_code == httpx.codes.OK else UNKNOWN
     if not (endpoint.models or model):
-        raise LoadError(f"{where} names no model (status {response.status_code}); give --model")
+        raise LoadError(f"{where} {_no_models(response)}; is --base-url right? else give --model")
     if endpoint.kendall:
-        if (await _get(client, "/ready", url)).status_code != httpx.codes.OK:
+        if (await _get(client, "/ready", url, limit)).status_code != httpx.codes.OK:
             raise _NotReadyError(f"the gateway at {url} is not ready: its engine is starting or lost, or it is shutting down")
         if model and model not in endpoint.models:
             raise LoadError(f"got --model {model}; expected one that {url} serves: {', '.join(endpoint.models)}")
     return endpoint
 
 
-async def _get(client: httpx.AsyncClient, path: str, url: str) -> httpx.Response:
+def _no_models(response: httpx.Response) -> str:
+    """What came instead of a list with a model."""
+    if response.status_code != httpx.codes.OK:
+        return f"answered {response.status_code}"
+    kind = response.headers.get("content-type", "").partition(";")[0]
+    return "lists no model" if kind == "application/json" else f"answered 200 with {kind or 'no content type'}, not with a list of models"
+
+
+async def _get(client: httpx.AsyncClient, path: str, url: str, limit: float) -> httpx.Response:
     """Any answer but a failure of the server, which may be over soon."""
     try:
-        response = await client.get(path)
+        response = await client.get(path, timeout=limit)
     except httpx.InvalidURL as error:
         raise LoadError(f"got --base-url {url}: {error}; expected http://HOST:PORT") from None
     except httpx.TimeoutException:
-        raise _NotReadyError(f"no answer from {url}{path} within {ANSWER_LIMIT:g} s") from None
+        raise _NotReadyError(f"no answer from {url}{path} within {limit:.2g} s") from None
     except httpx.HTTPError as error:
         dropped = isinstance(error, httpx.RemoteProtocolError) and url.startswith("http:")
         why = "it closed the connection; does it speak https?" if dropped else reason(error)

@@ -124,14 +124,8 @@ def judge(result: LoadResult, *, budget: Budget = BUDGET, max_failed: float = AL
 
 
 def _reasons(result: LoadResult, stream: Stream, audit: Audit | None, failures: Failures) -> Iterator[Reason]:
-    if failures.too_many:
-        yield Reason("failures", f"{failures.text()}; --max-failed-fraction allows {percent(failures.allowed)}")
-    if failures.too_many_empty:
-        yield Reason("failures", f"{failures.empty_text()}; --max-failed-fraction allows {percent(failures.allowed)}")
-    if result.interrupted:
-        yield Reason("interrupted", _interrupted(result))
-    if result.missing:
-        yield Reason("records", f"records are missing: {'; '.join(result.missing)}")
+    yield from _server_reasons(failures)
+    yield from _record_reasons(result)
     if audit is None:
         yield Reason("records", "nothing was sent")
         return
@@ -144,6 +138,20 @@ def _reasons(result: LoadResult, stream: Stream, audit: Audit | None, failures: 
         yield Reason("lateness", _too_late(audit))
     if strange(audit, stream):
         yield Reason("arrivals", f"arrivals are {audit.verdict}")
+
+
+def _server_reasons(failures: Failures) -> Iterator[Reason]:
+    if failures.too_many:
+        yield Reason("failures", f"{failures.text()}; --max-failed-fraction allows {percent(failures.allowed)}")
+    if failures.too_many_empty:
+        yield Reason("failures", f"{failures.empty_text()}; --max-failed-fraction allows {percent(failures.allowed)}")
+
+
+def _record_reasons(result: LoadResult) -> Iterator[Reason]:
+    if result.interrupted:
+        yield Reason("interrupted", _interrupted(result))
+    if result.missing:
+        yield Reason("records", f"records are missing: {'; '.join(result.missing)}")
 
 
 def _interrupted(result: LoadResult) -> str:

@@ -46,6 +46,10 @@ class FailingServer:
         self._looks += 1
         if self._arguments.silent:
             await asyncio.Event().wait()
+        if self._arguments.html:
+            return web.Response(text="<html></html>", content_type="text/html")
+        if self._arguments.moved:
+            return web.Response(status=307, headers={"location": self._arguments.moved})
         if self._looks <= self._arguments.not_ready:
             return web.json_response({"error": {"message": "loading the model", "code": "starting"}}, status=503)
         return web.json_response({"object": "list", "data": [{"id": "fake"}]})
@@ -57,6 +61,8 @@ class FailingServer:
             os.kill(os.getpid(), signal.SIGKILL)
         body: dict[str, Any] = await request.json()
         await asyncio.sleep(self._arguments.delay)
+        if self._arguments.moved:
+            return web.Response(status=307, headers={"location": self._arguments.moved})
         if self._arguments.status != web.HTTPOk.status_code:
             return web.json_response({"error": {"message": "no", "code": "no"}}, status=self._arguments.status)
         return await answer(request, body)
@@ -84,6 +90,8 @@ if __name__ == "__main__":
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--dies-at", type=int, default=0, help="the request at which it kills itself")
     parser.add_argument("--not-ready", type=int, default=0, help="the looks that it answers with 503")
+    parser.add_argument("--html", action="store_true", help="a page in the place of the list of models")
+    parser.add_argument("--moved", help="the Location of every answer, 307")
     parser.add_argument("--silent", action="store_true")
     parser.add_argument("--status", type=int, default=200, help="of every answer")
     parser.add_argument("--delay", type=float, default=0.0, help="seconds before every answer")

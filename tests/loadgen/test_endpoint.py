@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -226,3 +227,33 @@ def test_base_urls_that_cannot_be_meant_are_wrong_arguments(url: str, words: str
     assert words in str(error)
     assert "secret" not in str(error)
     assert not Path("run.jsonl").exists()
+
+
+def test_the_wait_for_a_silent_server_is_no_longer_than_asked() -> None:
+    """The limit of one answer, 10 s, is cut to the time left."""
+    with failing_server("--silent") as port:
+        said = one_line_last(load(local(port), "--ready-check-timeout", "0.2"))
+    (limit,) = re.findall(r"/v1/models within ([0-9.]+) s;", said)
+    assert float(limit) <= 0.2
+    assert "the 0.2 s of --ready-check-timeout" in said
+
+
+def one_line_last(result: Result) -> str:
+    assert result.exit_code == 1, result.output
+    return str(result.exception)
+
+
+def test_without_a_check_and_without_a_model_the_model_is_asked_for() -> None:
+    said = one_line(load(local(free_port(0)), "--ready-check-timeout", "0"))
+    assert said.endswith("its model is unknown: give --model")
+    assert "within the 0 s" not in said
+
+
+def test_a_page_or_a_redirect_in_the_place_of_models_is_named() -> None:
+    with failing_server("--html") as port:
+        said = one_line(load(local(port)))
+        assert "answered 200 with text/html, not with a list of models; is --base-url right?" in said
+    with failing_server("--moved", "http://elsewhere/v1") as port:
+        assert "redirects to http://elsewhere/v1; redirects are not followed" in one_line(load(local(port)))
+        result = load(local(port), "--ready-check-timeout", "0", "--model", "m", "--json")
+        assert json.loads(result.stdout)["failures"]["first_error"] == "307 redirects to http://elsewhere/v1; redirects are not followed"
