@@ -166,7 +166,8 @@ def load(
         option("--assert", "Condition on the result, for example 'p99_ttft < 200ms'; exit status 3 if it does not hold. Repeatable.", SAID),
     ] = None,
     output: Annotated[
-        Path | None, option("--output", "Run file to write, or a folder for it. Default: runs/load-<time>.jsonl.", SAID)
+        Path | None,
+        option("--output", "Run file to write, replaced if it exists, or a folder for it. Default: runs/load-<time>.jsonl.", SAID),
     ] = None,
     no_save: Annotated[bool, option("--no-save", "Write no run file.", SAID)] = False,
     save_result: Annotated[

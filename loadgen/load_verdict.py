@@ -151,7 +151,7 @@ def _record_reasons(result: LoadResult) -> Iterator[Reason]:
     if result.interrupted:
         yield Reason("interrupted", _interrupted(result))
     if result.missing:
-        yield Reason("records", f"records are missing: {'; '.join(result.missing)}")
+        yield Reason("records", f"records are missing or repeated: {'; '.join(result.missing)}")
 
 
 def _interrupted(result: LoadResult) -> str:

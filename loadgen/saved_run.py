@@ -6,7 +6,8 @@ run with several senders only their own files are left then, NAME.sender0.jsonl 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -55,4 +56,12 @@ def _result(parts: Sequence[tuple[Path, Header, list[Record]]]) -> LoadResult:
     missing = tuple(header.configuration.get("missing") or ())
     if ended is None and isinstance(asked, int) and len(records) < asked:
         missing = (f"the run was killed, or still goes on: {len(records)} of {asked} requests have a record",)
+    missing += tuple(_repeated(records))
     return LoadResult(header, records, lateness(records), bool(ended), held_back(records), missing)
+
+
+def _repeated(records: Sequence[Record]) -> Iterator[str]:
+    """A sentence on ids that several records share."""
+    counts = Counter(record.request_id for record in records)
+    if repeated := sum(count > 1 for count in counts.values()):
+        yield f"request ids with more than one record: {repeated}; the file is damaged, or joined from several"

@@ -92,7 +92,10 @@ def read_run(path: Path) -> tuple[Header, list[Record]]:
 
     A last line that was cut, because its writer was killed in the middle of it, is left out.
     """
-    lines = iter(_whole_lines(path.read_bytes()))
+    data = path.read_bytes()
+    if not data.strip():
+        raise ValueError(f"{path}: the file is empty; expected a run file")
+    lines = iter(_whole_lines(data))
     header = _decode(next(lines, b""), Header, path, 1)
     if header.schema_version > SCHEMA_VERSION:
         raise ValueError(f"{path}: got schema version {header.schema_version}; this Kendall reads up to {SCHEMA_VERSION}")
@@ -121,8 +124,14 @@ def _records(lines: Iterator[bytes], path: Path) -> Iterator[Record]:
 _T = TypeVar("_T")
 
 
+def _shown(line: bytes) -> str:
+    """The beginning of a line, without the bytes of a binary file."""
+    start = line[:80].decode(errors="replace")
+    return repr(start.encode()) if start.isprintable() and "\ufffd" not in start else f"{len(line)} bytes that are no text"
+
+
 def _decode(line: bytes, kind: type[_T], path: Path, number: int) -> _T:
     try:
         return msgspec.json.decode(line, type=kind)
     except msgspec.MsgspecError as error:
-        raise ValueError(f"{path}, line {number}: got {line[:80]!r}; expected a {kind.__name__.lower()} ({error})") from None
+        raise ValueError(f"{path}, line {number}: got {_shown(line)}; expected a {kind.__name__.lower()} ({error})") from None

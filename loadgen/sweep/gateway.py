@@ -106,12 +106,22 @@ class GivenGateway:
         deadline = loop.time() + COME_BACK_LIMIT
         while not await self.client.is_ready():
             if loop.time() > deadline or not self.record_file.name:
-                raise GatewayLostError(f"no gateway serves at {self.client.url}")
+                raise await self._not_there()
             await asyncio.sleep(1)
         named = (await self.client.ask("GET", "/admin/state")).get("record_file")
         if not named or not _is_file(named):
             raise GatewayError(f"the gateway at {self.client.url} writes no run file that can be read here: start it with --record-file")
         self.record_file = Path(named)
+
+    async def _not_there(self) -> GatewayError:
+        """Nobody who listens, or a server that is no gateway."""
+        try:
+            await self.client.ask("GET", "/admin/state")
+        except GatewayLostError as error:
+            return GatewayLostError(f"no gateway serves at {self.client.url}: {error}")
+        except GatewayError as error:
+            return GatewayLostError(f"the server at {self.client.url} is no Kendall gateway, or is not ready: {error}")
+        return GatewayLostError(f"the gateway at {self.client.url} is not ready")
 
     async def stop(self) -> None:
         """See `SweptGateway`."""

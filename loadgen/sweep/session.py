@@ -95,6 +95,8 @@ def _print(results: Results, written: Sequence[Path], error: str | None, *, json
     if json:
         sys.stdout.write(msgspec.json.encode(as_json(results, written), enc_hook=float).decode() + "\n")
         return
+    if error and not (results.comparisons or results.searches or results.of("unstable")):
+        return  # nothing was measured: an empty table and its files say nothing
     to = console()
     print_results(results, to)
     say(to, f"written to {results.folder}/: {', '.join(path.name for path in written)}")

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from kendall import cli
+from loadgen.saved_run import read_results
+from policies.text import SpecError
 from queueing.record import Header, Record, write_run
 from tests.loadgen.failing_server import failing_server
 
@@ -108,3 +110,17 @@ def test_what_is_no_load_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
         said = capsys.readouterr().err
         assert words in said
         assert said.count("\n") == 1
+
+
+def test_an_empty_a_binary_and_a_joined_run_file_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(b"")
+    with pytest.raises(SpecError, match="the file is empty; expected a run file"):
+        read_results([path])
+    path.write_bytes(bytes(range(256)) * 4)
+    with pytest.raises(SpecError, match="bytes that are no text") as told:
+        read_results([path])
+    assert "\\x" not in str(told.value)
+    write_run(path, Header(writer="load"), [Record(request_id="load-1-0", outcome="completed", sent_at=1.0)] * 2)
+    ((_, result),) = read_results([path])
+    assert "request ids with more than one record: 1;" in result.missing[0]

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.gateway_process import GatewayProcess, free_port
+from loadgen.gateway_process import GatewayLostError, GatewayProcess, free_port
+from loadgen.sweep.gateway import GivenGateway
 from loadgen.sweep.results import results_of
 from queueing.record import read_run
+from tests.loadgen.failing_server import failing_server
 from tests.loadgen.sweeping import LAW, count, events, finish, gateway_pid, is_alive, start, wait_for
 
 GRID = ("single", "dynamic", "--request-rates", "60,9000", "--duration", "2")
@@ -177,3 +179,16 @@ def test_a_cell_on_a_machine_whose_speed_changed_is_set_aside_and_measured_again
         assert all((folder / name).exists() for name in aside["files"])
         assert [event["cell"] for event in events(folder, "started")][2:] == ["dynamic_rate60"]
         assert result["missing"] == []
+
+
+def test_a_server_that_is_no_gateway_is_told_apart_from_nobody() -> None:
+    async def why(url: str) -> str:
+        gateway = GivenGateway(url)
+        with pytest.raises(GatewayLostError) as told:
+            await gateway.start()
+        await gateway.stop()
+        return str(told.value)
+
+    assert "connection refused" in asyncio.run(why(f"http://127.0.0.1:{free_port(0)}"))
+    with failing_server() as port:
+        assert "is no Kendall gateway, or is not ready" in asyncio.run(why(f"http://127.0.0.1:{port}"))
