@@ -110,14 +110,14 @@ def _failed(error: Exception, name: str, arguments: list[str]) -> int:
 
     from kendall.complaints import one_line
     from policies.text import SpecError
-    from queueing.errors import CommandError
+    from queueing.errors import CommandError, PredictionError
 
     match error:
         case SpecError():
             return _complain(f"{error}{_origin(str(error), name, arguments)}", 2)
         case TyperException():
             return _complain(one_line(error, arguments), 2)
-        case CommandError():
+        case CommandError() | PredictionError():
             return _complain(str(error), 1)
         case Abort():
             return 130

@@ -27,15 +27,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from queueing.batch_time import BatchTime
-from queueing.errors import NotConvergedError, UnstableQueueError
+from queueing.errors import NotConvergedError, OutOfReachError, UnstableQueueError
 from queueing.ladder import Ladder, solve_ladder
 from queueing.lattice import Vector
 from queueing.service_table import ServiceTable
 
 _FIRST, _LARGEST_BATCH = 32, 2048  # sizes tried where there is no bound
+_LARGEST_BOUND = 512  # of a chain with full batches: its time grows with the cube
 _LONGEST_ROW = 2**17
 _FIRST_CIRCLE, _LAST_CIRCLE = 1024, 2**16
 _NEGLIGIBLE = 1e-9
+_MOST_LANDINGS = 3_000_000_000  # sums over the states below a bound: a few seconds
 _LOST = 1e-11  # share of batches beyond the cut of an unbounded chain
 
 Moments = tuple[Vector, ...]  # E[H | b], E[H^2 | b], mean own release | b, for b = 1, 2, ...
@@ -79,16 +81,17 @@ def solve_batch_chain(time: BatchTime, arrival_rate: float, bound: int | None) -
     load = arrival_rate / time.largest_stable_rate(bound)
     if load >= 1:
         raise UnstableQueueError(load)
-    if bound is not None:
+    if bound is not None and bound <= _LARGEST_BOUND:
         return _solve(time, arrival_rate, bound)
+    largest = _LARGEST_BATCH if bound is None else _LARGEST_BOUND  # a larger bound is none where such batches do not occur
     size = _FIRST
-    while size < _LARGEST_BATCH and arrival_rate * time.mean(size) > 0.95 * size:  # smaller ones grow
+    while size < largest and arrival_rate * time.mean(size) > 0.95 * size:  # smaller ones grow
         size *= 2
     while True:
         queue, lost = _unbounded(time, arrival_rate, size)
         if lost < _LOST:
             return queue
-        if size >= _LARGEST_BATCH:
+        if size >= largest:
             advice = "lower the load, bound the batch size, or use the method simulation"
             raise NotConvergedError(f"the law of the batch size (share of batches above {size})", lost, advice)
         size *= 2
@@ -181,6 +184,8 @@ def _arrivals(time: BatchTime, arrival_rate: float, bound: int) -> Vector:
         if abs(1 - float(rows[-1].sum())) < _LOST or 2 * count > _LONGEST_ROW:
             return rows
         count *= 2
+        if count * bound**2 > _MOST_LANDINGS:
+            raise OutOfReachError(f"the arrivals during a batch of up to {table.longest:.4g} s ({count} of them)")
 
 
 def _needed(time: BatchTime, arrival_rate: float, bound: int) -> int:

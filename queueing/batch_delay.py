@@ -21,29 +21,62 @@ one width is not given.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from queueing.batch_chain import BatchQueue
 from queueing.batch_time import BatchTime
 from queueing.lattice import Complex, Grid, Vector, fitted_width, mean_of
-from queueing.result import Quantiles
+from queueing.result import LEVELS, Quantiles
 
 _POINTS, _SOJOURN_POINTS = 2048, 1024
 _LONGEST_QUEUE = 2048  # requests ahead that the sojourn's law follows
 _NEGLIGIBLE = 1e-9
+_LONG_POINTS = 2**14  # where heavy-tailed lengths leave too much beyond the first lattice; each is four times as long as the one before
+_MISSED, _LOST = 1e-3, 5e-3  # of the mean and the mass of a law on such a lattice
+_MOST_NUMBERS = 2**24  # of the transforms of all batch sizes on the finer lattice: 270 MB
 
 
 def batch_quantiles(time: BatchTime, arrival_rate: float, queue: BatchQueue) -> tuple[Quantiles, Quantiles]:
     """Queueing delay and sojourn; quantiles are None where their law could not be made accurate."""
     atom = queue.empty / queue.batch_size
     horizon = 16 * queue.queueing_delay / (1 - atom) + 4 * max(time.mean(queue.largest_used), queue.sojourn_time - queue.queueing_delay)
-    grid = Grid(fitted_width(horizon, _POINTS), _POINTS)
-    delay = grid.masses(_delay_transform(time, arrival_rate, queue, grid) * grid.hat)
-    waits = checked(queue.queueing_delay, delay, grid, atom)
+    waits = _delay_quantiles(time, arrival_rate, queue, horizon, atom)
     if queue.full > _NEGLIGIBLE and not 0 < len(queue.behind) < _LONGEST_QUEUE:
         return waits, Quantiles(queue.sojourn_time)
     coarse = Grid(fitted_width(horizon, _SOJOURN_POINTS), _SOJOURN_POINTS)
     return waits, checked(queue.sojourn_time, _sojourn_law(time, arrival_rate, queue, coarse), coarse)
+
+
+def _delay_quantiles(time: BatchTime, arrival_rate: float, queue: BatchQueue, horizon: float, atom: float) -> Quantiles:
+    """On one lattice, or, where heavy-tailed lengths leave too much beyond it, each level on the finest lattice that reaches it."""
+    grid = Grid(fitted_width(horizon, _POINTS), _POINTS)
+    delay = grid.masses(_delay_transform(time, arrival_rate, queue, grid) * grid.hat)
+    waits = checked(queue.queueing_delay, delay, grid, atom)
+    tried: list[tuple[Grid, Vector, float]] = []
+    while waits.p50 is None:
+        grid = Grid(fitted_width(horizon, _LONG_POINTS), _LONG_POINTS)
+        finer = 2 ** max(0, math.ceil(math.log2(grid.width / time.table(queue.largest).width)))
+        if finer * _LONG_POINTS * queue.largest > _MOST_NUMBERS:
+            return waits
+        delay = grid.masses(_delay_transform(time, arrival_rate, queue, grid, finer) * grid.hat)
+        lost = float(delay.sum()) + atom - 1
+        whole = abs(mean_of(delay, grid) / queue.queueing_delay - 1) < _MISSED
+        if whole and abs(lost) > _LOST:
+            return waits
+        tried.append((grid, delay, atom - lost if whole else atom))  # what a whole law lacks lies next to 0, where it is steepest
+        if whole:
+            return Quantiles(queue.queueing_delay, *(_finest(level, tried) for level in LEVELS.values()))
+        horizon *= 4
+    return waits
+
+
+def _finest(level: float, tried: list[tuple[Grid, Vector, float]]) -> float | None:
+    """The quantile on the first lattice that holds clearly more than the level."""
+    reached = (level + 1) / 2
+    grid, delay, atom = next((each for each in tried if each[2] + float(each[1].sum()) > reached), tried[-1])
+    return dict(zip(LEVELS.values(), grid.quantiles(delay, atom), strict=True))[level]
 
 
 def checked(mean: float, masses: Vector, grid: Grid, atom: float = 0.0) -> Quantiles:
@@ -55,19 +88,19 @@ def checked(mean: float, masses: Vector, grid: Grid, atom: float = 0.0) -> Quant
     return Quantiles(mean, *grid.quantiles(masses, atom))
 
 
-def _delay_transform(time: BatchTime, arrival_rate: float, queue: BatchQueue, grid: Grid) -> Complex:
-    """Of the part of the delay that is not 0."""
-    below, last = _mixture(time, queue, grid)
+def _delay_transform(time: BatchTime, arrival_rate: float, queue: BatchQueue, grid: Grid, finer: int = 1) -> Complex:
+    """Of the part of the delay that is not 0; the service times are put on a lattice `finer` times as fine."""
+    below, last = _mixture(time, queue, grid, finer)
     total = queue.starts.sum() - below
     if queue.full > _NEGLIGIBLE:
         total = total + _behind_transform(1 - grid.s / arrival_rate, queue, below, last) * (1 - last)
     return np.asarray(arrival_rate / queue.batch_size * total / grid.s)
 
 
-def _mixture(time: BatchTime, queue: BatchQueue, grid: Grid) -> tuple[Complex, Complex]:
+def _mixture(time: BatchTime, queue: BatchQueue, grid: Grid, finer: int = 1) -> tuple[Complex, Complex]:
     """sum_{b<B} x_b h_b(s) and h_B(s), or 1 where no batch is full."""
     size = queue.largest if queue.full > _NEGLIGIBLE else queue.largest_used
-    table = time.table(queue.largest).transforms(grid, size)
+    table = time.table(queue.largest).transforms(Grid(grid.width / finer, grid.points * finer), size)[:, : grid.points + 1]
     used = min(size, len(queue.starts))
     return np.asarray(queue.starts[:used] @ table[:used]), table[-1] if size == queue.largest else np.ones(len(grid.s), dtype=complex)
 

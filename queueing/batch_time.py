@@ -15,10 +15,13 @@ from typing import Any
 import numpy as np
 
 from queueing.distributions import TokenDistribution
+from queueing.errors import OutOfReachError
 from queueing.latency import LatencyModel
 from queueing.lattice import Vector
 from queueing.service_laws import thinned
 from queueing.service_table import ServiceTable
+
+_MOST_NUMBERS = 17_000_000  # of the laws of the longest output, some seconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +36,7 @@ class BatchTime:
     def table(self, largest: int) -> ServiceTable:
         """The laws for b = 1 .. `largest`, kept: they do not depend on the arrival rate."""
         if largest not in self._tables:
+            self._check_reach(largest)
             self._tables[largest] = ServiceTable(
                 self.law, self.lengths, self.prompt_tokens, padded=self.padded, largest=largest, mean=self.mean(largest)
             )
@@ -50,10 +54,17 @@ class BatchTime:
     def moments(self, largest: int) -> tuple[Vector, Vector, Vector]:
         """E[H | b], E[H^2 | b] and the mean time to a member's own release, each for b = 1 .. `largest`."""
         known = self._moments
+        self._check_reach(largest)
         for b in range(len(known) + 1, largest + 1):
             known.append((self.mean(b), self.second_moment(b), self.own_mean(b)))
         first, second, own = np.array(known[:largest]).T
         return first, second, own
+
+    def _check_reach(self, largest: int) -> None:
+        """Raises OutOfReachError: the law of the longest of b outputs is computed for each b."""
+        lengths = len(self.output_tokens.pmf)
+        if largest * lengths > _MOST_NUMBERS:
+            raise OutOfReachError(f"the service time of 1 to {largest} outputs of up to {self.output_tokens.longest} tokens")
 
     def _longest(self, batch_size: int) -> TokenDistribution:
         """The law of the longest output; the last is kept: a batch's moments ask for it one after the other."""

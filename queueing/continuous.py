@@ -47,6 +47,7 @@ from queueing.slot_time import SlotTime
 __all__ = ["SlotQueue", "SlotTime", "doubt", "solve_continuous", "trusted"]
 
 _LARGEST = 20_000
+_ALL_FOLLOWED = 256  # slots; of more, only as many as matter
 _FEW_TOKENS, _ADMISSIONS, _ALIKE, _NEAR = 8.0, 0.35, 0.05, 0.88  # where the measured errors begin
 _SPREAD = 0.2  # SCV of the lengths from which on the delay of those who wait is near exponential
 
@@ -73,7 +74,7 @@ def solve_continuous(time: SlotTime, arrival_rate: float, slots: int | None) -> 
         raise UnstableQueueError(load)
     found = _occupancy(time, arrival_rate, slots, load)
     delay = 0.0
-    if slots is not None:
+    if slots is not None and found.waiting > 0:
         delay = found.waiting / (time.throughput(slots, refilled=True) - arrival_rate) * _general_lengths(time, slots, load)
     sojourn, first = delay + found.taken(0) / arrival_rate, delay + found.first_token(time)
     later = time.output_tokens.mean - 1
@@ -141,7 +142,7 @@ def _occupancy(time: SlotTime, arrival_rate: float, slots: int | None, load: flo
     rates = np.arange(1, len(stays) + 1) / np.array([mean for mean, _ in stays])
     weights = log_weights(arrival_rate, rates)
     weights = np.exp(weights - weights.max())
-    if slots is None:
+    if slots is None or len(stays) < slots:
         return _Occupancy(stays, weights / weights.sum(), 0.0)
     weights[-1] /= 1 - load  # with the states above c
     weights /= weights.sum()
@@ -164,15 +165,19 @@ def _quantile(level: float, waiting: float, delay: float) -> float | None:
 
 def _stays(time: SlotTime, arrival_rate: float, slots: int | None) -> list[tuple[float, float]]:
     """S(n) and its share in steps for n = 1, ..., c; without a bound as many as matter."""
-    if slots is not None:
+    if slots is not None and slots <= _ALL_FOLLOWED:
         return [time.parts(n, refilled=False) for n in range(1, slots + 1)]
-    stays, height = [], 0.0
-    for n in range(1, _LARGEST):
-        stays.append(time.parts(n, refilled=False))
+    stays, height, share = [], 0.0, 0.5
+    for n in range(1, _LARGEST if slots is None else min(slots + 1, _LARGEST)):
+        stays.append(time.parts(n, refilled=False, share=share))
+        if n > _ALL_FOLLOWED:
+            share = stays[-1][1]  # near that of one more
         down = n / stays[-1][0]
         height += math.log(arrival_rate / down)
         if down > arrival_rate and height < -35:  # e^-35 of the first state, and falling
             return stays
+    if len(stays) == slots:
+        return stays
     raise NotConvergedError(f"the number of slots that {arrival_rate:.4g} requests/s take", math.exp(min(0.0, height)))
 
 

@@ -13,6 +13,7 @@ beyond goes to the last count.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,8 @@ from scipy.special import ndtr
 from policies.text import SpecError
 
 Vector = npt.NDArray[np.floating[Any]]
-SUPPORT_LIMIT = 100_000
+SUPPORT_LIMIT = 100_000  # of files of counts, constants and searched token limits
+LONGEST = 2**20  # of a named law
 TAIL_MASS = 1e-12
 
 
@@ -55,13 +57,26 @@ def rounded_pmf(law: Law, text: str, cap: int | None) -> Vector:
 
 
 def _longest(law: Law, text: str, cap: int | None) -> int:
-    limit = SUPPORT_LIMIT if cap is None else min(cap, SUPPORT_LIMIT)
-    negligible = law.above(np.arange(1, limit + 1) + 0.5) < TAIL_MASS
-    if negligible[-1]:
-        return int(np.argmax(negligible)) + 1
-    if cap is None or cap > SUPPORT_LIMIT:
-        raise SpecError(f"got {text!r}, whose counts exceed {SUPPORT_LIMIT}; expected shorter outputs: set --max-output-tokens")
-    return cap
+    for most in (SUPPORT_LIMIT, LONGEST):
+        limit = most if cap is None else min(cap, most)
+        negligible = law.above(np.arange(1, limit + 1) + 0.5) < TAIL_MASS
+        if negligible[-1]:
+            return int(np.argmax(negligible)) + 1
+        if limit == cap:
+            return cap
+    beyond = float(law.above(np.array([LONGEST + 0.5]))[0])
+    raise SpecError(
+        f"got {text!r}, of which a share of {beyond:.2g} exceeds {LONGEST} tokens{_infinite(text)}; "
+        f"expected at most {TAIL_MASS:g}: set --max-output-tokens"
+    )
+
+
+def _infinite(text: str) -> str:
+    """Of a Pareto law: the moments that it lacks."""
+    alpha = re.match(r"pareto:.*alpha=([^,]+)", text.strip())
+    if alpha is None or float(alpha[1]) > 2:
+        return ""
+    return " (alpha <= 1: its mean is infinite)" if float(alpha[1]) <= 1 else " (alpha <= 2: its variance and a mean delay are infinite)"
 
 
 def _check(holds: bool, text: str, expected: str) -> None:

@@ -65,6 +65,11 @@ class TokenDistribution:
         return len(self.pmf) - 1
 
     @cached_property
+    def shortest(self) -> int:
+        """The smallest count that can occur."""
+        return int(np.flatnonzero(self.pmf)[0])
+
+    @cached_property
     def counts(self) -> Vector:
         """0, 1, ..., longest."""
         return np.arange(len(self.pmf), dtype=float)

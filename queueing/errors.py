@@ -4,10 +4,13 @@ CommandError             the arguments are right, but nobody listens there, a fi
 PredictionError
   +- UnstableQueueError   the queue grows without bound; carries the load
   +- NotConvergedError    the numerical method stopped before it was accurate; carries the residual
+       +- OutOfReachError     it did not start, or broke off: too large a table, or a number too large or too small
   +- NoStableChoiceError  nothing that was tried is stable, or keeps the constraint; carries the smallest load
 """
 
 from __future__ import annotations
+
+import math
 
 
 class CommandError(RuntimeError):
@@ -35,6 +38,15 @@ class NotConvergedError(PredictionError):
         self.reason = f"{what} did not converge: residual {residual:.3g}"
         super().__init__(f"{self.reason}; {advice}")
         self.residual = residual
+
+
+class OutOfReachError(NotConvergedError):
+    """The method cannot follow this queue within a few seconds, 1 GB of memory and the range of a float."""
+
+    def __init__(self, what: str, advice: str = "use the method simulation") -> None:
+        self.reason = f"{what} is out of reach of this method"
+        PredictionError.__init__(self, f"{self.reason}; {advice}")
+        self.residual = math.inf
 
 
 class NoStableChoiceError(PredictionError):

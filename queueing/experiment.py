@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from policies.core import Policy, Request
+from policies.text import SpecError
 from queueing.calls import draw_calls
 from queueing.distributions import TokenDistribution, Vector
 from queueing.latency import LatencyModel
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 WARM_UP = 0.1
 BATCH_MEANS = 20
 NUM_REQUESTS = 100_000
+MOST_DRAWS = 300_000_000  # residuals: 2.4 GB
 
 
 def simulate(
@@ -62,6 +64,7 @@ def simulate_model(
     whole_number("num_requests", num_requests, least=2 * BATCH_MEANS)
     whole_number("replications", replications)
     whole_number("seed", seed, least=0)
+    check_draws(model, num_requests)
     load = model.load(arrival_rate)
     streams = np.random.SeedSequence(seed).spawn(replications)
     runs = [
@@ -125,6 +128,15 @@ def draw_jobs(
         for i, at in enumerate(instants)
     ]
     return jobs, residuals
+
+
+def check_draws(model: Model, num_requests: int) -> None:
+    """Raises SpecError where the residuals of a simulation, drawn beforehand for every server, would not fit into memory."""
+    if model.law.cv and num_requests * model.servers > MOST_DRAWS:
+        raise SpecError(
+            f"got {num_requests} requests on servers={model.servers} and cv={model.law.cv:g}; "
+            f"expected at most {MOST_DRAWS // model.servers} requests on so many servers"
+        )
 
 
 def _column(records: Sequence[Record], name: str, missing: float = math.nan) -> Any:

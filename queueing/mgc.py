@@ -27,13 +27,15 @@ import numpy as np
 
 from queueing.distributions import TokenDistribution, Vector
 from queueing.latency import LatencyModel
-from queueing.lattice import Grid
+from queueing.lattice import Complex, Grid, spread
 from queueing.mg1 import solve_service
 from queueing.mm1 import check_level, check_queue
-from queueing.result import Quantiles
+from queueing.result import LEVELS, Quantiles
 from queueing.service_time import ServiceTime
 
 _POINTS = 2**14
+_MANY = 64  # servers from which on the delay has a lattice of its own: it is far shorter than the service
+_NEVER = 1e-200  # P(all busy)
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,8 @@ def solve_servers(service: ServiceTime, arrival_rate: float, servers: int) -> Se
     if servers == 1:
         single = solve_service(service, arrival_rate)
         return SeveralServers(single.delay, single.sojourn, single.load, single.load)
+    if exponential.waiting < _NEVER:
+        return SeveralServers(Quantiles(*[0.0] * 5), _unqueued(service), exponential.load, 0.0)
     g = smallest_residual(service, servers)
     delay = exponential.mean_delay * general_service(servers, exponential.load, service.scv, g / service.mean)
     first = exponential.waiting * (g + exponential.load / (1 - exponential.load) * (1 + service.scv) * service.mean / (2 * servers))
@@ -130,6 +134,8 @@ def solve_servers(service: ServiceTime, arrival_rate: float, servers: int) -> Se
 def smallest_residual(service: ServiceTime, servers: int) -> float:
     """g = int_0^inf P(Se > x)^c dx, seconds: mean time until the first of c busy servers is free."""
     x = np.linspace(0, service.longest, 2 * _POINTS + 1)
+    while servers > _MANY and (service.excess(x[:2])[0][1] / service.mean) ** servers < 0.999:  # it falls within E[S] / c
+        x = x / 2
     heights = np.maximum(service.excess(x)[0] / service.mean, 0.0) ** servers  # rounding may leave -1e-17 where nothing is left
     return float(heights.sum() - (heights[0] + heights[-1]) / 2) * float(x[1])
 
@@ -155,17 +161,37 @@ def _laws(
     service: ServiceTime, exponential: ExponentialServers, first: float, stretch: float
 ) -> tuple[tuple[float | None, ...], tuple[float | None, ...]]:
     """Quantiles of delay and sojourn: the compound law on one lattice, whose width is then stretched so that the mean is right."""
-    servers, load, waiting = exponential.servers, exponential.load, exponential.waiting
-    grid = Grid((16 * first / waiting + 2 * service.longest) / _POINTS, _POINTS)
+    waiting, longest = exponential.waiting, service.longest
+    parts = 1 if exponential.servers <= _MANY else exponential.servers
+    grid = Grid((16 * first / waiting + 2 * longest / parts) / _POINTS, _POINTS)
+    busy = _busy_transform(service, exponential, grid)
+    wide = Grid(grid.width * stretch, _POINTS)
+    delays = waiting * grid.masses(busy)
+    whole, wait = wide, waiting * busy + 1 - waiting
+    if parts > 1:
+        whole = Grid(wide.width + 2 * longest / _POINTS, _POINTS)
+        wait = whole.transform(spread(wide.instants, delays, whole.width, _POINTS)) + 1 - waiting
+    levels = np.append(0.0, np.append(whole.instants, _POINTS * whole.width))
+    own = service.excess(levels)[0]
+    own[0] += whole.width
+    sojourn = wait * whole.transform(np.diff(own, 2) / whole.width)
+    return wide.quantiles(delays, 1 - waiting), whole.quantiles(whole.masses(sojourn))
+
+
+def _busy_transform(service: ServiceTime, exponential: ExponentialServers, grid: Grid) -> Complex:
+    """Of the delay of those who wait, before it is stretched."""
+    servers, load = exponential.servers, exponential.load
     smallest = (service.excess(grid.instants)[0] / service.mean) ** servers
     shared = service.excess(servers * grid.instants)[0] / service.mean
-    busy = grid.transform(_masses(smallest)) * (1 - load) / (1 - load * grid.transform(_masses(shared)))
-    wide = Grid(grid.width * stretch, _POINTS)
-    levels = np.append(0.0, np.append(wide.instants, _POINTS * wide.width))
-    own = service.excess(levels)[0]
-    own[0] += wide.width
-    sojourn = (waiting * busy + 1 - waiting) * wide.transform(np.diff(own, 2) / wide.width)
-    return wide.quantiles(waiting * grid.masses(busy), 1 - waiting), wide.quantiles(wide.masses(sojourn))
+    return np.asarray(grid.transform(_masses(smallest)) * (1 - load) / (1 - load * grid.transform(_masses(shared))))
+
+
+def _unqueued(service: ServiceTime) -> Quantiles:
+    """The service time itself."""
+    values, mass = service.spread
+    order = np.argsort(values)
+    reached = np.searchsorted(np.cumsum(mass[order]), [level * (1 - 1e-12) for level in LEVELS.values()])
+    return Quantiles(service.mean, *values[order][reached].tolist())
 
 
 def _masses(tail: Vector) -> Vector:

@@ -14,9 +14,12 @@ from policies.text import POLICIES, SpecError, format_policy, parse_policy, poli
 from queueing.batch_time import BatchTime
 from queueing.continuous import SlotTime
 from queueing.distributions import TokenDistribution, parse_distribution
+from queueing.durations import check_durations
 from queueing.errors import UnstableQueueError
 from queueing.latency import LatencyModel
 from queueing.profile import load_law
+
+SMALLEST_RATE, LARGEST_RATE = 1e-12, 1e12  # requests/s: beyond, sums of instants lose all digits
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -126,7 +129,11 @@ class Model:
 
     @cached_property
     def largest_stable_rate(self) -> float:
-        """Calls/s, each of one request or of `sequences`, that all servers together can just not serve for ever."""
+        """Calls/s, each of one request or of `sequences`, that all servers together can just not serve for ever.
+
+        Raises SpecError: a batch that takes no time.
+        """
+        check_durations(self.law, self.output_tokens, self.prompt_tokens, self.bound, batches=not self.policy.joins_running)
         if isinstance(self.policy, Continuous):
             each = self.slot_time.limit() if self.bound is None else self.slot_time.throughput(self.bound, refilled=True)
         else:
@@ -135,7 +142,10 @@ class Model:
 
     def load(self, arrival_rate: float) -> float:
         """arrival_rate / largest stable rate."""
-        return positive("arrival_rate", arrival_rate, "requests per second") / self.largest_stable_rate
+        rate = positive("arrival_rate", arrival_rate, "requests per second")
+        if not SMALLEST_RATE <= rate <= LARGEST_RATE:
+            raise SpecError(f"got arrival_rate={rate:g}; expected requests per second between {SMALLEST_RATE:g} and {LARGEST_RATE:g}")
+        return rate / self.largest_stable_rate
 
     def stable_load(self, arrival_rate: float) -> float:
         """`load` of a queue that has a steady state. Raises UnstableQueueError: load >= 1 and nobody gives up waiting."""

@@ -22,6 +22,7 @@ from policies.core import Policy
 from policies.fixed import Fixed
 from policies.immediate import Continuous, Single
 from policies.text import SpecError
+from queueing.answer_check import checked_answer
 from queueing.batch_chain import solve_batch_chain
 from queueing.batch_delay import batch_quantiles
 from queueing.bounds import delay_bound, has_bound, has_paper, paper_values
@@ -70,15 +71,14 @@ def predict_model(model: Model, arrival_rate: float, method: str = "auto") -> Pr
     chosen = best if method == "auto" else method
     if chosen == "simulation":
         notes = (f"{FALLBACK}exact: no formula covers {model.text} with {_described(model)}",) if method == "auto" else ()
-        return simulate_model(model, arrival_rate, num_requests=SIMULATED_REQUESTS, notes=notes)
+        return _simulated(model, arrival_rate, *notes)
     try:
-        found = _answer(model, arrival_rate, chosen)
+        found = checked_answer(lambda: _answer(model, arrival_rate, chosen))
         return found if method != "auto" or model.sequences is None else _with_quantiles(found, model, arrival_rate)
     except NotConvergedError as error:
         if method != "auto":
             raise
-        notes = (f"{FALLBACK}{chosen}: {error.reason}",)
-        simulated = simulate_model(model, arrival_rate, num_requests=SIMULATED_REQUESTS, notes=notes)
+        simulated = _simulated(model, arrival_rate, f"{FALLBACK}{chosen}: {error.reason}")
         return without_means(simulated) if infinite_mean(model, load) else simulated
 
 
@@ -89,6 +89,20 @@ def _with_quantiles(found: Prediction, model: Model, arrival_rate: float) -> Pre
     quantiles = {name: dataclasses.replace(getattr(simulated, name), mean=means[name], standard_error=None) for name in _DURATIONS}
     note = f"quantiles: simulation of {QUANTILE_REQUESTS:,} sequences"
     return dataclasses.replace(found, assumptions=(*found.assumptions, note), **quantiles)
+
+
+def _simulated(model: Model, arrival_rate: float, *notes: str) -> Prediction:
+    from queueing.simulation_budget import affordable_requests, enough_slots  # noqa: PLC0415 - loads numba
+
+    count = affordable_requests(model, arrival_rate, SIMULATED_REQUESTS)
+    simulated = checked_answer(lambda: simulate_model(enough_slots(model, arrival_rate), arrival_rate, num_requests=count))
+    return dataclasses.replace(
+        simulated,
+        effective_max_batch_size=model.bound,
+        model=model.name,
+        load=model.load(arrival_rate),
+        assumptions=(*model.assumptions, *notes),
+    )
 
 
 def infinite_mean(model: Model, load: float) -> bool:
@@ -201,8 +215,12 @@ def _answered(delay: Quantiles, sojourn: Quantiles, batch_size: float, utilisati
 
 
 def _token_times(delay: Quantiles, first: float, step: float | None) -> dict[str, Any]:
-    """`first` seconds from dispatch to the first token, `step` seconds from one token to the next."""
-    return {"time_to_first_token": Mean(float(delay.mean or 0.0) + first), "inter_token_latency": Mean(step)}
+    """`first` seconds from dispatch to the first token, `step` seconds from one token to the next.
+
+    A law with a negative k1 or k2, fitted to longer answers, may put the first token before the dispatch: then it says nothing of it.
+    """
+    arrived = None if first < 0 or delay.mean is None else delay.mean + first
+    return {"time_to_first_token": Mean(arrived), "inter_token_latency": Mean(step)}
 
 
 def _continuous(model: Model, arrival_rate: float) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from collections.abc import Callable
 import numpy as np
 
 from queueing.distributions import TokenDistribution
+from queueing.errors import OutOfReachError
 from queueing.latency import LatencyModel
 from queueing.lattice import Complex, Grid, Vector, blocks
 from queueing.service_laws import ServiceLaws, likely_sum
@@ -39,6 +40,8 @@ _LARGEST_TABLE = 2**25  # numbers
 _NEAREST = 0.25  # share of the way to the residual's pole that the lattice covers at most
 _COARSE = 256  # instants that a transform with a residual sums over
 _BLOCK = 2_000_000  # numbers made at once
+_MOST_NUMBERS = 35_000_000  # of a table, 280 MB; building it takes up to three times as much
+_MOST_POWERS = 2_200_000_000  # of the terms of an unpadded batch: some four seconds
 _CACHED = 16_000  # numbers that stay in a core's cache
 
 
@@ -58,6 +61,9 @@ class ServiceTable:
             finer = max(points, _power_of_two(arrivals * _REACH * law.cv**2 / _NEAREST))
             if finer * largest <= max(_LARGEST_TABLE, points * largest):  # else the few small batches' stencils wrap round
                 self.origin, points = _REACH, finer
+        classes = 0 if padded else min(output.longest, 1024)
+        if points * largest > _MOST_NUMBERS or points * largest * classes > _MOST_POWERS:
+            raise OutOfReachError(f"a table of the service times of 1 to {largest} requests at {points} instants")
         self.width = horizon / (points - _MARGIN - self.origin)
         self.instants = self.width * (np.arange(points) - self.origin)
         self._builder = ServiceLaws(

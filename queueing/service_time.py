@@ -22,6 +22,7 @@ from queueing.latency import LatencyModel
 _FEW = 8
 _PARTS = 200
 _MOST = 1024  # values
+_MOST_PAIRS = 4_000_000  # of a prompt and an output
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +40,11 @@ class ServiceTime:
         seconds, pmf = law.setup(1) + law.step(1) * support, output_tokens.pmf[support]
         if prompt_tokens is not None and law.kp != 0:
             lengths = np.flatnonzero(prompt_tokens.pmf)
-            seconds = np.add.outer(law.speed * law.kp * lengths, seconds).ravel()
-            pmf = np.multiply.outer(prompt_tokens.pmf[lengths], pmf).ravel()
+            prompts, chances = law.speed * law.kp * lengths, prompt_tokens.pmf[lengths]
+            if len(prompts) * len(seconds) > _MOST_PAIRS:
+                (prompts, chances), (seconds, pmf) = _merged(prompts, chances), _merged(seconds, pmf)
+            seconds = np.add.outer(prompts, seconds).ravel()
+            pmf = np.multiply.outer(chances, pmf).ravel()
         return cls(*_merged(seconds, pmf), law.cv)
 
     @property

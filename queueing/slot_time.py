@@ -30,8 +30,11 @@ import numpy as np
 from scipy.special import gammaln, pdtr
 
 from queueing.distributions import TokenDistribution, Vector
-from queueing.errors import NotConvergedError
+from queueing.errors import NotConvergedError, OutOfReachError
 from queueing.latency import LatencyModel
+
+_MANY = 256  # slots from which on only the likely numbers of active ones are followed
+_MOST_STEPS = 20_000_000  # within the turnaround, over all numbers of active slots
 
 
 @dataclass(frozen=True)
@@ -46,12 +49,12 @@ class SlotTime:
         """S(n), the mean time that a slot is taken."""
         return self.parts(slots, refilled=refilled)[0]
 
-    def parts(self, slots: int, *, refilled: bool) -> tuple[float, float]:
-        """S(n) and its share in steps, by fixed-point iteration; `refilled` = a slot is taken again at the step in which it became free.
+    def parts(self, slots: int, *, refilled: bool, share: float = 0.5) -> tuple[float, float]:
+        """S(n) and its share in steps, by iteration from `share`; `refilled` = a slot is taken again at the step in which it became free.
 
         Raises NotConvergedError.
         """
-        share, total = 0.5, math.inf
+        total = math.inf
         for _ in range(500):
             active = self._active(slots, share) + (0.0 if refilled else self._followed(slots - 1, share))
             previous, total = total, active + self.gap(slots, share, refilled=refilled)
@@ -69,8 +72,10 @@ class SlotTime:
             return turnaround + (1 - (1 - share) ** others) * (step + excess) / 2
         if turnaround == 0:
             return 0.0
-        waits = [turnaround] + [self._aligned(turnaround, active) for active in range(1, slots)]
-        return float(_binomial(others, share) @ waits)
+        chances = _binomial(others, share)
+        likely = np.flatnonzero(chances > 1e-20) if slots > _MANY else np.arange(slots)
+        waits = [self._aligned(turnaround, int(active)) if active else turnaround for active in likely]
+        return float(chances[likely] @ waits)
 
     def throughput(self, slots: int, *, refilled: bool) -> float:
         """X(n) = n / S(n)."""
@@ -136,11 +141,26 @@ class SlotTime:
 
     def _aligned(self, turnaround: float, active: int) -> float:
         """E[end of the first step at or after the turnaround], steps with `active` others, admissions among them Poisson."""
+        if active in self._known_ends:
+            return self._known_ends[active]
         step, rate = self.law.step(active), active / self.mean_tokens
         most = math.ceil(turnaround / step)
-        room = [(turnaround - k * step) / self.admitted if self.admitted > 0 else math.inf for k in range(1, most)]
-        steps = 1.0 + sum(_at_most(count, k * rate) for k, count in enumerate(room, start=1))
-        return steps * (step + rate * self.admitted)
+        self._taken_steps.append(most)
+        if sum(self._taken_steps) > _MOST_STEPS:
+            raise OutOfReachError(f"a turnaround of {turnaround:.4g} s, of {most} steps")
+        k = np.arange(1.0, most)
+        within = pdtr(np.ceil((turnaround - k * step) / self.admitted) - 1, k * rate) if self.admitted > 0 else np.ones(len(k))
+        steps = 1.0 + (float(np.cumsum(within)[-1]) if most > 1 else 0.0)
+        self._known_ends[active] = steps * (step + rate * self.admitted)
+        return self._known_ends[active]
+
+    @cached_property
+    def _known_ends(self) -> dict[int, float]:
+        return {}
+
+    @cached_property
+    def _taken_steps(self) -> list[int]:
+        return []
 
 
 def _binomial(n: int, p: float) -> Vector:
@@ -149,8 +169,3 @@ def _binomial(n: int, p: float) -> Vector:
         return np.asarray(k == n * p, dtype=float)
     log = gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1) + k * math.log(p) + (n - k) * math.log1p(-p)
     return np.asarray(np.exp(log))
-
-
-def _at_most(count: float, mean: float) -> float:
-    """P(a Poisson count stays strictly below `count`)."""
-    return 1.0 if count == math.inf else float(pdtr(math.ceil(count) - 1, mean))

@@ -1,0 +1,54 @@
+"""How many requests a simulation may follow within a few seconds and a few hundred megabytes.
+
+An event looks at every server, one of a continuous engine at every sequence in service too; the residuals of all servers are
+drawn beforehand. The generic simulator takes some hundred times longer than the compiled one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from policies.immediate import Continuous
+from queueing.errors import OutOfReachError
+from queueing.fast_simulation import MOST_SLOTS, is_compiled
+from queueing.model import Model
+
+_LOOKS, _GENERIC_LOOKS = 1_500_000_000, 15_000_000  # at a server or a sequence, in about five seconds
+_DRAWS = 30_000_000  # residuals kept: 240 MB
+_GENERIC_EVENT = 300  # looks that an event of the generic simulator costs besides
+_FEWEST = 20_000  # requests that a mean can be read from
+
+
+def affordable_requests(model: Model, arrival_rate: float, most: int) -> int:
+    """At most `most`. Raises OutOfReachError where too few are affordable for a mean."""
+    compiled = is_compiled(enough_slots(model, arrival_rate))
+    in_service = _in_service(model, arrival_rate)
+    looks = 4 * (model.servers + in_service) + (0 if compiled else _GENERIC_EVENT)
+    affordable = (_LOOKS if compiled else _GENERIC_LOOKS) / looks
+    if model.law.cv:
+        affordable = min(affordable, _DRAWS / model.servers)
+    if affordable < _FEWEST:
+        what = f"a simulation of servers={model.servers} with {in_service:.0f} sequences in service together"
+        raise OutOfReachError(what, "ask for fewer servers, or a smaller bound on the batch size")
+    return int(min(affordable, most))
+
+
+def enough_slots(model: Model, arrival_rate: float) -> Model:
+    """The same queue with the slots that the compiled simulator has, where twice as many as are in service are fewer than these."""
+    has_enough = model.bound is not None and model.bound <= MOST_SLOTS
+    if not isinstance(model.policy, Continuous) or has_enough or 2 * _in_service(model, arrival_rate) > MOST_SLOTS:
+        return model
+    return dataclasses.replace(model, max_num_seqs=MOST_SLOTS)
+
+
+def _in_service(model: Model, arrival_rate: float) -> float:
+    """Sequences together on a continuous engine, from its own load: at most the slots."""
+    if not isinstance(model.policy, Continuous):
+        return 0.0
+    time = model.slot_time
+    rate = arrival_rate / model.servers * (1.0 if model.sequences is None else model.sequences.mean)
+    shared = rate * (time.admitted + model.law.speed * model.law.k3 * time.mean_tokens)
+    alone = rate * model.law.speed * (model.law.k4 * time.mean_tokens + model.law.turnaround)
+    reached = alone / (1 - shared) if shared < 1 else math.inf
+    return min(reached, model.bound or math.inf, 100 * MOST_SLOTS)

@@ -1,0 +1,173 @@
+"""`predict` answers or refuses: durations above zero, tables that fit into memory, any number of servers, no warnings."""
+
+import itertools
+import math
+import resource
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from kendall.api import Prediction, SpecError, largest_stable_rate, predict, simulate
+from policies.text import parse_policy
+from queueing.answer_check import checked_answer
+from queueing.distributions import parse_distribution
+from queueing.errors import NotConvergedError, OutOfReachError
+from queueing.latency import LatencyModel
+from queueing.mgc import mmc, solve_servers
+from queueing.optimize_cli import app as optimize_app
+from queueing.result import Quantiles
+from queueing.service_time import ServiceTime
+from tests.queueing.predict_fuzz import cases, fault_of, warm_up
+
+LAW = "k1=0.001,k2=0.01,k3=0.00002,k4=0.01"
+
+
+@pytest.mark.parametrize("policy", ["single", "dynamic", "capped:max_batch_size=8", "elastic:max_batch_size=8", "fixed:batch_size=8"])
+@pytest.mark.parametrize(
+    ("law", "prompts", "blamed"),
+    [
+        ("k1=-0.9,k2=-0.5,k3=1e-4,k4=1e-3", None, "k1=-0.9, k2=-0.5"),
+        ("k1=0,k2=-0.5,k3=1e-4,k4=1e-3", None, "k2=-0.5"),
+        ("k1=0,k2=0,k3=1e-4,k4=1e-3,kp=-0.1", "uniform:low=1,high=100", "kp=-0.1"),
+    ],
+)
+def test_a_law_by_which_a_batch_takes_no_time_is_refused_by_name(policy: str, law: str, prompts: str | None, blamed: str) -> None:
+    for ask in (predict, simulate):
+        with pytest.raises(SpecError, match=f"got {blamed} in the latency law.* expected more than 0 s.*: raise k"):
+            ask(policy, 0.01, "geometric:mean=20", law, prompt_tokens=prompts)
+
+
+def test_optimize_refuses_such_a_law_too() -> None:
+    flags = ("--target", "batch-size", "--arrival-rate", "1", "--output-tokens", "geometric:mean=20", "--policy", "capped:max_batch_size=4")
+    found = CliRunner().invoke(optimize_app, [*flags, "--latency", "k1=0,k2=-0.5,k3=1e-4,k4=1e-3"])
+    assert isinstance(found.exception, SpecError)
+    assert "k2=-0.5" in str(found.exception)
+
+
+def test_a_batch_of_the_largest_size_must_take_time_as_well() -> None:
+    law = "k1=-0.002,k2=0.01,k3=1e-5,k4=1e-3"
+    assert predict("capped:max_batch_size=4", 1, "uniform:low=4,high=24", law).stable
+    with pytest.raises(SpecError, match=r"a batch of 8 with 4 output tokens each takes -0\.00\d+ s.*bound the batch size lower"):
+        predict("capped:max_batch_size=8", 1, "uniform:low=4,high=24", law)
+
+
+@pytest.mark.parametrize("policy", ["single", "capped:max_batch_size=8", "elastic:max_batch_size=8", "continuous:max_batch_size=8"])
+def test_a_fitted_law_with_a_slightly_negative_coefficient_is_answered(policy: str) -> None:
+    """An intercept below zero is common where the shortest answer of the fit is long: no batch that occurs takes less than no time."""
+    answer = predict(policy, 0.1, "uniform:low=64,high=256", "k1=2e-3,k2=-0.03,k3=1e-4,k4=2e-3")
+    assert answer.stable
+    assert answer.sojourn_time.mean > 0.1
+    assert policy.startswith("continuous") or answer.time_to_first_token.mean is None  # this law puts it before the dispatch
+
+
+@pytest.mark.parametrize("law", ["k1=0,k2=0,k3=0,k4=1e300", "k1=0,k2=0,k3=0,k4=1e-300"])
+def test_coefficients_that_cannot_be_seconds_are_refused(law: str) -> None:
+    with pytest.raises(SpecError, match="expected seconds between 1e-12 and 1e\\+12"):
+        predict("single", 1.0, "geometric:mean=20", law)
+
+
+@pytest.mark.parametrize("policy", ["capped:max_batch_size=100000", "elastic:max_batch_size=100000"])
+def test_a_bound_that_the_queue_never_reaches_is_no_bound(policy: str) -> None:
+    """Batches of 3 requests/s are far smaller: the answer is the one of a cap of 256, which is solved as a queue with full batches."""
+    wide, bounded = (predict(text, 3, "uniform:low=1,high=120", LAW) for text in (policy, policy.replace("100000", "256")))
+    assert (wide.method, wide.effective_max_batch_size) == ("exact", 100_000)
+    assert wide.queueing_delay.mean == pytest.approx(bounded.queueing_delay.mean, rel=1e-7)
+    assert wide.sojourn_time.p99 == pytest.approx(bounded.sojourn_time.p99, rel=2e-3)
+
+
+def test_a_table_out_of_reach_is_an_error_of_exact_and_a_simulation_of_auto() -> None:
+    given = ("capped:max_batch_size=100000", 1.5e4, "geometric:mean=20", "k1=1e-5,k2=1,k3=0,k4=1e-2")
+    with pytest.raises(NotConvergedError):
+        predict(*given, method="exact")
+    answer = predict(*given)
+    assert answer.method == "simulation"
+    assert answer.batch_size.mean > 10_000
+
+
+@pytest.mark.parametrize(("servers", "load"), list(itertools.product((65, 1000, 100_000), (0.3, 0.95, 0.999))))
+def test_any_number_of_servers_has_an_answer(servers: int, load: float) -> None:
+    """Exponential service: M/M/c is exact. Near the atom at 0 a lattice cannot tell quantiles apart: there the mean only."""
+    mean = 2.0
+    levels = (np.arange(4000) + 0.5) / 4000
+    service = ServiceTime(-mean * np.log1p(-levels), np.full(4000, 1 / 4000))
+    rate = load * servers / service.mean
+    exact, found = mmc(rate, service.mean, servers), solve_servers(service, rate, servers)
+    assert found.delay.mean == pytest.approx(exact.mean_delay, rel=0.01, abs=1e-30)
+    assert found.delay.p99 == pytest.approx(exact.delay_quantile(0.99), rel=0.02 if load < 0.99 else 0.1, abs=1e-6)
+    assert found.sojourn.p50 >= service.mean * math.log(2) * 0.999
+
+
+def test_the_documents_own_law_needs_no_limit() -> None:
+    """lognormal(7, 0.7) against its closed form, Pollaczek-Khinchine; rounding to counts moves neither moment by 1e-6."""
+    mean, second = (math.exp(k * 7 + (k * 0.7) ** 2 / 2) for k in (1, 2))
+    answer = predict("single", 0.5 / (0.01 * mean), "lognormal:mu=7,sigma=0.7", "a=0.01,c=0")
+    assert answer.load == pytest.approx(0.5, rel=1e-6)
+    assert answer.queueing_delay.mean == pytest.approx(0.5 / mean * 0.01 * second / (2 * 0.5), rel=1e-5)
+    assert predict("single", 0.05, "lognormal:mu=6,sigma=1", "a=0.01,c=0").queueing_delay.p99 > 0
+
+
+@pytest.mark.parametrize(("alpha", "what"), [("0.8", "mean is infinite"), ("1.5", "mean delay are infinite"), ("2.5", "exceeds 1048576")])
+def test_a_tail_that_no_table_holds_is_refused_with_what_it_lacks(alpha: str, what: str) -> None:
+    with pytest.raises(SpecError, match=f"{what}.*set --max-output-tokens"):
+        predict("single", 1e-3, f"pareto:alpha={alpha},minimum=20", "a=0.01,c=0")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("load", "alpha"), [(0.3, 1.5), (0.5, 2.5), (0.7, 1.5)])
+def test_quantiles_of_capped_batches_of_clipped_pareto_lengths(load: float, alpha: float) -> None:
+    """Most of the mean delay follows a few long answers, so its law is long: lattices of several lengths; 3 % is the simulation's noise."""
+    given = ("capped:max_batch_size=8", f"pareto:alpha={alpha},minimum=20", LAW)
+    rate = load * largest_stable_rate(*given, max_output_tokens=10_000)
+    exact = predict(given[0], rate, *given[1:], max_output_tokens=10_000, method="exact").queueing_delay
+    simulated = simulate(given[0], rate, *given[1:], max_output_tokens=10_000, num_requests=4_000_000).queueing_delay
+    assert exact.mean == pytest.approx(simulated.mean, abs=4 * (simulated.standard_error or 0))
+    for level in ("p50", "p90", "p95", "p99"):
+        assert getattr(exact, level) == pytest.approx(getattr(simulated, level), rel=0.05)
+
+
+def test_numbers_that_cannot_be_right_are_no_answer() -> None:
+    answer = predict("single", 1, "geometric:mean=20", "a=0.01,c=0.1")
+
+    def with_delay(**values: float) -> Prediction:
+        return checked_answer(lambda: Prediction(**{**vars(answer), "queueing_delay": Quantiles(**values)}))
+
+    assert with_delay(mean=-1e-15).queueing_delay.mean == 0
+    for wrong in ({"mean": -0.1}, {"mean": math.nan}, {"mean": 1.0, "p99": -1.0}):
+        with pytest.raises(NotConvergedError, match="of the queueing delay"):
+            with_delay(**wrong)
+    with pytest.raises(OutOfReachError, match="overflow"):
+        checked_answer(lambda: Prediction(**{**vars(answer), "load": float(np.exp(np.array([1e4]))[0])}))
+
+
+def test_prompts_beside_outputs_need_little_memory() -> None:
+    """3,300 outputs times 6,800 prompts, each pair with a probability of its own, would be 2 GB."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    lengths, prompts = (parse_distribution(text) for text in ("normal:mean=180,std=440", "exponential:mean=249"))
+    service = ServiceTime.of(LatencyModel(k4=1e-2, kp=1e-3), lengths, prompts)
+    assert service.mean == pytest.approx(1e-2 * lengths.mean + 1e-3 * prompts.mean, rel=1e-12)
+    assert service.second_moment - service.mean**2 == pytest.approx(1e-4 * lengths.variance + 1e-6 * prompts.variance, rel=1e-9)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000
+
+
+def test_policies_with_thousands_of_slots_answer() -> None:
+    for policy in ("continuous:max_batch_size=4096", "continuous:max_batch_size=100000", "continuous"):
+        answer = predict(policy, 14.0, "lognormal:mu=5,sigma=0.5", "k1=1e-4,k2=0,k3=1e-4,k4=2e-3,turnaround=0.05")
+        assert answer.queueing_delay.mean == pytest.approx(0, abs=1e-12)
+        assert answer.sojourn_time.mean == pytest.approx(0.515, rel=0.01)
+    assert predict(parse_policy("continuous:max_batch_size=100000"), 1.0, "geometric:mean=60", LAW, patience=0.1).method == "simulation"
+
+
+def test_thirty_random_command_lines_answer_or_refuse() -> None:
+    _expect_no_fault(30, seed=5)
+
+
+@pytest.mark.slow
+def test_two_thousand_random_command_lines_answer_or_refuse() -> None:
+    _expect_no_fault(2000, seed=1)
+
+
+def _expect_no_fault(count: int, seed: int) -> None:
+    warm_up()
+    faults = [(fault, line) for line in cases(count, seed) if (fault := fault_of(line))]
+    assert not faults, faults
