@@ -280,13 +280,17 @@ class Gateway:
             policy = None if change.policy is None else parse_policy(change.policy)
         except SpecError as error:
             raise ApiError(400, "invalid_policy", str(error), param="policy") from None
-        if "max_output_tokens" in change.model_fields_set:
-            self.max_output_tokens = change.max_output_tokens
-        if "patience" in change.model_fields_set:
-            self.patience = change.patience
+        if policy is not None and format_policy(policy) == batcher.policy_text:
+            policy = None
+        named = change.model_fields_set
+        limit = change.max_output_tokens if "max_output_tokens" in named else self.max_output_tokens
+        patience = change.patience if "patience" in named else self.patience
+        if policy is None and (limit, patience) == (self.max_output_tokens, self.patience):
+            return self.policy_in_force()  # nothing changes: the evidence of the epoch is kept
+        self.max_output_tokens, self.patience = limit, patience
         epoch = self.begin_epoch(policy)
-        self.metrics.switched(batcher.policy_text, self.max_output_tokens, epoch, changed_policy=policy is not None)
-        log.info("epoch %d: policy %s, max_output_tokens %s", epoch, batcher.policy_text, self.max_output_tokens)
+        self.metrics.switched(batcher.policy_text, limit, epoch, changed_policy=policy is not None)
+        log.info("epoch %d: policy %s, max_output_tokens %s, patience %s", epoch, batcher.policy_text, limit, "none" if patience is None else f"{patience:g} s")
         return self.policy_in_force()
 
     # requests

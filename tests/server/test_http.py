@@ -252,6 +252,22 @@ def test_padded_answers_leave_together_elastic_ones_each_on_its_own() -> None:
     run_virtual(main())
 
 
+def test_a_change_that_changes_nothing_keeps_the_epoch() -> None:
+    async def main() -> None:
+        async with running("capped:max_batch_size=8") as (app, gateway):
+            changed = (await call(app, "PUT", "/admin/policy", {"max_output_tokens": 9, "patience": 30.0})).json()
+            assert changed["epoch"] == 1
+            nothing = ({}, {"policy": None}, {"policy": "capped:max_batch_size=8"}, {"max_output_tokens": 9, "patience": 30})
+            for change in nothing:
+                answer = await call(app, "PUT", "/admin/policy", change)
+                assert (answer.status, answer.json()) == (200, changed), change
+            assert gateway.metrics.switches._value.get() == 0, "only limits have changed"
+            lifted = (await call(app, "PUT", "/admin/policy", {"policy": "capped:max_batch_size=8", "patience": None})).json()
+            assert (lifted["epoch"], lifted["patience"], lifted["max_output_tokens"]) == (2, None, 9)
+
+    run_virtual(main())
+
+
 def test_policy_is_switched_at_run_time_and_a_bad_one_changes_nothing() -> None:
     async def main() -> None:
         async with running("single") as (app, gateway):
