@@ -114,7 +114,7 @@ def serve_command(
     autopilot: Annotated[str, _option(AUTOPILOT, "off | advise (log what it would change) | act (change policy and token limit).")] = "off",
     autopilot_policies: Annotated[
         list[str] | None,
-        _option(AUTOPILOT, "Policy that autopilot may choose; repeatable. Default: the one in force, with any batch size."),
+        _option(AUTOPILOT, "Policy that autopilot may choose; repeatable. Default: the policy of the start, with any batch size."),
     ] = None,
     max_clipped_fraction: Annotated[
         float, _option(AUTOPILOT, "Largest fraction of answers that a token limit of autopilot may clip.", min=0, max=0.999)
@@ -334,7 +334,13 @@ def calibrate_command(
     cacert: Annotated[Path | None, _option(ACCESS, CACERT)] = None,
     insecure: Annotated[bool, _option(ACCESS, INSECURE, "--insecure")] = False,
     name: Annotated[str | None, _option(RESULT, "Name of the profile. Default: the model's.")] = None,
-    output: Annotated[Path | None, _option(RESULT, "File to write. Default: the profile's place in the user's cache.")] = None,
+    output: Annotated[
+        Path | None,
+        _option(
+            RESULT,
+            "File to write. Default: in the user's cache; none for an emulated engine or --speed-only.",
+        ),
+    ] = None,
     json_output: Annotated[bool, _option(RESULT, "Print the profile as one JSON object and nothing else.", "--json")] = False,
 ) -> None:
     """Measure the latency law of an engine through the gateway's dispatch path and save it as a profile."""

@@ -41,11 +41,12 @@ class Calibrator:
     async def run(self, plan: CalibrationRequest) -> Profile:
         """Measure, fit, and put the law in force in the gateway."""
         gateway = self._gateway
+        known = self._known(plan)
         gateway.calibrating = True
         gateway.batcher.hold(True)
         try:
             rng = np.random.default_rng(plan.seed)
-            profile = await (self._speed(plan, rng) if plan.speed_only else self._full(plan, rng))
+            profile = await (self._full(plan, rng) if known is None else self._speed(plan, known, rng))
         finally:
             gateway.calibrating = False
             gateway.batcher.hold(False)
@@ -73,11 +74,8 @@ class Calibrator:
         fit = dataclasses.replace(fit, law=dataclasses.replace(fit.law, turnaround=turnaround))
         return profile_of(self._gateway, fit, measured, loop.prompt_tokens, name=plan.name)
 
-    async def _speed(self, plan: CalibrationRequest, rng: np.random.Generator) -> Profile:
+    async def _speed(self, plan: CalibrationRequest, known: Profile, rng: np.random.Generator) -> Profile:
         """Measured over lawful time of a few mixed cells, for five seconds."""
-        known = self._known(plan)
-        if known is None:
-            raise ApiError(409, "no_law", "speed_only needs a latency law: calibrate without it first, or send a law as `latency`")
         grid = [cell for cell in self._grid(plan) if len(cell.lengths) in (1, 4, 16) and cell.lengths[0] in (4, 16, 32)]
         law = known.law.at_speed(1.0)
         await self._warm_up(grid, rng)
@@ -88,16 +86,25 @@ class Calibrator:
                 measured += [await self._batches.measure(grid[index], rng)]
         lawful = sum(law.padded(len(batch.lengths), max(batch.lengths), batch.prompt_tokens) for batch in measured)
         speed = sum(batch.service_time for batch in measured) / lawful
-        return msgspec.structs.replace(known, law=known.law.at_speed(speed), date=_now())
+        return msgspec.structs.replace(known, name=plan.name or known.name, law=known.law.at_speed(speed), date=_now())
 
     def _known(self, plan: CalibrationRequest) -> Profile | None:
-        """The law that the speed is measured against. Raises ApiError where the caller's is none."""
-        if plan.latency is None:
-            return self._gateway.profile
+        """The law that the speed is measured against; None where the law itself is to be measured. Raises ApiError."""
+        gateway = self._gateway
+        if not plan.speed_only:
+            if plan.latency is not None:
+                raise ApiError(400, "invalid_request", "got latency without speed_only; expected both, or neither", param="latency")
+            return None
+        if plan.latency is None and gateway.profile is not None:
+            return gateway.profile
         try:
-            return Profile(name=plan.name or self._gateway.settings.served_model_name, law=parse_law(plan.latency))
+            law = gateway.law if plan.latency is None else parse_law(plan.latency)
         except SpecError as error:
             raise ApiError(400, "invalid_latency", str(error), param="latency") from None
+        if law is None:
+            remedy = "calibrate without speed_only first, or start the gateway with --latency (over HTTP: send the law as `latency`)"
+            raise ApiError(409, "no_law", f"speed_only needs a latency law, and none is in force; {remedy}")
+        return Profile(name=gateway.settings.served_model_name, law=law, engine=self._capabilities.engine)
 
     async def _warm_up(self, grid: Sequence[Cell], rng: np.random.Generator) -> None:
         """Every batch size once, unmeasured."""

@@ -31,21 +31,34 @@ def calibrate(
     """Measure, save, and say what was found."""
     request = CalibrationRequest.model_validate(plan)
     profile = _remote(target, request, key, trust) if target.startswith(("http://", "https://")) else _local(target, request)
-    path = output or profile_path(profile.name)
-    profile.save(path)
+    path, why_not = _place(profile, request, output)
+    if path is not None:
+        profile.save(path)
     if json_output:
         sys.stdout.write(profile.to_json() + "\n")
         return
-    show(profile, path, console())
+    show(profile, why_not if path is None else path, console())
 
 
-def show(profile: Profile, path: Path, to: Console) -> None:
+def _place(profile: Profile, request: CalibrationRequest, output: Path | None) -> tuple[Path | None, str]:
+    """Where to save it; without --output or --name a profile in the cache is replaced only by a law measured on an engine."""
+    if output is not None or request.name is not None:
+        return output or profile_path(profile.name), ""
+    if profile.engine == "emulated":
+        return None, "not saved, because the engine is emulated; --output or --name saves it"
+    if request.speed_only:
+        return None, "not saved, because only the speed was measured; --output or --name saves it"
+    return profile_path(profile.name), ""
+
+
+def show(profile: Profile, place: Path | str, to: Console) -> None:
     """The law, its coefficients with their intervals, how well it fits."""
     say(to, f"law       {profile.law}", hang=10)
     if profile.intervals:
         to.print(Table(COLUMNS, [_coefficient(profile, name) for name in profile.intervals]))
-    say(to, f"fit       R2 {profile.r2:.4f}, mean absolute error of the cells {profile.mape:.1%}", hang=10)
-    say(to, f"profile   {path}", hang=10)
+    if profile.r2 is not None and profile.mape is not None:
+        say(to, f"fit       R2 {profile.r2:.4f}, mean absolute error of the cells {profile.mape:.1%}", hang=10)
+    say(to, f"profile   {place}", hang=10)
 
 
 def _coefficient(profile: Profile, name: str) -> list[str]:
