@@ -21,7 +21,7 @@ from server.policy_series import PolicySeries
 from server.ticket import Ticket
 
 disable_created_metrics()  # a second series for every first one, and nobody reads it
-MAX_POLICIES = 32  # distinct label values a process, then "other"
+MAX_POLICIES = 32  # distinct label values of policies that were in force in a process, then "other"
 SECONDS = (
     *(0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5),
     *(0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0),
@@ -108,8 +108,8 @@ class Metrics:
             "prediction_error_ratio", "Relative error of the predicted mean queueing delay: observed / predicted - 1", ["policy"]
         )
         self.load = self._gauge("load", "Arrival rate divided by the largest stable arrival rate of the policy in force")
-        self.utilisation = self._gauge("utilisation", "Fraction of the prediction window in which a server was busy")
-        self.arrival_rate = self._gauge("arrival_rate", "Arrivals per second over the prediction window")
+        self.utilisation = self._gauge("utilisation", "Fraction of the last minute in which a server was busy")
+        self.arrival_rate = self._gauge("arrival_rate", "Arrivals per second over the last minute")
 
     def gauge_of(self, name: str, help_text: str, read: Callable[[], float]) -> None:
         """A gauge that is read when scraped."""
@@ -145,7 +145,7 @@ class Metrics:
         self._series_of(policy)  # they exist from the start
 
     def label(self, policy: str) -> str:
-        """The policy text, or `other` once too many are in use."""
+        """The text of a policy that is or was in force, or `other` once there are too many."""
         if policy not in self._policies:
             if len(self._policies) >= MAX_POLICIES:
                 return "other"

@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from server.metrics import MAX_POLICIES, Metrics
+
 if TYPE_CHECKING:
     from queueing.estimation.checks import Check
     from server.energy.meter import EnergyMeter
-    from server.metrics import Metrics
 
 VERDICTS = ("agree", "disagree", "not enough data")
 STATS = ("mean", "p50", "p90", "p95", "p99")
@@ -62,13 +63,16 @@ class LiveGauges:
                 gauge.labels(policy, found["method"], stat).set(_number(value))
 
     def what_if(self, forecasts: Sequence[Mapping[str, Any]], limit: int | None) -> None:
-        """Other policies under the limit in force; other limits are at `/admin/prediction`."""
+        """The first `MAX_POLICIES` other policies under the limit in force; all, and other limits, are at `/admin/prediction`.
+
+        They take no label from the policies in force: the gauge is cleared at each look.
+        """
         gauge = self._metrics.what_if
         gauge.clear()
-        for each in forecasts:
-            if each["max_output_tokens"] == limit and each["queueing_delay"] is not None:
-                for stat in STATS:
-                    gauge.labels(self._metrics.label(each["policy"]), stat).set(_number(each["queueing_delay"][stat]))
+        shown = [each for each in forecasts if each["max_output_tokens"] == limit and each["queueing_delay"] is not None]
+        for each in shown[:MAX_POLICIES]:
+            for stat in STATS:
+                gauge.labels(each["policy"], stat).set(_number(each["queueing_delay"][stat]))
 
     def checks(self, found: Sequence[Check]) -> None:
         """1 where the law holds."""

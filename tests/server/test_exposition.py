@@ -9,7 +9,8 @@ from prometheus_client import REGISTRY, Counter, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
 from server.exposition import exposition
-from server.metrics import Metrics
+from server.live.gauges import STATS, LiveGauges
+from server.metrics import MAX_POLICIES, Metrics
 
 
 def families(text: bytes) -> Count[str]:
@@ -53,3 +54,17 @@ def test_an_engine_that_is_started_again_registers_its_collectors_again() -> Non
         assert exposition(Metrics()).count(b"\nvllm:num_requests_running ") == 1
     finally:
         REGISTRY.unregister(new)
+
+
+def test_forecasts_take_no_label_from_a_policy_in_force() -> None:
+    metrics = Metrics()
+    gauges = LiveGauges(metrics)
+    for look in range(4):
+        names = [f"capped:max_batch_size={look * 100 + size}" for size in range(1, MAX_POLICIES + 9)]
+        gauges.what_if([{"policy": name, "max_output_tokens": None, "queueing_delay": dict.fromkeys(STATS, 0.1)} for name in names], None)
+    metrics.switched("fixed:batch_size=7", None, 1, changed_policy=True)
+    text = metrics.exposition().decode()
+    assert 'kendall_policy_info{epoch="1",max_output_tokens="none",policy="fixed:batch_size=7"} 1.0' in text
+    shown = {line for line in text.splitlines() if line.startswith("kendall_what_if_queueing_delay_seconds{")}
+    assert len(shown) == MAX_POLICIES * len(STATS), "of the last look alone"
+    assert not any("other" in line for line in shown)
