@@ -37,6 +37,10 @@ class Estimate:
         """The same in other units; factor > 0."""
         return Estimate(self.value * factor, self.low * factor, self.high * factor, self.effective_n)
 
+    def of_duration(self) -> Estimate:
+        """The same without the part of the interval below 0, which a duration cannot take."""
+        return Estimate(self.value, max(0.0, self.low), max(0.0, self.high), self.effective_n) if self.known else self
+
     def to_dict(self) -> Plain:
         """As JSON: null where a number is none or infinite."""
         numbers = {"value": self.value, "low": self.low, "high": self.high, "effective_n": self.effective_n}

@@ -44,7 +44,10 @@ def speed_curve(at: Callable[[float], float], load: float) -> SpeedCurve:
     """`at(factor)`: mean delay at a multiple of the window's speed; by five of them. `load` < 1, 0 with patience."""
     above = REACH if load <= 0 else min(REACH, FREE * -math.log(load))
     logs = np.array([-REACH, -REACH / 2, above / 2, above])
-    means = np.array([at(math.exp(u)) for u in logs]) / at(1.0)
+    here = at(1.0)
+    if not 0 < here < math.inf:
+        return SpeedCurve(0.0, 0.0, 1.0)
+    means = np.array([at(math.exp(u)) for u in logs]) / here
     usable = np.isfinite(means) & (means > 0)
     if usable.sum() < 3:
         return SpeedCurve(0.0, 0.0, 1.0)

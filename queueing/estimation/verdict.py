@@ -64,8 +64,8 @@ class Compared:
             "reasons": list(self.reasons),
             "n": self.n,
             "requests_missing": self.requests_missing,
-            "observed": self.observed.to_dict() | {name: each.to_dict() for name, each in self.observed_quantiles.items()},
-            "predicted": self.predicted.to_dict(),
+            "observed": self.observed.of_duration().to_dict() | {name: each.to_dict() for name, each in self.observed_quantiles.items()},
+            "predicted": self.predicted.of_duration().to_dict(),
             "error": self.error if math.isfinite(self.error) else None,
             "assumptions": {each.name: {"holds": each.holds, "says": each.says} for each in self.assumptions},
         }

@@ -80,7 +80,8 @@ def look(question: Question) -> Answer:
     try:
         found = _assessed(question, seen)
     except SpecError as error:  # a limit beyond what the lengths are known for
-        reason = str(error)
+        ended = len(seen.mine.rows)
+        reason = str(error) if ended >= ENOUGH else _too_few(ended)
     decision, failure = _decided(question, seen, found)
     nothing: Answer = {"estimates": None, "prediction": None, "ahead": None, "state": None, "reason": reason}
     answer = nothing if found is None else _answer(question, seen, found)
@@ -118,8 +119,12 @@ def _answer(question: Question, seen: Snapshot, found: Assessment) -> Answer:
         "prediction": described(question, seen, found) if enough else None,
         "ahead": _ahead(found) if enough else None,
         "state": found.estimates.to_dict() if enough and question.saving else None,
-        "reason": None if enough else f"{found.estimates.count} requests of this epoch have ended; {ENOUGH} are needed",
+        "reason": None if enough else _too_few(found.estimates.count),
     }
+
+
+def _too_few(ended: int) -> str:
+    return f"{ended} requests of this epoch have ended; {ENOUGH} are needed"
 
 
 def _ahead(found: Assessment) -> BatchService | SlotService | None:
@@ -156,13 +161,13 @@ def described(question: Question, seen: Snapshot, found: Assessment) -> Answer:
         "window": {"start": seen.start, "end": seen.now, "seconds": seen.now - seen.start},
         "n": int(delays.size),
         "observed_mean": None if observed is None else observed.value,
-        "observed_queueing_delay": None if observed is None else observed.to_dict() | _quantiles(found, delays, joins=joins),
+        "observed_queueing_delay": None if observed is None else observed.of_duration().to_dict() | _quantiles(found, delays, joins=joins),
         "arrival_rate": found.estimates.arrival_rate.value,
         "speed": law.speed,
         "cv": law.cv,
         "law": dataclasses.asdict(law),
         "compared": "sojourn_time" if joins else "queueing_delay",
-        "interval": found.compared.predicted.to_dict(),
+        "interval": found.compared.predicted.of_duration().to_dict(),
         "load_interval": found.load.to_dict(),
         "wander_band": None if found.wander is None else _finite(dataclasses.asdict(found.wander)),
         "doubts": list(_doubts(question, seen)),

@@ -379,3 +379,17 @@ def _of_epoch(snapshot: Snapshot, epoch: int) -> np.ndarray:
     rows = snapshot.rows.copy()
     rows[:, COLUMN["epoch"]] = epoch
     return rows
+
+
+def test_an_interval_of_a_delay_is_shown_without_what_lies_below_zero() -> None:
+    found = compare(seen(clean(1), POLICY), Estimate(0.2, -0.1, 0.5, 30.0), ())
+    wide = replace(found, observed=Estimate(0.1, -0.197, 0.397, 10.0)).to_dict()
+    assert wide["observed"]["low"] == 0.0
+    assert wide["observed"]["high"] == 0.397
+    assert wide["predicted"]["low"] == 0.0
+    assert replace(found, observed=UNKNOWN).to_dict()["observed"]["low"] is None, "nothing is known"
+
+
+@pytest.mark.parametrize("here", [0.0, math.inf, math.nan])
+def test_the_curve_of_a_delay_that_is_none_is_flat_without_a_warning(here: float) -> None:
+    assert speed_curve(lambda _: here, 0.0) == SpeedCurve(0.0, 0.0, 1.0)

@@ -13,7 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from queueing.advice.forecast import Knobs
+from queueing.estimation.feed import Feed
+from server.live import predicting
 from server.live.predictor import Predictor
+from server.live.question import Question
+from tests.queueing.estimation_runs import LAW, Engine, poisson, seen, serve
 
 ASKS = """
 import asyncio, multiprocessing
@@ -71,3 +76,18 @@ def runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+@pytest.mark.parametrize("ended", [1, 3])
+def test_after_few_requests_the_reason_counts_them(ended: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = "capped:max_batch_size=8"
+    snapshot = seen(serve(poisson(1.0, ended + 1, 1), Engine(most=8), 1), policy)
+    assert len(snapshot.mine.rows) == ended, "the last has arrived, but not ended"
+    monkeypatch.setattr(predicting, "_seen", lambda _: snapshot)
+    knobs = Knobs(policy=policy)
+    feed = Feed()
+    feed.begin_epoch(0, 0.0)
+    question = Question(news=feed.take(), at=10.0, window=300.0, shape=LAW, knobs=knobs, max_num_seqs=8, longest=64)
+    answer = predicting.look(question)
+    assert answer["reason"] == f"{ended} requests of this epoch have ended; {predicting.ENOUGH} are needed"
+    assert answer["prediction"] is None
