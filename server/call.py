@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -15,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from server.answer import Answer, AnswerOptions
 from server.api.models import check_model
 from server.api.request_id import asked_id, stamped
-from server.api.unserved import refuse_unserved
+from server.api.unserved import refuse_unserved, unknown_field
 from server.api.works import works_of
 from server.arrivals_seen import is_retry
 from server.errors import ApiError
@@ -53,10 +54,21 @@ def validate(body: bytes, model: type[_Model]) -> _Model:
         return model.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
+        if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
+            raise unknown_field(str(first["loc"][0]), model.model_fields) from None
+        if first["type"] == "value_error" and not first["loc"]:
+            raise _disagreement(first["msg"], model) from None
         where = brief(".".join(str(part) for part in first["loc"]))
         got = f"; got {first['input']!r:.80}" if where and first["type"] != "missing" else ""
         code = "invalid_json" if first["type"] == "json_invalid" else "invalid_request"
         raise ApiError(400, code, f"{where + ': ' if where else ''}{first['msg']}{got}", param=where or None) from None
+
+
+def _disagreement(message: str, model: type[BaseModel]) -> ApiError:
+    """Fields that do not go together: the message names the one to change first."""
+    words = message.removeprefix("Value error, ")
+    field = next((word for word in re.findall(r"\w+", words) if word in model.model_fields), None)
+    return ApiError(400, "invalid_request", words, param=field)
 
 
 async def parse(receive: Receive, model: type[_Model], most: int = MAX_BODY_BYTES) -> _Model:

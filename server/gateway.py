@@ -290,7 +290,13 @@ class Gateway:
         self.max_output_tokens, self.patience = limit, patience
         epoch = self.begin_epoch(policy)
         self.metrics.switched(batcher.policy_text, limit, epoch, changed_policy=policy is not None)
-        log.info("epoch %d: policy %s, max_output_tokens %s, patience %s", epoch, batcher.policy_text, limit, "none" if patience is None else f"{patience:g} s")
+        log.info(
+            "epoch %d: policy %s, max_output_tokens %s, patience %s",
+            epoch,
+            batcher.policy_text,
+            limit,
+            "none" if patience is None else f"{patience:g} s",
+        )
         return self.policy_in_force()
 
     # requests

@@ -76,14 +76,20 @@ def refuse_unserved(extra: Mapping[str, Any], known: Iterable[str], defaults: Ma
         if name in HINTS:
             continue
         if name not in UNSERVED:
-            raise _unknown(name, known)
+            raise _unknown(name, [*known, *UNSERVED], "which neither OpenAI nor vLLM has")
         value = extra[name]
         harmless = UNSERVED[name] + ((defaults[name],) if name in defaults else ())
         if value is not None and not any(type(value) is type(other) and value == other for other in harmless):
             raise ApiError(501, "unsupported", f"got {name}, which this gateway does not support; leave it out", param=name)
 
 
-def _unknown(name: str, known: Iterable[str]) -> ApiError:
-    close = difflib.get_close_matches(name, [*known, *UNSERVED], 1)
+def unknown_field(name: str, known: Iterable[str]) -> ApiError:
+    """Of a call of Kendall's own."""
+    names = list(known)
+    return _unknown(name, names, f"which is none of {', '.join(names)}")
+
+
+def _unknown(name: str, known: Iterable[str], why: str) -> ApiError:
+    close = difflib.get_close_matches(name, known, 1)
     remedy = f"did you mean {close[0]}?" if close else "leave it out"
-    return ApiError(400, "unknown_field", f"got the field {name[:80]!r}, which neither OpenAI nor vLLM has: {remedy}", param=name[:80])
+    return ApiError(400, "unknown_field", f"got the field {name[:80]!r}, {why}: {remedy}", param=name[:80])

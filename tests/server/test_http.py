@@ -252,6 +252,33 @@ def test_padded_answers_leave_together_elastic_ones_each_on_its_own() -> None:
     run_virtual(main())
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body", "code", "param", "says"),
+    [
+        ("PUT", "/admin/policy", {"polcy": "single"}, "unknown_field", "polcy", "did you mean policy?"),
+        ("PUT", "/admin/policy", {"zzz": 1}, "unknown_field", "zzz", "policy, max_output_tokens, patience: leave it out"),
+        (
+            "POST",
+            "/v1/completions",
+            {"model": "tiny", "prompt": "a", "stream_options": {}},
+            "invalid_request",
+            "stream_options",
+            "stream_options is only",
+        ),
+    ],
+)
+def test_an_error_names_the_field_and_what_to_do(method: str, path: str, body: dict[str, Any], code: str, param: str, says: str) -> None:
+    async def main() -> None:
+        async with running() as (app, _):
+            answer = await call(app, method, path, body)
+            error = answer.json()["error"]
+            assert (answer.status, error["code"], error["param"]) == (400, code, param)
+            assert says in error["message"]
+            assert "Value error" not in error["message"]
+
+    run_virtual(main())
+
+
 def test_a_change_that_changes_nothing_keeps_the_epoch() -> None:
     async def main() -> None:
         async with running("capped:max_batch_size=8") as (app, gateway):
