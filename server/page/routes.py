@@ -5,6 +5,8 @@ Nothing here changes the gateway: the page's controls speak to `/admin`, with th
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 from collections.abc import Mapping
 
 from fastapi import FastAPI, Request, Response
@@ -37,8 +39,11 @@ def add_page(app: FastAPI, feed: Feed) -> None:
         return StreamingResponse(feed.follow(), media_type="text/event-stream", headers=LIVE)
 
     @app.get("/live/history", include_in_schema=False)
-    async def history() -> Response:
-        return Response(await feed.history(), media_type="application/json", headers=LIVE | {"content-encoding": "gzip"})
+    async def history(request: Request) -> Response:
+        zipped, headers = await feed.history(), LIVE | {"vary": "accept-encoding"}
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            return Response(zipped, media_type="application/json", headers=headers | {"content-encoding": "gzip"})
+        return Response(await asyncio.to_thread(gzip.decompress, zipped), media_type="application/json", headers=headers)
 
 
 def _answer(asked: Mapping[str, str], asset: Asset, cache_control: str) -> Response:

@@ -226,6 +226,9 @@ def test_history_is_json_by_column() -> None:
             answer = await call(app, "GET", "/live/history", headers={"accept-encoding": "gzip"})
             assert answer.headers["content-encoding"] == "gzip"
             found = json.loads(gzip.decompress(answer.body))
+            plain = await call(app, "GET", "/live/history", headers={"accept-encoding": "identity"})
+            assert "content-encoding" not in plain.headers
+            assert plain.json()["columns"] == found["columns"]
             assert tuple(found["columns"]) == COLUMNS
             assert len(found["fine"]) == len(COLUMNS)
             assert len(found["fine"][0]) >= 1
