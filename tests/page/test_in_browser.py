@@ -199,6 +199,39 @@ def test_a_switch_from_the_page_takes_effect_and_is_marked_on_every_chart(site: 
     site.run(look)
 
 
+def test_the_patience_is_shown_and_the_same_setting_again_begins_no_epoch(site: Site) -> None:
+    async def look(page: Page) -> None:
+        await page.until("!document.querySelector('#apply').disabled")
+        await page.type("#patience", "45")
+        await page.click("#apply")
+        await page.until("document.querySelector('#outcome').textContent.includes('patience 45\u202fs. Epoch')")
+        await page.until("document.querySelector('#bar-policy').textContent.includes('patience 45')")
+        assert "patience 45" in await page.text("#now")
+        before = await site.gateway.ask("GET", "/admin/policy")
+        await page.click("#apply")
+        await page.until("document.querySelector('#outcome').textContent.startsWith('Nothing to change')")
+        assert await site.gateway.ask("GET", "/admin/policy") == before
+        await page.type("#limit", "9")
+        await page.click("#reset")
+        assert await page.text("#outcome") == ""
+        assert await page.ask("document.activeElement.id") == "policy-name"
+        await site.gateway.ask("PUT", "/admin/policy", {"patience": None})
+
+    site.run(look)
+
+
+@pytest.mark.parametrize("width", [1280, 720])
+def test_the_unit_of_a_field_is_inside_its_box(site: Site, width: int) -> None:
+    async def look(page: Page) -> None:
+        await page.until("!document.querySelector('#apply').disabled")
+        await page.type("#policy-name", "fixed")
+        right = "e.querySelector('%s').getBoundingClientRect().right"
+        fits = f"e => {right % 'i'} <= {right % 'input'}"
+        assert await page.ask(f"[...document.querySelectorAll('.with-unit')].every({fits})")
+
+    site.run(look, width=width)
+
+
 def test_what_the_gateway_refuses_is_said_and_changes_nothing(site: Site) -> None:
     async def look(page: Page) -> None:
         before = await site.gateway.ask("GET", "/admin/policy")
@@ -206,7 +239,7 @@ def test_what_the_gateway_refuses_is_said_and_changes_nothing(site: Site) -> Non
         await page.type("#patience", "0")
         await page.click("#apply")
         await page.until("document.querySelector('#outcome').classList.contains('bad')")
-        assert "patience" in await page.text("#outcome")
+        assert "got a patience of 0; expected a number of seconds above 0" in await page.text("#outcome")
         assert await site.gateway.ask("GET", "/admin/policy") == before
 
     site.run(look)

@@ -3,6 +3,7 @@
 import { byId, say } from "./dom.js";
 import { reason } from "./stream.js";
 
+export const AWAY = "the gateway does not answer";
 const NAME = "kendall-admin-key";
 const stored = () => sessionStorage.getItem(NAME);
 
@@ -39,7 +40,7 @@ export async function call(method, path, body = null, again = true) {
     const content = body === null ? {} : { body: JSON.stringify(body) };
     answer = await fetch(path, { method, headers: { "content-type": "application/json", ...headers() }, cache: "no-store", ...content });
   } catch {
-    throw new Error("the gateway does not answer");
+    throw new Error(AWAY);
   }
   if (answer.ok) return answer.json();
   const why = await reason(answer);
@@ -52,5 +53,8 @@ export async function call(method, path, body = null, again = true) {
 
 export function watchKey() {
   byId("forget").hidden = !stored();
-  byId("forget").addEventListener("click", () => remember(null));
+  byId("forget").addEventListener("click", () => {
+    remember(null);
+    location.reload(); // the stream was opened with the key
+  });
 }

@@ -16,7 +16,7 @@ import { follow } from "./stream.js";
 import { updateVerdict } from "./verdict.js";
 import { View } from "./view.js";
 import { updateWhatIf } from "./whatif.js";
-import { parsePolicy, policyDetail, tokenLimit } from "./words.js";
+import { limits, parsePolicy, policyDetail, tokenLimit } from "./words.js";
 
 const LINKS = { connecting: "Connecting", live: "Live", lost: "Reconnecting" };
 const state = { link: "connecting", refused: null, history: new History(), columns: [], marks: [], unit: "ms", restarts: [], past: [] };
@@ -50,7 +50,7 @@ function draw() {
   }, 0);
 }
 
-const inForce = (policy) => (policy ? `${[parsePolicy(policy.policy).name, policyDetail(policy.policy)].filter(Boolean).join(" ")} · ${tokenLimit(policy.max_output_tokens)}` : "");
+const inForce = (policy) => (policy ? `${[parsePolicy(policy.policy).name, policyDetail(policy.policy)].filter(Boolean).join(" ")} · ${limits(policy).join(" · ")}` : "");
 
 /** Switches of the gateway's life and of those before it that this page saw, and its restarts. */
 function marks() {
@@ -84,6 +84,7 @@ async function refill() {
 follow("live/events", headers, {
   open() {
     Object.assign(state, { link: "live", refused: null });
+    controls.reconnected();
     refill();
   },
   lost() {

@@ -1,9 +1,9 @@
 // The operator's controls: policy, caps, token limit, patience, autopilot. The setting in force fills the form until it is edited.
 
-import { call } from "./admin.js";
+import { AWAY, call } from "./admin.js";
 import { byId, fill, h, prose, say } from "./dom.js";
 import { percent } from "./format.js";
-import { parsePolicy, policyText, tokenLimit } from "./words.js";
+import { parsePolicy, policyText, settingText } from "./words.js";
 
 const SIZES = { fixed: "batch_size", capped: "max_batch_size", elastic: "max_batch_size", continuous: "max_batch_size" };
 const NAMES = ["single", "dynamic", "fixed", "capped", "elastic", "continuous"];
@@ -19,7 +19,7 @@ export class Controls {
       event.preventDefault();
       this.apply();
     });
-    byId("reset").addEventListener("click", () => this.show(this.current));
+    byId("reset").addEventListener("click", () => this.reset());
     for (const choice of document.getElementsByName("autopilot")) choice.addEventListener("change", () => this.choose(choice.value));
     byId("steer").addEventListener("click", () => this.steer());
     byId("to-controls").addEventListener("click", () => this.reveal(byId("policy-name")));
@@ -55,7 +55,13 @@ export class Controls {
   use(setting) {
     this.show({ policy: setting.policy, max_output_tokens: setting.max_output_tokens });
     this.reveal(byId("apply"));
-    this.report(`${setting.policy}, ${tokenLimit(setting.max_output_tokens)}: not in force yet.`);
+    this.report(`${settingText(setting)}: not in force yet.`);
+  }
+
+  reset() {
+    this.show(this.current);
+    this.report("");
+    byId("policy-name").focus(); // the button itself is hidden now
   }
 
   reveal(control) {
@@ -98,11 +104,12 @@ export class Controls {
       return;
     }
     await this.attempt(async () => {
+      const before = this.current;
       const found = await call("PUT", "admin/policy", this.wanted());
       this.edited = false;
       this.state.gateway.in_force = this.current = found; // the next event, up to a second later, says the same
       this.show(found);
-      this.report(`In force: ${found.policy}, ${tokenLimit(found.max_output_tokens)}. Epoch ${found.epoch} has begun.`);
+      this.report(JSON.stringify(found) === JSON.stringify(before) ? `Nothing to change: ${settingText(found)} is in force.` : `In force: ${settingText(found)}. Epoch ${found.epoch} has begun.`);
     });
   }
 
@@ -117,7 +124,8 @@ export class Controls {
       if (badInput) return { input, says: `the ${name} is not a number` };
       if (valueMissing) return { input, says: `the ${name} is missing; expected 1 to ${most}` };
       const expected = input.step === "any" ? "a number of seconds above 0" : "a whole number, 1 or more";
-      if (stepMismatch || rangeUnderflow) return { input, says: `got a ${name} of ${input.value}; expected ${expected}` };
+      const none = input.id === "patience" && input.value !== "" && Number(input.value) <= 0;
+      if (stepMismatch || rangeUnderflow || none) return { input, says: `got a ${name} of ${input.value}; expected ${expected}` };
     }
     const asked = Number(size.value);
     if (!size.closest("[hidden]") && asked > most) return { input: size, says: `got a batch size of ${asked}; this engine holds at most ${most} requests at once (--max-num-seqs)` };
@@ -148,6 +156,7 @@ export class Controls {
   }
 
   async attempt(work) {
+    const control = document.activeElement;
     this.busy = true;
     this.report("");
     try {
@@ -157,6 +166,12 @@ export class Controls {
     }
     this.busy = false;
     if (this.state) this.update(this.state);
+    if (document.activeElement === document.body) control.focus(); // it was disabled meanwhile, and a dialog may have had the focus
+  }
+
+  /** The gateway answers again: that it did not is no longer true. */
+  reconnected() {
+    if (byId("outcome").textContent === `Not changed: ${AWAY}`) this.report("");
   }
 
   report(text, bad = false) {

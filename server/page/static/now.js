@@ -2,7 +2,7 @@
 
 import { byId, fill, h, say } from "./dom.js";
 import { NONE, digits, percent, since, whole } from "./format.js";
-import { parsePolicy, policyDetail, tokenLimit } from "./words.js";
+import { limits, parsePolicy, policyDetail } from "./words.js";
 
 export function updateNow(state) {
   const { now, gateway, look, columns } = state;
@@ -13,7 +13,7 @@ export function updateNow(state) {
   const load = value("load");
   const predicted = value("predicted_utilisation");
   const tiles = [
-    tile("Policy", policy ? parsePolicy(policy.policy).name : NONE, "", policy ? [policyDetail(policy.policy), tokenLimit(policy.max_output_tokens)].filter(Boolean).join(" · ") : ""),
+    tile("Policy", policy ? parsePolicy(policy.policy).name : NONE, "", policy ? [policyDetail(policy.policy), ...limits(policy)].filter(Boolean).join(" · ") : ""),
     tile("Load", percent(load), "", loadWords(load, prediction), load !== null && load >= 0.9),
     tile("Utilisation", percent(value("utilisation")), "", predicted === null ? "of the time busy, over one minute" : h("span", { class: "predicted" }, `${percent(predicted)} predicted`)),
     tile("Queue length", whole(value("queue_length")), "", "requests waiting"),

@@ -8,7 +8,7 @@ export function updateVerdict(state, actions) {
   const found = sentence(state);
   fill(byId("says"), ...found.says);
   fill(byId("why"), ...prose(found.why ?? ""));
-  act(found.action ?? null, actions);
+  act(found.action ?? null, actions, state.gateway?.keyed);
   const prediction = state.look?.prediction;
   const pair = byId("pair");
   pair.hidden = !(prediction && state.gateway.state !== "lost");
@@ -33,13 +33,13 @@ function sentence(state) {
   if (gateway.state === "stuck") return { says: ["The engine makes no progress"], short: "No progress", alarm: true, why: `${ended(gateway.reason ?? "Requests are in service and no tokens arrive")}See the log, and KendallQueueStuck in the operating guide.`, title: "Stuck" };
   if (gateway.state === "calibrating") return { says: ["Measuring the engine’s latency law"], short: "Calibrating", why: "This takes less than a minute. Arriving requests wait in the queue meanwhile." };
   const coming = (now?.row[columns.indexOf("arrival_rate")] ?? 0) > 0;
-  const found = look?.prediction ? compared(look.prediction, state) : unknown(gateway, look, coming);
+  const found = look?.prediction ? compared(look.prediction, state) : unknown(state, coming);
   return gateway.state === "draining" ? { ...found, short: "Draining", why: "The gateway is draining: it answers the requests that it has and accepts no new ones." } : found;
 }
 
 const ended = (reason) => (reason ? `${reason.replace(/\.$/, "")}. ` : "");
 
-function unknown(gateway, look, coming) {
+function unknown({ gateway, look, switches }, coming) {
   if (!gateway.looks) return { says: ["The live prediction is switched off"], short: "Prediction off", why: "Start the gateway with --prediction-interval above 0 to compare theory with observation." };
   if (!gateway.law) return { says: ["No prediction yet: the engine’s latency law is not known"], short: "No latency law", why: "Kendall predicts from the time that a batch takes. Measure it now, in less than a minute, or start the gateway with --calibrate or --latency.", action: "calibrate" };
   const counted = /^(\d+) requests of this epoch have ended; (\d+)/.exec(look?.reason ?? "");
@@ -47,7 +47,7 @@ function unknown(gateway, look, coming) {
   if (counted && (coming || counted[1] !== "0")) return { says: [`Collecting requests: ${counted[1]} of ${counted[2]}`], aloud: "Collecting requests", short: `Collecting requests: ${counted[1]} of ${counted[2]}`, why: collecting };
   if (!counted && look?.reason && !/too few/.test(look.reason)) return { says: ["No prediction for this setting"], short: "No prediction", why: `${look.reason}.` };
   if (coming) return { says: ["Collecting requests"], why: collecting };
-  return { says: ["No requests yet"], why: "Send some requests to compare the observed delay with the predicted one:", action: "load" };
+  return { says: [switches?.some((each) => !each.first) ? "No requests in this epoch yet" : "No requests yet"], why: "Send some requests to compare the observed delay with the predicted one:", action: "load" };
 }
 
 function compared(prediction, { gateway, unit, now, columns }) {
@@ -99,7 +99,7 @@ function item([kind, label], value, under, more = "") {
   return h("div", {}, h("dt", {}, swatch, label), h("dd", { class: kind === "predicted" ? "predicted" : null }, value || NONE, h("small", {}, [under, more].filter(Boolean).join(" · "))));
 }
 
-function act(kind, actions) {
+function act(kind, actions, keyed) {
   const place = byId("action");
   if (place.dataset.kind === String(kind)) return;
   place.dataset.kind = String(kind);
@@ -107,12 +107,13 @@ function act(kind, actions) {
   const button = (words, action) => h("button", { type: "button", class: "main", onclick: action }, words);
   if (kind === "calibrate") place.replaceChildren(button("Measure the law", actions.calibrate));
   else if (kind === "key") place.replaceChildren(button("Enter the key", actions.key));
-  else if (kind === "load") place.replaceChildren(h("code", { tabIndex: 0 }, ...command()));
+  else if (kind === "load") place.replaceChildren(h("code", { tabIndex: 0 }, ...command(keyed)));
   else place.replaceChildren();
 }
 
 /** Broken between options only, never inside one. */
-function command() {
+function command(keyed) {
   const parts = ["kendall load", `--base-url ${location.origin}`, "--request-rate 5", "--num-prompts 500"];
+  if (keyed) parts.push("--api-key KEY");
   return parts.flatMap((part, index) => [index ? " " : "", h("span", { class: "flag" }, part)]);
 }

@@ -65,3 +65,8 @@ export function policyDetail(text) {
 }
 
 export const tokenLimit = (limit) => (limit === null || limit === undefined ? "no token limit" : `token limit ${limit}`);
+
+/** What bounds a request under the setting in force: the token limit, and the patience where one is set. */
+export const limits = (setting) => [tokenLimit(setting.max_output_tokens), setting.patience ? `patience ${setting.patience}\u202fs` : ""].filter(Boolean);
+
+export const settingText = (setting) => [setting.policy, ...limits(setting)].join(", ");
