@@ -95,7 +95,7 @@ def arrival_assumptions(instants: Vector, *, explained: bool = False) -> tuple[A
     found = changes(instants)
     if 1 <= len(found) <= FEW_CHANGES and all(_passes(piece) for piece in _pieces(instants, found)):
         last = found[-1]
-        says = f"the arrival rate changed by a factor of {last.ratio:.2f} at {last.at:.6g} s"
+        says = f"the arrival rate changed by a factor of {last.ratio:.2f}, {instants[-1] - last.at:.3g} s before the last arrival"
         return Assumption("constant_rate", False, last.ratio, says), Assumption(
             "poisson_arrivals", True, 1.0, "Poisson between the changes"
         )

@@ -73,7 +73,8 @@ def _constant_speed(speeds: Speeds, wander_effect: float | None) -> Assumption:
     stepped, slow = speeds.step, speeds.slow
     if stepped is not None:
         word = "slower" if stepped.ratio > 1 else "faster"
-        says = f"the engine became {word} by a factor of {max(stepped.ratio, 1 / stepped.ratio):.2f} at {stepped.at:.6g} s"
+        factor, ago = max(stepped.ratio, 1 / stepped.ratio), speeds.times.at[-1] - stepped.at
+        says = f"the engine became {word} by a factor of {factor:.2f}, {ago:.3g} s before the last batch"
         return Assumption("constant_speed", False, stepped.ratio, says)
     if not slow.sigma.known:
         return Assumption("constant_speed", None, math.nan, "too few batches")

@@ -12,6 +12,7 @@ from scipy import stats
 
 from queueing import arrival_tests
 from queueing.arrival_audit import Budget, audit_arrivals, resolution
+from queueing.arrival_words import disease
 
 FloatArray = NDArray[np.float64]
 Stamps = Callable[[FloatArray], FloatArray]
@@ -367,3 +368,9 @@ def test_order_and_origin_do_not_matter():
     shuffled = np.random.default_rng(6).permutation(instants) + 5000.0
     first, second = audit_arrivals(instants, asked_rate=20), audit_arrivals(shuffled, asked_rate=20)
     assert [test.p_value for test in first.tests] == pytest.approx([test.p_value for test in second.tests], rel=1e-4, abs=1e-9)
+
+
+def test_gaps_that_are_not_exponential_are_told_by_the_statistic_that_failed() -> None:
+    gaps = np.random.default_rng(1).exponential(size=500)
+    (said,) = disease(np.cumsum(gaps), gaps, {"gap spacings": 0.123}, None, 1e-6)
+    assert said == "gaps are not exponential: the ordered gaps' differences are at most 0.123 away from exponential ones"

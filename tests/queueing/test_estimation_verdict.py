@@ -393,3 +393,9 @@ def test_an_interval_of_a_delay_is_shown_without_what_lies_below_zero() -> None:
 @pytest.mark.parametrize("here", [0.0, math.inf, math.nan])
 def test_the_curve_of_a_delay_that_is_none_is_flat_without_a_warning(here: float) -> None:
     assert speed_curve(lambda _: here, 0.0) == SpeedCurve(0.0, 0.0, 1.0)
+
+
+def test_a_change_is_told_by_how_long_before_the_end_it_was() -> None:
+    (said,) = [each.says for each in judge(slowed(3)).compared.assumptions if each.name == "constant_speed"]
+    ago = float(said.partition("factor of")[2].partition(", ")[2].partition(" s before the last batch")[0])
+    assert ago == pytest.approx(N / 2 / (0.4 * capacity()), rel=0.1), "half-way"
