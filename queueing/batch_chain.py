@@ -35,6 +35,7 @@ from queueing.service_table import ServiceTable
 _FIRST, _LARGEST_BATCH = 32, 2048  # sizes tried where there is no bound
 _LARGEST_BOUND = 512  # of a chain with full batches: its time grows with the cube
 _LONGEST_ROW = 2**17
+_LONG_ROW = 300.0  # log of the largest power of the circle's radius, with room for a row twice as long
 _FIRST_CIRCLE, _LAST_CIRCLE = 1024, 2**16
 _NEGLIGIBLE = 1e-9
 _MOST_LANDINGS = 3_000_000_000  # sums over the states below a bound: a few seconds
@@ -120,8 +121,8 @@ def _drift(arrival_rate: float, first: Vector, state: State) -> float:
 
 def full_arrivals(table: ServiceTable, arrival_rate: float, batch_size: int, row: Vector | None = None) -> tuple[Vector, float]:
     """P(A = j | b = B) until what follows is negligible even times r^j, and the radius r of the walk's circle; `row`: its beginning."""
-    radius = _radius(table, arrival_rate, batch_size)
     count = 4 * batch_size + 64 if row is None else len(row)
+    radius = _radius(table, arrival_rate, batch_size, count)
     while count <= _LONGEST_ROW:
         row = table.arrivals(arrival_rate, count, first=batch_size - 1)[0] if row is None or len(row) < count else row
         weight = np.abs(row[-8:]) @ radius ** np.arange(count - 8.0, count)
@@ -131,7 +132,7 @@ def full_arrivals(table: ServiceTable, arrival_rate: float, batch_size: int, row
     raise NotConvergedError("the arrivals during a batch (steps of their law)", count / _LONGEST_ROW)
 
 
-def _radius(table: ServiceTable, arrival_rate: float, batch_size: int) -> float:
+def _radius(table: ServiceTable, arrival_rate: float, batch_size: int, count: int) -> float:
     """The circle on which |w^{-b} E w^A| is smallest, found in u = log r > 0, inside the pole of the gamma residual."""
 
     def height(u: float) -> float:
@@ -139,8 +140,11 @@ def _radius(table: ServiceTable, arrival_rate: float, batch_size: int) -> float:
         return value - batch_size * u if value < np.inf else 1e9 * u
 
     widest = 7.0 / batch_size  # r^b stays below 1e3: what it costs the falling coefficients in digits
+    if table.most_stalls:
+        widest = min(widest, _LONG_ROW / count)  # rows that hold a stall are long: r^j stays a number
     if table.law.cv:
-        widest = min(widest, float(np.log1p(0.9 / (arrival_rate * table.longest * table.law.cv**2))))
+        inside = 0.5 if table.most_stalls else 0.9  # of the way to the pole: masses of stalls are not so tiny there
+        widest = min(widest, float(np.log1p(inside / (arrival_rate * table.longest * table.law.cv**2))))
     return smallest_circle(height, widest)
 
 

@@ -3,7 +3,8 @@
     padded    H = X (k1 b + k2 + kp sum P_i + (k3 b + k4) max N_i)
     unpadded  H = X (k1 b + k2 + kp sum P_i + k3 sum N_i + k4 max N_i)
 
-N_i output tokens, P_i prompt tokens, X the gamma residual (mean 1, SCV cv^2), all independent. Its law: queueing.service_table.
+N_i output tokens, P_i prompt tokens, X the gamma residual (mean 1, SCV cv^2), all independent. Stalls of s seconds that hold the share
+q of the time add q s E[H] to E[H^2] (queueing.stalls). Its law: queueing.service_table.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ class BatchTime:
         """E[H^2 | b]."""
         prompts = 0.0 if self.prompt_tokens is None else self.prompt_tokens.variance
         variance = self._decode_variance(batch_size) + batch_size * (self.law.speed * self.law.kp) ** 2 * prompts
-        return (1 + self.law.cv**2) * (variance + self.mean(batch_size) ** 2)
+        stalls = self.law.stall_share * self.law.stall * self.mean(batch_size)
+        return (1 + self.law.cv**2) * (variance + stalls + self.mean(batch_size) ** 2)
 
     def own_mean(self, batch_size: int) -> float:
         """Mean time from dispatch to one member's own release: H where padded, its own last token where not."""

@@ -26,9 +26,9 @@ from queueing.result import Quantiles
 
 
 def has_bound(model: Model) -> bool:
-    """Whether a bound on the mean delay is known: uncapped padded batches without a residual."""
+    """Whether a bound on the mean delay is known: uncapped padded batches without a residual or stalls."""
     open_ended = isinstance(model.policy, Dynamic) and model.bound is None
-    return open_ended and model.law.cv == 0 and model.prompt_tokens is None and _plain(model)
+    return open_ended and model.law.cv == model.law.stall_share == 0 and model.prompt_tokens is None and _plain(model)
 
 
 def has_paper(model: Model) -> bool:

@@ -70,7 +70,8 @@ def _bounded(time: BatchTime, calls: Calls, bound: int) -> BatchQueue:
     first = calls.rate * calls.moment(1) * moments[0]
     if bound == 1:
         return _means(calls, moments, (np.zeros(0), 1.0, (1 - float(first[0])) / calls.moment(1)), 0.0)
-    rows = calls.arrivals(table, _needed(time, calls, bound))
+    stalled = int(calls.rate * calls.moment(1) * time.law.stall * table.most_stalls)
+    rows = calls.arrivals(table, _needed(time, calls, bound) + stalled)
     while abs(1 - float(rows[-1].sum())) > _LOST and 2 * rows.shape[1] <= _LONG_ROW:
         rows = calls.arrivals(table, 2 * rows.shape[1])
     row, radius = _full_arrivals(table, calls, bound, rows[-1])

@@ -30,6 +30,7 @@ COLUMNS = ("dispatched_at", "released_at", "first_token_at", "server_free_at", "
 _NAMED = (Single, Dynamic, Capped, Elastic, Continuous, Fixed)
 _GUIDE = 2**16
 _BLOCK = 2**14
+_SPARE_GAPS = 1024  # between stalls, beyond one a request
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +151,7 @@ def replay(model: Model, trace: Trace) -> SimulatedRun:
         found = slot_kernels.run_slots(*given, deadlines, _coefficients(law), law.turnaround, model.servers, bound, trace.call_ends)
     else:
         limits = (model.servers, bound, wait_for, max_wait, model.policy.padded, trace.call_ends)
-        found = kernels.run_batches(*given, deadlines, _coefficients(law), _residuals(law, trace), *limits)
+        found = kernels.run_batches(*given, deadlines, _of_batches(law), _residuals(law, trace), _gaps(law, trace), *limits)
     dispatched, released, first, free, batch, sizes, server = found
     columns = dict(zip(COLUMNS, (dispatched, released, first, free, batch, sizes, server), strict=True))
     return SimulatedRun(trace.arrived_at, trace.output_tokens, columns)
@@ -172,7 +173,7 @@ def is_compiled(model: Model) -> bool:
 def _from_batch_to_batch(law: LatencyModel, trace: Trace, bound: int, wait_for: int) -> SimulatedRun:
     """One server, all members of a batch leave at its end; memory from numpy, which asks for huge pages (half of the time else)."""
     count = len(trace.arrived_at)
-    given = trace.arrived_at, trace.output_tokens, trace.prompt_tokens, _coefficients(law), _residuals(law, trace)
+    given = trace.arrived_at, trace.output_tokens, trace.prompt_tokens, _of_batches(law), _residuals(law, trace), _gaps(law, trace)
     dispatched, firsts, ends = np.empty((3, count))
     sizes = np.empty(count, dtype=np.int32)
     if bound == 1:
@@ -186,6 +187,18 @@ def _from_batch_to_batch(law: LatencyModel, trace: Trace, bound: int, wait_for: 
 
 def _coefficients(law: LatencyModel) -> tuple[float, ...]:
     return law.k1, law.k2, law.k3, law.k4, law.kp, law.speed
+
+
+def _of_batches(law: LatencyModel) -> tuple[float, ...]:
+    return *_coefficients(law), law.stall_share, law.stall
+
+
+def _gaps(law: LatencyModel, trace: Trace) -> Vector:
+    """Gaps between stalls in units of their mean, for each server: the numbers that `StallClock` draws one by one."""
+    if not law.stall_share:
+        return np.empty((len(trace.residuals), 0))
+    count = len(trace.arrived_at) + _SPARE_GAPS
+    return np.array([rng.spawn(1)[0].standard_exponential(count) for rng in trace.residuals])
 
 
 def _residuals(law: LatencyModel, trace: Trace) -> Vector:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from queueing.latency import LatencyModel
+from queueing.speed import residual_cv
 
 FloatArray = NDArray[np.float64]
 COEFFICIENTS = ("k1", "k2", "kp", "k3", "k4")
@@ -55,12 +56,11 @@ def fit_law(batches: Sequence[Measured], rng: np.random.Generator, *, padded: bo
     cells = _cells(batches)
     coefficients = _solve(design, times, varied)
     fitted = design @ coefficients
-    ratios = times / fitted
     draws = np.array(
         [coefficients, *(_solve(design[index], times[index], varied) for index in (_resample(cells, rng) for _ in range(bootstrap)))]
     )
     low, high = np.percentile(draws, [2.5, 97.5], axis=0)
-    law = LatencyModel(**dict(zip(COEFFICIENTS, map(float, coefficients), strict=True)), cv=float(ratios.std(ddof=1) / ratios.mean()))
+    law = LatencyModel(**dict(zip(COEFFICIENTS, map(float, coefficients), strict=True)), cv=residual_cv(times, fitted))
     errors = [abs(times[index].mean() / fitted[index].mean() - 1) for index in cells]
     return Fit(
         law=law,

@@ -47,15 +47,33 @@ def build_guide(cdf, size):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def serve_batch(start, first, last, lengths, prompts, law, residual, padded, first_token_at, released_at, scratch):  # type: ignore[no-untyped-def]
+def stalled(seconds, law, gaps, clock):  # type: ignore[no-untyped-def]
+    """What the stalls of the next lawful seconds take; `clock`: until the next one, and how many `gaps` were used (cyclic)."""
+    if not gaps.size:
+        return 0.0
+    if clock[1] == 0:
+        clock[0], clock[1] = gaps[0], 1
+    number = 0
+    clock[0] -= law[6] / law[7] * seconds
+    while clock[0] < 0:
+        clock[0] += gaps[int(clock[1]) % gaps.size]
+        clock[1] += 1
+        number += 1
+    return law[7] * number
+
+
+@njit(cache=True)
+def serve_batch(start, first, last, lengths, prompts, law, residual, padded, first_token_at, released_at, scratch, gaps, clock):  # type: ignore[no-untyped-def]
     """Service of the requests first .. last - 1 from `start`; the instant at which the server is free."""
-    k1, k2, k3, k4, kp, speed = law
+    k1, k2, k3, k4, kp, speed, share, _ = law
+    pace = residual * (1 - share)
     size = last - first
     inputs = 0
     for i in range(first, last):
         inputs += prompts[i]
-    rest = residual * (speed * (k3 * size + k4))
-    first_end = start + (residual * (speed * (k1 * size + k2 + kp * inputs)) + rest)
+    step, setup = speed * (k3 * size + k4), speed * (k1 * size + k2 + kp * inputs)
+    rest = pace * step
+    first_end = start + (pace * setup + rest) + residual * stalled(setup + step, law, gaps, clock)
     for i in range(first, last):
         first_token_at[i] = first_end
         scratch[i - first] = lengths[i]
@@ -63,7 +81,7 @@ def serve_batch(start, first, last, lengths, prompts, law, residual, padded, fir
         longest = 0
         for i in range(size):
             longest = max(longest, scratch[i])
-        end = first_end if longest == 1 else first_end + (longest - 1) * rest
+        end = first_end if longest == 1 else first_end + (longest - 1) * rest + residual * stalled((longest - 1) * step, law, gaps, clock)
         for i in range(first, last):
             released_at[i] = end
         return end
@@ -81,46 +99,56 @@ def serve_batch(start, first, last, lengths, prompts, law, residual, padded, fir
     now, done, at = first_end, 0, 0
     while at < size:
         steps = ordered[at] - done
-        now = first_end if steps == 1 else first_end + (steps - 1) * rest
+        now = first_end if steps == 1 else first_end + (steps - 1) * rest + residual * stalled((steps - 1) * step, law, gaps, clock)
         done = ordered[at]
         while at < size and ordered[at] == done:
             ends[at] = now
             at += 1
-        rest = residual * (speed * (k3 * (size - at) + k4))
-        first_end = now + (residual * (speed * (k1 * 0 + kp * 0)) + rest)
+        if at == size:
+            break
+        step = speed * (k3 * (size - at) + k4)
+        rest = pace * step
+        first_end = now + (pace * (speed * (k1 * 0 + kp * 0)) + rest) + residual * stalled(step, law, gaps, clock)
     for i in range(first, last):
         released_at[i] = ends[np.searchsorted(ordered, lengths[i])]
     return now
 
 
 @njit(cache=True)
-def run_single(arrived_at, lengths, prompts, law, residuals, starts, firsts, ends):  # type: ignore[no-untyped-def]
+def run_single(arrived_at, lengths, prompts, law, residuals, gaps, starts, firsts, ends):  # type: ignore[no-untyped-def]
     """One server, one request at a time, endless patience: the recursion start = max(arrival, end of the one before)."""
-    k1, k2, k3, k4, kp, speed = law
+    k1, k2, k3, k4, kp, speed, share, _ = law
+    clock = np.zeros(2)
     has_residual, has_prompt = residuals.shape[1] > 0, kp != 0
     free = -np.inf
     for i in range(len(arrived_at)):
         inputs = prompts[i] if has_prompt else 0
         residual = residuals[0, i] if has_residual else 1.0
-        rest = residual * (speed * (k3 * 1 + k4))
+        pace = residual * (1 - share)
+        step, setup = speed * (k3 * 1 + k4), speed * (k1 * 1 + k2 + kp * inputs)
+        rest = pace * step
         start = max(arrived_at[i], free)
-        first_end = start + (residual * (speed * (k1 * 1 + k2 + kp * inputs)) + rest)
+        first_end = start + (pace * setup + rest)
         free = first_end + (lengths[i] - 1) * rest
+        if share > 0:
+            first_end += residual * stalled(setup + step, law, gaps[0], clock)
+            free = first_end + (lengths[i] - 1) * rest + residual * stalled((lengths[i] - 1) * step, law, gaps[0], clock)
         starts[i] = start
         firsts[i] = first_end
         ends[i] = free
 
 
 @njit(cache=True)
-def run_padded(arrived_at, lengths, prompts, law, residuals, size_bound, wait_for, call_ends, dispatched_at, firsts, ends, sizes):  # type: ignore[no-untyped-def]
+def run_padded(arrived_at, lengths, prompts, law, residuals, gaps, size_bound, wait_for, call_ends, dispatched_at, firsts, ends, sizes):  # type: ignore[no-untyped-def]
     """One server, padded batches, endless patience, no max_wait: from batch to batch instead of from event to event.
 
     Writes of each request its dispatch, of each batch the end of its first step, its end and its size; returns how many there were.
     """
     n = len(arrived_at)
-    k1, k2, k3, k4, kp, speed = law
+    k1, k2, k3, k4, kp, speed, share, _ = law
     has_residual, has_prompt, has_calls = residuals.shape[1] > 0, kp != 0, len(call_ends) > 0
     free, head, batches = -np.inf, 0, 0
+    clock = np.zeros(2)
     while head < n:
         last, longest, start = head + 1, lengths[head], arrived_at[head]
         if wait_for > 1:
@@ -148,9 +176,14 @@ def run_padded(arrived_at, lengths, prompts, law, residuals, size_bound, wait_fo
                 inputs += prompts[i]
         size = last - head
         residual = residuals[0, batches] if has_residual else 1.0
-        rest = residual * (speed * (k3 * size + k4))
-        first_end = start + (residual * (speed * (k1 * size + k2 + kp * inputs)) + rest)
+        pace = residual * (1 - share)
+        step, setup = speed * (k3 * size + k4), speed * (k1 * size + k2 + kp * inputs)
+        rest = pace * step
+        first_end = start + (pace * setup + rest)
         free = first_end + (longest - 1) * rest
+        if share > 0:
+            first_end += residual * stalled(setup + step, law, gaps[0], clock)
+            free = first_end + (longest - 1) * rest + residual * stalled((longest - 1) * step, law, gaps[0], clock)
         firsts[batches] = first_end
         ends[batches] = free
         sizes[batches] = size
@@ -171,7 +204,7 @@ def spread(values, sizes, out):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def run_batches(arrived_at, lengths, prompts, deadlines, law, residuals, servers, size_bound, wait_for, max_wait, padded, call_ends):  # type: ignore[no-untyped-def]
+def run_batches(arrived_at, lengths, prompts, deadlines, law, residuals, gaps, servers, size_bound, wait_for, max_wait, padded, call_ends):  # type: ignore[no-untyped-def]
     """Single, dynamic, capped, elastic (`wait_for` = 1) and fixed (`wait_for` = its size)."""
     n = len(arrived_at)
     dispatched_at, released_at, first_token_at = np.full(n, np.nan), np.full(n, np.nan), np.full(n, np.nan)
@@ -180,6 +213,7 @@ def run_batches(arrived_at, lengths, prompts, deadlines, law, residuals, servers
     ends = np.full(servers, np.inf)  # of the batch in service; infinite where the server is empty
     busy = np.zeros(servers, dtype=np.bool_)
     drawn = np.zeros(servers, dtype=np.int64)
+    clocks = np.zeros((servers, 2))
     scratch = np.empty(min(size_bound, n), dtype=np.int64)
     has_residual, has_calls = residuals.shape[1] > 0, len(call_ends) > 0
     head = tail = batches = 0
@@ -218,7 +252,8 @@ def run_batches(arrived_at, lengths, prompts, deadlines, law, residuals, servers
             if has_residual:
                 residual = residuals[free, drawn[free]]
                 drawn[free] += 1
-            end = serve_batch(now, head, head + size, lengths, prompts, law, residual, padded, first_token_at, released_at, scratch)
+            given = law, residual, padded, first_token_at, released_at, scratch
+            end = serve_batch(now, head, head + size, lengths, prompts, *given, gaps[free], clocks[free])
             for i in range(head, head + size):
                 dispatched_at[i] = now
                 batch[i] = batches

@@ -4,10 +4,11 @@
     unpadded   H = k1 b + k2 + kp sum(prompt) + k3 sum(l) + k4 l_max
     continuous step(n, m admitted) = k3 n + k4 + k1 m + kp sum(prompt of the admitted), and `turnaround` per request
 
-`b` is the batch size, `l` counts ALL output tokens of a sequence, seconds throughout. Everything is multiplied by
-`speed` (> 1 = the machine is slower than when the shape was measured) and, batch by batch, by an independent
-residual of mean 1 and coefficient of variation `cv` (gamma distributed). A continuous engine pays `turnaround`
-instead of `k2`, and its steps carry no residual. Source: Yang et al., Section IV; what had to be added to predict a
+`b` is the batch size, `l` counts ALL output tokens of a sequence, seconds throughout. Everything is multiplied by `speed` (> 1 = the
+machine is slower than when the shape was measured) and, batch by batch, by an independent residual of mean 1 and coefficient of
+variation `cv` (gamma distributed). Stalls of the machine hold the share `stall_share` of the mean time: they begin at random while a
+batch is served, H = X ((1 - q) h + s K), K ~ Poisson(q h / s), and leave every mean as it is. A continuous engine pays `turnaround`
+instead of `k2`, and its steps carry neither residual nor stalls. Source: Yang et al., Section IV; what had to be added to predict a
 real engine is in docs/theory.md.
 """
 
@@ -34,7 +35,9 @@ class LatencyModel:
     kp: float = 0.0  # per prompt token
     cv: float = 0.0  # coefficient of variation of a batch's residual
     turnaround: float = 0.0  # per request on a continuous engine: slot taken, but not in a step
-    speed: float = 1.0  # factor on every duration
+    speed: float = 1.0  # factor on every duration but `stall`
+    stall_share: float = 0.0  # q, of a batch's mean time; 0: no stalls
+    stall: float = 0.0  # s, seconds one stall lasts, whatever the speed
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -45,8 +48,14 @@ class LatencyModel:
             raise SpecError(
                 f"got cv={self.cv}, speed={self.speed}, turnaround={self.turnaround}; expected cv, turnaround >= 0 and speed > 0"
             )
+        if not 0 <= self.stall_share < 1 or self.stall < 0 or (self.stall_share > 0) != (self.stall > 0):
+            raise SpecError(
+                f"got stall_share={self.stall_share}, stall={self.stall}; expected a share >= 0 and < 1 and seconds >= 0, both 0 or neither"
+            )
         if self.k3 < 0 or self.k4 < 0 or self.k3 + self.k4 <= 0:
             raise SpecError(f"got k3={self.k3}, k4={self.k4}; expected both >= 0 and a step that takes time")
+        if 0 < self.stall < self.step(1) / 4:
+            raise SpecError(f"got stall={self.stall}; expected at least a quarter of a step, {self.step(1) / 4:.3g} s")
 
     def padded(self, batch_size: float, longest: float, prompt_tokens: float = 0.0) -> float:
         """Mean service time of a padded batch, seconds; `prompt_tokens` is the sum over the batch."""
@@ -78,6 +87,15 @@ class LatencyModel:
     def at_speed(self, speed: float) -> LatencyModel:
         """The same shape at another speed."""
         return dataclasses.replace(self, speed=speed)
+
+    @property
+    def stall_rate(self) -> float:
+        """Stalls per second of a batch's mean time."""
+        return self.stall_share / self.stall if self.stall_share else 0.0
+
+    def without_stalls(self) -> LatencyModel:
+        """The law of the same machine if it did not stall."""
+        return dataclasses.replace(self, speed=self.speed * (1 - self.stall_share), stall_share=0.0, stall=0.0)
 
     def __str__(self) -> str:
         defaults = {field.name: field.default for field in dataclasses.fields(self)}

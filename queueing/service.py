@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from queueing.latency import LatencyModel
+from queueing.stalls import StallClock
 
 
 @dataclass(slots=True)
@@ -45,7 +46,10 @@ class ServiceProcess:
         self._pending: dict[str, Member] = {}  # admitted, not yet in a step
         self._entry_at = math.inf  # the earliest instant at which one of them may enter
         self._padded = False
-        self._residual = 1.0
+        self._residual = self._pace = 1.0  # factor on a stall, on a step
+        self._stalls = StallClock(law, rng)
+        self._until_first = self._each = 0.0  # lawful seconds of this stretch's first step, of each that follows; 0 without stalls
+        self._joined = False  # a continuous engine's: without residual and stalls
         self._opens_batch = False  # the next stretch pays k2
         self._first_end = self._rest = math.inf
         self._steps = 0  # completed in this stretch
@@ -67,8 +71,10 @@ class ServiceProcess:
             if not self.idle:
                 raise ValueError("a batch was dispatched to an engine that is not empty")
             self._residual, self._opens_batch, self._padded = self.law.residual(self._rng), True, padded
+            self._pace, self._joined = self._residual * (1 - self.law.stall_share), False
         elif not self._active:
             self._residual, self._opens_batch, self._padded = 1.0, False, False
+            self._pace, self._joined = 1.0, True
         delay = self.law.turnaround * self.law.speed if joining else 0.0
         for member in members:
             member.enters_at = now + delay
@@ -90,8 +96,10 @@ class ServiceProcess:
             self._active.clear()  # nobody is left who needs another token
             self._changed = True
         else:
-            self._first_end, self._steps = self._instant(self._steps + 1), 0
-            self._rest = self._residual * self.law.step(len(self._active))
+            self._first_end = self._instant(self._steps + 1)
+            self._serve(self._steps + 1)
+            self._steps, self._until_first = 0, 0.0
+            self._step_of(len(self._active))
 
     def next_step_at(self) -> float:
         """End of the step in flight; infinity when idle."""
@@ -158,16 +166,42 @@ class ServiceProcess:
             self._began_at, self._entered = at, []
         self._entered += entering  # a stretch reopened at its own start keeps what those before have to pay
         prompts = sum(member.prompt_tokens for member in self._entered)
-        cost = self.law.setup if self._opens_batch else self.law.admission
-        self._rest = self._residual * self.law.step(len(self._active))
-        self._first_end = at + (self._residual * cost(len(self._entered), prompts) + self._rest)
+        self._serve(self._steps)
+        self._step_of(len(self._active))
+        seconds = (self.law.setup if self._opens_batch else self.law.admission)(len(self._entered), prompts)
+        self._first_end = at + (self._pace * seconds + self._rest)
+        if self._stalls.rate and not self._joined:
+            self._until_first = seconds + self._each
+            self._first_end += self._stalled(self._until_first)
         self._steps, self._opens_batch, self._changed, self._target = 0, False, False, None
 
     def _look_for_entry(self) -> None:
         self._entry_at = min((member.enters_at for member in self._pending.values()), default=math.inf)
 
     def _instant(self, step: int) -> float:
-        return self._first_end if step == 1 or self._first_end == math.inf else self._first_end + (step - 1) * self._rest
+        if step == 1 or self._first_end == math.inf:
+            return self._first_end
+        end = self._first_end + (step - 1) * self._rest
+        return end + self._stalled(self._seconds(step)) - self._stalled(self._until_first) if self._each else end
+
+    def _step_of(self, size: int) -> None:
+        """Steps of this stretch have `size` members."""
+        step = self.law.step(size)
+        self._rest = self._pace * step
+        self._each = step if self._stalls.rate and not self._joined else 0.0
+
+    def _seconds(self, steps: int) -> float:
+        """Lawful seconds of the stretch's first steps."""
+        return self._until_first + (steps - 1) * self._each if steps else 0.0
+
+    def _serve(self, steps: int) -> None:
+        """So much of the stretch is over."""
+        self._stalls.pass_by(self._seconds(steps))
+        self._until_first = self._each = 0.0
+
+    def _stalled(self, seconds: float) -> float:
+        """What the stalls of the next lawful seconds take."""
+        return self._residual * self.law.stall * self._stalls.within(seconds)
 
     def _steps_to_change(self) -> int:
         if self._target is None:

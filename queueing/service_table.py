@@ -30,6 +30,7 @@ from queueing.errors import OutOfReachError
 from queueing.latency import LatencyModel
 from queueing.lattice import Complex, Grid, Vector, blocks
 from queueing.service_laws import ServiceLaws, likely_sum
+from queueing.stalls import check_size, most_stalls, with_stalls
 
 _POINTS, _UNPADDED_POINTS = 1024, 4096  # at least; the stencils of an unpadded batch's many terms must not reach below 0
 _FINENESS = 0.15  # arrivals per lattice width at most: its eighth power is the error
@@ -53,9 +54,13 @@ class ServiceTable:
     ) -> None:
         self.law, self.largest, self._padded = law, largest, padded
         prompts = None if law.kp == 0 else prompts
-        horizon, shortest = _range(law, output, prompts, padded=padded, largest=largest)
+        pace = law.without_stalls()
+        horizon, shortest = _range(pace, output, prompts, padded=padded, largest=largest)
+        self.most_stalls = most_stalls(law.stall_rate / (1 - law.stall_share) * horizon)
+        stretched = (horizon + self.most_stalls * law.stall) / horizon
+        horizon *= stretched
         arrivals = largest * horizon / mean  # at the largest stable rate
-        least = _POINTS if padded else _UNPADDED_POINTS
+        least = (_POINTS if padded else _UNPADDED_POINTS) * 2 ** math.ceil(math.log2(stretched))  # as fine as without stalls
         self.origin, points = 0, max(least, _power_of_two(arrivals / _FINENESS))
         if not (padded and prompts is None) and shortest < _REACH * horizon / (points - _MARGIN):
             finer = max(points, _power_of_two(arrivals * _REACH * law.cv**2 / _NEAREST))
@@ -64,12 +69,14 @@ class ServiceTable:
         classes = 0 if padded else min(output.longest, 1024)
         if points * largest > _MOST_NUMBERS or points * largest * classes > _MOST_POWERS:
             raise OutOfReachError(f"a table of the service times of 1 to {largest} requests at {points} instants")
+        if self.most_stalls:
+            check_size(points * max(arrivals, largest * (self.most_stalls + 1.0)))
         self.width = horizon / (points - _MARGIN - self.origin)
         self.instants = self.width * (np.arange(points) - self.origin)
         self._builder = ServiceLaws(
-            law=law, output_tokens=output, prompt_tokens=prompts, largest=largest, width=self.width, points=points, origin=self.origin
+            law=pace, output_tokens=output, prompt_tokens=prompts, largest=largest, width=self.width, points=points, origin=self.origin
         )
-        self.laws = self._builder.padded() if padded else self._builder.unpadded()  # (B, points): X = 1
+        self.laws = self._stalled(self._builder.padded() if padded else self._builder.unpadded(), self.width)  # (B, points): X = 1
         self._own_laws: tuple[ServiceLaws, Vector] = self._builder, np.empty((0, 0))
         self._transforms: dict[tuple[float, bool, int], Complex] = {}
         self._kernel: tuple[float, Vector, Vector] = (0.0, np.empty((0, 0)), np.empty((0, 0)))  # period, real and imaginary part
@@ -109,9 +116,12 @@ class ServiceTable:
         if len(laws) == 0 or builder.points < points:
             width = self.width * (len(self.instants) - _MARGIN - self.origin) / (points - _MARGIN - self.origin)
             builder = dataclasses.replace(self._builder, points=points, width=width)
-            laws = builder.unpadded(own=True)
+            laws = self._stalled(builder.unpadded(own=True), width)
             self._own_laws = builder, laws
         return self._smeared(laws[:sizes], builder.width, grid)
+
+    def _stalled(self, laws: Vector, width: float) -> Vector:
+        return with_stalls(laws, self.law, width, self.most_stalls, self.origin)
 
     def log_generating(self, arrival_rate: float, radius: float, batch_size: int) -> float:
         """log E radius^A | b; infinite beyond the pole of the gamma residual. Far out it grows with the rounding errors of the law."""

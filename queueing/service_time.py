@@ -5,7 +5,8 @@
 from which follow the residual life P(Se > x) = excess_1(x) / E[S] and every hat-weighted integral of P(S > y) (no cancellation in
 the tail). X is gamma with mean 1 and SCV cv^2: with few values by its incomplete gamma functions, exactly; with many, X is
 represented by its conditional means in about 400 cells (error of the second moment below 1e-5). More than `_MOST` values, as lengths
-combined with prompts are, are merged to classes of one width, each of which keeps its mean and its variance.
+combined with prompts are, are merged to classes of one width, each of which keeps its mean and its variance. Stalls are further values
+(queueing.stalls).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from scipy.special import gammainc, gammaincc, gammaincinv
 
 from queueing.distributions import TokenDistribution, Vector
 from queueing.latency import LatencyModel
+from queueing.stalls import most_stalls, stalled_values
 
 _FEW = 8
 _PARTS = 200
@@ -36,16 +38,18 @@ class ServiceTime:
     @classmethod
     def of(cls, law: LatencyModel, output_tokens: TokenDistribution, prompt_tokens: TokenDistribution | None = None) -> ServiceTime:
         """Of a single request under the latency law; random prompts are combined with every length."""
+        pace = law.without_stalls()
         support = np.flatnonzero(output_tokens.pmf)
-        seconds, pmf = law.setup(1) + law.step(1) * support, output_tokens.pmf[support]
+        seconds, pmf = pace.setup(1) + pace.step(1) * support, output_tokens.pmf[support]
         if prompt_tokens is not None and law.kp != 0:
             lengths = np.flatnonzero(prompt_tokens.pmf)
-            prompts, chances = law.speed * law.kp * lengths, prompt_tokens.pmf[lengths]
+            prompts, chances = pace.speed * pace.kp * lengths, prompt_tokens.pmf[lengths]
             if len(prompts) * len(seconds) > _MOST_PAIRS:
                 (prompts, chances), (seconds, pmf) = _merged(prompts, chances), _merged(seconds, pmf)
             seconds = np.add.outer(prompts, seconds).ravel()
             pmf = np.multiply.outer(chances, pmf).ravel()
-        return cls(*_merged(seconds, pmf), law.cv)
+        most = most_stalls(law.stall_rate / (1 - law.stall_share) * float(seconds.max(initial=0.0)))
+        return cls(*stalled_values(*_merged(seconds, pmf, _MOST // (most + 1)), law, most), law.cv)
 
     @property
     def mean(self) -> float:
@@ -116,12 +120,12 @@ class ServiceTime:
         return np.array([np.append(np.cumsum((mass * values**k)[::-1])[::-1], 0.0) for k in range(3)])
 
 
-def _merged(values: Vector, weights: Vector) -> tuple[Vector, Vector]:
-    """At most `_MOST` values: two in each class of equal width, at its mean -+ its standard deviation."""
-    if len(values) <= _MOST:
+def _merged(values: Vector, weights: Vector, most: int = _MOST) -> tuple[Vector, Vector]:
+    """At most `most` values: two in each class of equal width, at its mean -+ its standard deviation."""
+    if len(values) <= most:
         return values, weights
     low, high = float(values.min()), float(values.max())
-    classes = _MOST // 2
+    classes = most // 2
     label = np.minimum(((values - low) * (classes / (high - low))).astype(np.int64), classes - 1)
     mass = np.bincount(label, weights, classes)
     kept = mass > 0

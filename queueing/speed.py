@@ -1,7 +1,7 @@
 """How fast the machine was in a run, against the law: one factor and the scatter around it.
 
     speed = sum of measured service times / sum of the law's, for the same batches with their actual lengths
-    cv    = standard deviation / mean of measured / fitted, over batches
+    cv    = sqrt(sum (measured - speed fitted)^2 / sum (speed fitted)^2),   over batches
 
 The shape k1..k4 is never fitted here: slow periods grow batches, so a run's own batches give nonsense constants.
 
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies import Policy
+from queueing.batch_means import FloatArray
 from queueing.latency import LatencyModel
 from queueing.recursion import Served, batches
 
@@ -54,9 +55,18 @@ def measured_speed(policy: Policy, group: Sequence[Served], law: LatencyModel, r
     if not pairs:
         return None
     measured, fitted = np.array(pairs).T
-    ratios = measured / fitted
-    cv = float(ratios.std(ddof=1) / ratios.mean()) if ratios.size > 1 else 0.0
-    return Speed(float(measured.sum() / fitted.sum()), cv, ratios.size)
+    factor = float(measured.sum() / fitted.sum())
+    return Speed(factor, residual_cv(measured, factor * fitted), measured.size)
+
+
+def residual_cv(measured: FloatArray, fitted: FloatArray) -> float:
+    """Of a batch's residual, such that the law has the squares of these times: a hiccup on a short batch weighs as many seconds as it took.
+
+    Both in seconds, of about the same sum; 0 for a single batch, which shows no scatter.
+    """
+    if measured.size < 2:
+        return 0.0
+    return math.sqrt(float(np.sum((measured - fitted) ** 2)) / float(np.sum(fitted**2)) * measured.size / (measured.size - 1))
 
 
 def service_time(policy: Policy, members: Sequence[Served], law: LatencyModel) -> float:

@@ -4,9 +4,9 @@
 
 A slower engine and longer answers alike stretch the time that service takes, and mu holds both. It is first order: the second is
 below `CHANGE`^2 / 2 of W. An anchor stands while rate and mu are within `STEP` of where it was solved, W within `CHANGE`, the
-residual's variance within `SCATTER`, and for `KEPT` seconds: what it does not follow, as the shape of the lengths' law, moves
-slowly. Means are then within 1 % of the exact ones, p90 and p99 within 1.5 % (tests). What costs little, a continuous engine and
-one server for single requests, is solved each time.
+residual's variance and that of the stalls within `SCATTER`, and for `KEPT` seconds: what it does not follow, as the shape of the
+lengths' law, moves slowly. Means are then within 1 % of the exact ones, p90 and p99 within 1.5 % (tests). What costs little, a
+continuous engine and one server for single requests, is solved each time.
 """
 
 from __future__ import annotations
@@ -32,14 +32,16 @@ class Anchor:
     prediction: Prediction
     rate: float
     capacity: float
-    cv: float
+    scatter: float  # SCV that residual and stalls give to the shortest batch
     epoch: int
     at: float
+    smooth: Prediction | None = None  # of the same machine if it did not stall; None where it does not, or theory has no answer
 
     @classmethod
-    def of(cls, prediction: Prediction, model: Model, rate: float, epoch: int, at: float) -> Anchor:
+    def of(cls, prediction: Prediction, model: Model, rate: float, epoch: int, at: float, *, smooth: Prediction | None = None) -> Anchor:
         """Of a model that was solved at this rate."""
-        return cls(prediction=prediction, rate=rate, capacity=model.largest_stable_rate, cv=model.law.cv, epoch=epoch, at=at)
+        given = {"prediction": prediction, "smooth": smooth, "epoch": epoch, "at": at}
+        return cls(rate=rate, capacity=model.largest_stable_rate, scatter=_scatter(model), **given)  # type: ignore[arg-type]
 
     def moved(self, model: Model, rate: float, slope: Sensitivity, now: float) -> Prediction | None:
         """The prediction at another rate and model of the same policy and limits; None where it must be solved anew."""
@@ -47,7 +49,7 @@ class Anchor:
         busier = math.log(rate / self.rate)
         change = slope.rate * busier - slope.speed * faster
         old = now - self.at < 0 or now - self.at >= KEPT
-        far = abs(faster) > STEP or abs(busier) > STEP or not abs(change) <= CHANGE or abs(model.law.cv**2 - self.cv**2) > SCATTER
+        far = abs(faster) > STEP or abs(busier) > STEP or not abs(change) <= CHANGE or abs(_scatter(model) - self.scatter) > SCATTER
         if old or far or _cheap(model) or (model.patience is None and model.load(rate) >= 1):
             return None
         return self._at(model, rate, math.exp(change), math.exp(-faster), f"moved to first order from {now - self.at:.0f} s before")
@@ -72,6 +74,11 @@ class Anchor:
             bounds={"queueing_delay_upper": delay_bound(model, rate)} if has_bound(model) else {},
             assumptions=(*was.assumptions, note),
         )
+
+
+def _scatter(model: Model) -> float:
+    stalls = model.law.stall_share * model.law.stall
+    return model.law.cv**2 + (stalls / model.batch_time.mean(1) if stalls else 0.0)
 
 
 def _cheap(model: Model) -> bool:

@@ -21,7 +21,7 @@ from queueing.estimation.assumption import Assumption
 from queueing.estimation.band import Ask, Sensitivity, WanderBand, relaxation_time, sensitivity, wander_band
 from queueing.estimation.batch_times import batch_times
 from queueing.estimation.client_assumptions import client_assumptions
-from queueing.estimation.engine_assumptions import engine_assumptions, settled, stable_queue
+from queueing.estimation.engine_assumptions import StalledDelay, engine_assumptions, settled, stable_queue
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.interval import UNKNOWN, Estimate
 from queueing.estimation.snapshot import Snapshot
@@ -91,12 +91,14 @@ def assess(
     band = None
     if slope is not None and compared_mean and estimates.wander.significant:
         band = _band(slope.curve, model, estimates, relaxation, compared_mean)
-    predicted = UNKNOWN if slope is None or compared_mean is None else slope.interval(compared_mean, estimates)
+    stalled = _stalled(anchor, compared_mean, policy)
+    effect = 0.0 if stalled is None else stalled.effect
+    predicted = UNKNOWN if slope is None or compared_mean is None else slope.interval(compared_mean, estimates, effect)
     free = (model.largest_stable_rate - estimates.arrival_rate.value) * model.call_size
     clients = client_assumptions(seen)
     assumptions = (
         *clients,
-        *engine_assumptions(speeds, continuous=policy.joins_running, wander_effect=_effect(band, compared_mean)),
+        *engine_assumptions(speeds, continuous=policy.joins_running, wander_effect=_effect(band, compared_mean), stalled=stalled),
         stable_queue(load, judged(seen), patience=limits.patience is not None),
         _settled(seen, clients, relaxation, waiting_before, free),
     )
@@ -123,7 +125,18 @@ def _predicted(
         if moved is not None:
             return moved, anchor
     found = _predict(model, rate)
-    return found, None if found is None else Anchor.of(found, model, rate, estimates.epoch, estimates.now)
+    if found is None:
+        return None, None
+    smooth = _predict(dataclasses.replace(model, law=model.law.without_stalls()), rate) if model.law.stall_share else None
+    return found, Anchor.of(found, model, rate, estimates.epoch, estimates.now, smooth=smooth)
+
+
+def _stalled(anchor: Anchor | None, mean: float | None, policy: Policy) -> StalledDelay | None:
+    """What stalls do to the mean, in the proportion that the anchor had; None where there are none or theory has no answer."""
+    if anchor is None or anchor.smooth is None or not mean:
+        return None
+    whole, smooth = (_mean(each, policy) for each in (anchor.prediction, anchor.smooth))
+    return None if not whole or smooth is None else StalledDelay(mean, mean * smooth / whole)
 
 
 def _nothing(seen: Snapshot, estimates: Estimates, policy: Policy) -> Assessment:

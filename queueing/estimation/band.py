@@ -3,8 +3,8 @@
     d ln W = e_rate d ln lambda + e_speed d ln f + (cv) + (lengths)         first order; e by predictions a step to either side
 
 lengths, and sequences of a call where some have several: delete-a-group jackknife over the sampled requests; cv: the predictions at
-both ends of its interval. The interval is W e^(+-1.96 s). Slow wander is quasi-static: at each of its values the queue has that
-value's steady state,
+both ends of its interval; n stalls, each as likely as any other moment: what they add to W has the relative error 1 / sqrt(n). The
+interval is W e^(+-1.96 s). Slow wander is quasi-static: at each of its values the queue has that value's steady state,
 
     W' = E W(f e^(s Z - s^2 / 2)),  s^2 = sigma^2 tau / (tau + relaxation)
 
@@ -66,10 +66,11 @@ class Sensitivity:
         near = abs(load - self.load) <= MOVED * max(1 - load, 0.02)
         return epoch == self.epoch and 0 <= now - self.at < KEPT and near
 
-    def interval(self, mean: float, estimates: Estimates) -> Estimate:
-        """The predicted mean with its 95 % interval."""
+    def interval(self, mean: float, estimates: Estimates, stalls_effect: float = 0.0) -> Estimate:
+        """The predicted mean with its 95 % interval; `stalls_effect`: the share of it that stalls make."""
         rate, speed = (_error(each) for each in (estimates.arrival_rate, estimates.speed))
-        error = math.hypot(self.rate * rate, self.speed * speed, self.lengths_error, self.sequences_error, self.cv_error)
+        stalls = stalls_effect / math.sqrt(max(1, estimates.stalls.count))
+        error = math.hypot(self.rate * rate, self.speed * speed, self.lengths_error, self.sequences_error, self.cv_error, stalls)
         if not math.isfinite(mean) or not math.isfinite(error):
             return Estimate(mean, 0.0, math.inf, 0.0)
         factor = math.exp(min(700.0, NORMAL * error))

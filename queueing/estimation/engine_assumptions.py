@@ -1,6 +1,8 @@
 """What the engine must be: a constant speed, no stalls, service times of the law's shape, a queue that is stable and settled.
 
-no_stalls        fails where batches beyond three times the median ratio hold at least `STALL_SHARE` of the busy time.
+no_stalls        fails where stalls (queueing.estimation.speed_process) lengthen the predicted mean delay by `MATERIAL` of it and by
+                 `FLOOR`: beside the prediction of the same machine without them, which the caller computed; else, as for
+                 continuous, where they hold at least `STALL_SHARE` of the busy time.
 constant_speed   fails where the speed made a step (queueing.estimation.speed_change), or wanders significantly
                  (queueing.estimation.wander) and so much that the mean delay moves by `MATERIAL`: by the band that the caller computed,
                  else by 3 sigma.
@@ -20,6 +22,7 @@ settled          fails where the time that the queue needs to forget how the epo
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -33,6 +36,7 @@ from queueing.estimation.speeds import Speeds
 
 STALL_SHARE = 0.02
 MATERIAL = 0.10
+FLOOR = 1e-3  # seconds
 SIGNIFICANT, MISFIT = 4.5, 0.08
 BEFORE = 5
 FEWEST = 100  # batches
@@ -41,27 +45,50 @@ TREND, RISES = 10, 35
 RELAXATIONS, UNSETTLED = 3.0, 0.2
 
 
-def engine_assumptions(speeds: Speeds, *, continuous: bool, wander_effect: float | None = None) -> tuple[Assumption, ...]:
+def engine_assumptions(
+    speeds: Speeds, *, continuous: bool, wander_effect: float | None = None, stalled: StalledDelay | None = None
+) -> tuple[Assumption, ...]:
     """no_stalls, constant_speed, law_shape; `wander_effect`: relative half width or shift that the wander gives to the mean delay."""
     constant = _constant_speed(speeds, wander_effect)
     shape = law_shape(speeds.steady, judged=constant.holds is not False and not continuous)
-    return (_no_stalls(speeds.times.count, speeds.stalls), constant, shape)
+    return (_no_stalls(speeds.times.count, speeds.stalls, stalled), constant, shape)
 
 
-def no_stalls(times: BatchTimes) -> Assumption:
+@dataclass(frozen=True, slots=True)
+class StalledDelay:
+    """The predicted mean delay, and what it would be without the stalls; seconds."""
+
+    mean: float
+    smooth: float
+
+    @property
+    def price(self) -> float:
+        """What the stalls add."""
+        return self.mean - self.smooth
+
+    @property
+    def effect(self) -> float:
+        """The same as a share of the mean."""
+        return self.price / self.mean if self.mean else 0.0
+
+
+def no_stalls(times: BatchTimes, stalled: StalledDelay | None = None) -> Assumption:
     """Rare long batches."""
-    return _no_stalls(times.count, stalls(times))
+    return _no_stalls(times.count, stalls(times), stalled)
 
 
-def _no_stalls(count: int, found: Stalls) -> Assumption:
+def _no_stalls(count: int, found: Stalls, stalled: StalledDelay | None) -> Assumption:
     if not count:
         return Assumption("no_stalls", None, math.nan, "no batch was served whole")
-    says = (
-        f"{found.count} stalls hold {found.time_share:.1%} of the busy time, the longest {found.longest:.3g} s"
-        if found.count
-        else "no stalls"
-    )
-    return Assumption("no_stalls", found.time_share < STALL_SHARE, found.time_share, says)
+    if not found.count:
+        return Assumption("no_stalls", True, 0.0, "no stalls")
+    number = f"{found.count} stalls hold" if found.count > 1 else "1 stall holds"
+    says = f"{number} {found.time_share:.1%} of the busy time, the longest {found.longest:.3g} s"
+    if stalled is None:
+        return Assumption("no_stalls", found.time_share < STALL_SHARE, found.time_share, says)
+    fails = stalled.effect >= MATERIAL and stalled.price >= FLOOR
+    says += f": {1000 * stalled.price:.3g} ms of the predicted delay"
+    return Assumption("no_stalls", not fails, stalled.effect, says)
 
 
 def constant_speed(times: BatchTimes, wander_effect: float | None = None) -> Assumption:

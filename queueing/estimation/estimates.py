@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from policies import Policy
+from policies import Policy, parse_policy
 from queueing.distributions import TokenDistribution
 from queueing.estimation.arrivals import arrival_rate, dispersion
 from queueing.estimation.batch_times import SLOT_ERROR, BatchTimes, batch_times
@@ -30,7 +30,7 @@ from queueing.estimation.speeds import Speeds
 from queueing.estimation.wander import Wander
 from queueing.latency import LatencyModel
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 LEVELS = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
@@ -62,10 +62,13 @@ class Estimates:
         return self.sequences.law() if self.sequences.known_to > 1 else None
 
     def law(self, shape: LatencyModel) -> LatencyModel:
-        """The shape at the speed and residual of the window, where these are known."""
+        """The shape at the speed, residual and stalls of the window, where these are known."""
         factor = self.speed.value if self.speed.known else shape.speed
         cv = self.cv.value if self.cv.known else shape.cv
-        return dataclasses.replace(shape, speed=factor, cv=cv)
+        law = dataclasses.replace(shape, speed=factor, cv=cv)
+        if not self.stalls.count or not self.speed.known or parse_policy(self.policy).joins_running:
+            return law
+        return dataclasses.replace(law, stall_share=self.stalls.time_share, stall=self.stalls.size)
 
     def summary(self) -> dict[str, Any]:
         """For `/admin/state`: every estimate with its interval and effective sample size, without the samples."""
@@ -123,7 +126,7 @@ def estimate(
         prompt_tokens=prompt_lengths(seen, half_life),
         sequences=lengths(seen.call_sizes, ages=seen.now - seen.arrivals, half_life=half_life),
         speed=_speed(recent, found.slow, continuous=policy.joins_running),
-        cv=Estimate(0.0, 0.0, 0.0, recent.count) if policy.joins_running else residual_cv(recent),
+        cv=Estimate(0.0, 0.0, 0.0, recent.count) if policy.joins_running else residual_cv(found.unstalled),
         wander=found.slow,
         speed_changed_at=None if found.step is None else found.step.at,
         stalls=found.stalls,

@@ -1,7 +1,7 @@
 """What the batch times of one window say of the speed, each thing found once and shared by estimates and assumptions.
 
-Steps and wander are judged without stalls, which are neither; the speed itself, the mean factor on the time that the batches
-take, includes them.
+Steps and wander are judged without outliers, which are neither, and the residual without stalls; the speed itself, the mean factor on
+the time that the batches take, includes all.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import cached_property
 
 from queueing.estimation.batch_times import BatchTimes
 from queueing.estimation.speed_change import SpeedChange, speed_change
-from queueing.estimation.speed_process import Stalls, stalls, without_stalls
+from queueing.estimation.speed_process import Stalls, stalled, stalls, without_outliers
 from queueing.estimation.wander import Wander, wander
 
 
@@ -23,13 +23,13 @@ class Speeds:
 
     @cached_property
     def stalls(self) -> Stalls:
-        """Batches far beyond the law."""
-        return stalls(self.times)
+        """Batches far beyond the law, since the speed changed."""
+        return stalls(self.recent)
 
     @cached_property
     def steady(self) -> BatchTimes:
-        """The others."""
-        return without_stalls(self.times)
+        """Batches without outliers."""
+        return without_outliers(self.times)
 
     @cached_property
     def step(self) -> SpeedChange | None:
@@ -40,6 +40,11 @@ class Speeds:
     def recent(self) -> BatchTimes:
         """All batches since then."""
         return self.times if self.step is None else self.times.part(self.times.at >= self.step.at)
+
+    @cached_property
+    def unstalled(self) -> BatchTimes:
+        """Of those the batches that met no stall."""
+        return self.recent.part(~stalled(self.recent))
 
     @cached_property
     def slow(self) -> Wander:

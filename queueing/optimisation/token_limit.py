@@ -78,7 +78,8 @@ def _every_limit(model: Model, arrival_rate: float, objective: Objective, longes
     extra = 0.0 if prompts is None else (law.speed * law.kp) ** 2 * prompts.variance
     step = law.step(1)
     mean = setup + step * first
-    squares = (1 + law.cv**2) * (setup**2 + extra + 2 * setup * step * first + step**2 * second)
+    stalls = law.stall_share * law.stall * mean
+    squares = (1 + law.cv**2) * (setup**2 + extra + 2 * setup * step * first + step**2 * second + stalls)
     load = arrival_rate * mean
     stable = load < 1
     with np.errstate(divide="ignore"):

@@ -61,7 +61,7 @@ def serve(
         counts = lengths.sample(rng, len(taken)).tolist()
         free = at + engine.duration(at, batch, counts, rng)
         records += [
-            _record(len(records) + i, batch, len(taken), arrived, at, free, count)
+            record_of(len(records) + i, batch, len(taken), arrived, at, free, count)
             for i, (arrived, count) in enumerate(zip(taken, counts, strict=True))
         ]
         batch += 1
@@ -73,7 +73,7 @@ def serve(
     return records
 
 
-def _record(number: int, batch: int, size: int, arrived: float, at: float, end: float, count: int) -> Record:
+def record_of(number: int, batch: int, size: int, arrived: float, at: float, end: float, count: int) -> Record:
     return Record(
         request_id=str(number),
         outcome="completed",

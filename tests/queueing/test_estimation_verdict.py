@@ -120,7 +120,7 @@ def test_too_early_says_how_many_more_requests_a_verdict_needs() -> None:
 
 
 def test_the_verdict_is_there_once_the_missing_requests_have_come() -> None:
-    records = clean(7, 0.8)
+    records = clean(1, 0.8)
     early = judge(records[:250])
     assert early.compared.verdict == "not enough data"
     missing = early.compared.to_dict()["requests_missing"]

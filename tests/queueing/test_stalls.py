@@ -1,0 +1,155 @@
+"""Stalls in the law: theory, simulator, kernels and the emulated engine's process agree, and without stalls nothing changes."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policies import parse_policy
+from policies.text import SpecError
+from queueing.batch_time import BatchTime
+from queueing.distributions import parse_distribution
+from queueing.errors import NotConvergedError
+from queueing.experiment import draw_jobs, simulate_run
+from queueing.fast_simulation import is_compiled
+from queueing.latency import LatencyModel, parse_law
+from queueing.mg1 import solve_mg1
+from queueing.model import Model
+from queueing.prediction import predict_model
+from queueing.record import Record
+from queueing.service import Member, ServiceProcess
+from queueing.service_time import ServiceTime
+from queueing.simulation import simulate_trace
+from queueing.stalls import most_stalls
+
+LENGTHS = parse_distribution("geometric:mean=12", 64)
+PROMPTS = parse_distribution("uniform:low=10,high=50")
+LAW = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3, kp=5e-6, cv=0.12, speed=1.1)
+STALLING = dataclasses.replace(LAW, stall_share=0.05, stall=0.067)
+POLICIES = ("single", "dynamic", "capped:max_batch_size=8", "elastic:max_batch_size=8", "fixed:batch_size=4")
+
+
+def model(policy: str, law: LatencyModel = STALLING, **limits: object) -> Model:
+    return Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=law, **limits)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("load", [0.3, 0.7])
+def test_theory_and_simulation_agree_under_stalls(policy: str, load: float) -> None:
+    stalling = model(policy)
+    rate = load * stalling.largest_stable_rate
+    found = predict_model(stalling, rate)
+    assert found.method == "exact"
+    runs = [simulate_run(stalling, rate, 400_000, np.random.SeedSequence(seed)).after(10_000) for seed in range(4)]
+    for name in ("queueing_delay", "sojourn_time"):
+        means = np.array([getattr(run, name).mean() for run in runs])
+        error = means.std(ddof=1) / 2
+        assert error < 0.02 * means.mean()
+        assert getattr(found, name).mean == pytest.approx(means.mean(), abs=4 * error + 0.003 * means.mean())
+    delays = np.concatenate([run.queueing_delay for run in runs])
+    assert found.queueing_delay.p99 == pytest.approx(np.quantile(delays, 0.99), rel=0.04)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_kernels_and_simulator_place_the_same_stalls(policy: str) -> None:
+    stalling = model(policy, prompt_tokens=PROMPTS, servers=2)
+    rate = 0.6 * stalling.largest_stable_rate
+    assert is_compiled(stalling)
+    stream = [np.random.SeedSequence(3) for _ in range(2)]
+    fast = simulate_run(stalling, rate, 2000, stream[0])
+    jobs, residuals = draw_jobs(stalling, rate, 2000, stream[1])
+    limits: dict[str, Any] = {"servers": 2, "max_batch_size": stalling.bound or 2**31}
+    records = sorted(simulate_trace(stalling.policy, jobs, STALLING, residuals, **limits), key=_number)
+    assert [record.released_at for record in records] == pytest.approx(fast.released_at.tolist(), rel=1e-9)
+    assert [record.first_token_at for record in records] == pytest.approx(fast.first_token_at.tolist(), rel=1e-9)
+
+
+def _number(record: Record) -> int:
+    return int("".join(re.findall(r"\d", record.request_id)))
+
+
+def test_kernels_of_one_server_place_the_same_stalls() -> None:
+    for policy in ("single", "capped:max_batch_size=8"):
+        stalling = model(policy)
+        rate = 0.6 * stalling.largest_stable_rate
+        fast = simulate_run(stalling, rate, 2000, np.random.SeedSequence(3))
+        jobs, residuals = draw_jobs(stalling, rate, 2000, np.random.SeedSequence(3))
+        records = sorted(simulate_trace(stalling.policy, jobs, STALLING, residuals, max_batch_size=stalling.bound or 2**31), key=_number)
+        assert [record.released_at for record in records] == pytest.approx(fast.released_at.tolist(), rel=1e-9)
+        assert [record.first_token_at for record in records] == pytest.approx(fast.first_token_at.tolist(), rel=1e-9)
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_token_by_token_is_the_same_as_from_end_to_end(padded: bool) -> None:
+    stalling = dataclasses.replace(STALLING, stall_share=0.3, stall=0.004)
+    ends = []
+    for to_change in (True, False):
+        engine = ServiceProcess(stalling, np.random.default_rng(4))
+        members = [Member(str(i), 10, length) for i, length in enumerate((3, 17, 40))]
+        engine.admit(0.0, members, padded=padded, joining=False)
+        while not engine.idle:
+            engine.advance(to_change=to_change)
+        ends.append([member.last_token_at for member in members])
+    assert ends[0] == pytest.approx(ends[1], rel=1e-12)
+    assert ends[0][2] > LAW.without_stalls().setup(3, 30)  # type: ignore[operator]
+
+
+def test_a_member_that_leaves_moves_no_stall() -> None:
+    """The step in flight keeps its end, those after it their stalls."""
+    stalling = dataclasses.replace(STALLING, cv=0.0, stall_share=0.5, stall=0.01)
+    total = []
+    for seed in range(300):
+        engine = ServiceProcess(stalling, np.random.default_rng(seed))
+        engine.admit(0.0, [Member("stays", 1, 50), Member("leaves", 1, 50)], padded=True, joining=False)
+        for _ in range(10):
+            engine.advance(to_change=False)
+        engine.remove("leaves", engine.next_step_at() - 1e-6)
+        while not engine.idle:
+            total.append(engine.next_change_at())
+            engine.advance(to_change=True)
+    lawful = stalling.setup(2, 2) + 11 * stalling.step(2) + 39 * stalling.step(1)
+    assert np.mean(total) == pytest.approx(lawful, rel=0.05)
+
+
+@pytest.mark.parametrize("prompts", [None, PROMPTS])
+def test_the_moments_are_those_of_the_values_and_of_the_lattice(prompts: object) -> None:
+    time = BatchTime(STALLING, LENGTHS, prompts, True)  # type: ignore[arg-type]
+    values = ServiceTime.of(STALLING, LENGTHS, prompts)  # type: ignore[arg-type]
+    assert values.mean == pytest.approx(time.mean(1), rel=1e-9)
+    assert values.second_moment == pytest.approx(time.second_moment(1), rel=1e-9)
+    table = time.table(4)
+    for b in (1, 4):
+        law = table.laws[b - 1]
+        assert law @ table.instants == pytest.approx(time.mean(b), rel=1e-9)
+        assert (1 + STALLING.cv**2) * (law @ table.instants**2) == pytest.approx(time.second_moment(b), rel=1e-9)
+
+
+def test_stalls_leave_the_mean_and_add_their_share_times_their_size() -> None:
+    plain, stalling = (BatchTime(law, LENGTHS, None, True) for law in (LAW, STALLING))
+    assert stalling.mean(4) == plain.mean(4)
+    assert stalling.second_moment(4) - plain.second_moment(4) == pytest.approx((1 + LAW.cv**2) * 0.05 * 0.067 * plain.mean(4), rel=1e-9)
+    single = solve_mg1(STALLING, LENGTHS, 0.5 / plain.mean(1)).delay.mean
+    assert single == pytest.approx(0.5 / plain.mean(1) * stalling.second_moment(1) / (2 * 0.5), rel=1e-9)
+
+
+def test_the_law_is_written_and_read_with_its_stalls() -> None:
+    assert parse_law(str(STALLING)) == STALLING
+    assert "stall" not in str(LAW)
+    assert STALLING.without_stalls().speed == pytest.approx(0.95 * LAW.speed)
+    for share, seconds in ((1.0, 0.1), (-0.1, 0.1), (0.1, 0.0), (0.0, 0.1), (0.1, -1.0)):
+        with pytest.raises(SpecError, match="stall_share"):
+            dataclasses.replace(LAW, stall_share=share, stall=seconds)
+
+
+def test_a_law_with_too_many_or_too_long_stalls_is_simulated() -> None:
+    with pytest.raises(NotConvergedError, match="stalls in the longest batch"):
+        most_stalls(1e6)
+    with pytest.raises(SpecError, match="quarter of a step"):
+        dataclasses.replace(LAW, stall_share=0.5, stall=1e-6)
+    stalling = model("capped:max_batch_size=8", dataclasses.replace(LAW, stall_share=0.1, stall=100.0))
+    assert predict_model(stalling, 0.3 * stalling.largest_stable_rate).method == "simulation"
