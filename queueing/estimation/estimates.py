@@ -126,7 +126,7 @@ def estimate(
         prompt_tokens=prompt_lengths(seen, half_life),
         sequences=lengths(seen.call_sizes, ages=seen.now - seen.arrivals, half_life=half_life),
         speed=_speed(recent, found.slow, continuous=policy.joins_running),
-        cv=Estimate(0.0, 0.0, 0.0, recent.count) if policy.joins_running else residual_cv(found.unstalled),
+        cv=Estimate(0.0, 0.0, 0.0, recent.count) if policy.joins_running else residual_cv(found.without_stalls),
         wander=found.slow,
         speed_changed_at=None if found.step is None else found.step.at,
         stalls=found.stalls,

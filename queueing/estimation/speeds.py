@@ -42,7 +42,7 @@ class Speeds:
         return self.times if self.step is None else self.times.part(self.times.at >= self.step.at)
 
     @cached_property
-    def unstalled(self) -> BatchTimes:
+    def without_stalls(self) -> BatchTimes:
         """Of those the batches that met no stall."""
         return self.recent.part(~stalled(self.recent))
 
