@@ -105,7 +105,7 @@ def test_a_last_line_that_was_cut_is_left_out_and_several_files_are_reported_in_
 def test_what_is_no_load_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "gateway.jsonl", Header(writer="gateway"), [])
     (tmp_path / "empty.jsonl").touch()
-    for name, words in (("nowhere.jsonl", "No such file"), ("gateway.jsonl", "written by a gateway"), ("empty.jsonl", "expected a header")):
+    for name, words in (("nowhere.jsonl", "No such file"), ("gateway.jsonl", "written by a gateway"), ("empty.jsonl", "the file is empty")):
         assert kendall("summary", name) == 2
         said = capsys.readouterr().err
         assert words in said
