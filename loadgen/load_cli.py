@@ -29,7 +29,7 @@ WHERE, WHEN, WHAT, HOW, SAID = "Server", "Arrivals", "Requests", "Sending", "Res
 SOURCES = ("request_rate", "arrivals", "ramp_up_strategy", "trace", "timetable")  # of arrivals: one of them
 
 
-@app.command("load", cls=LoadCommand, no_args_is_help=True)
+@app.command("load", cls=LoadCommand)
 def load(
     ctx: typer.Context,
     *,

@@ -233,6 +233,7 @@ MODEL = ("--output-tokens", "geometric:mean=64", "--latency", LAW)
             ("predict", "--policy", "single", "--arrival-rate", "1", "--output-tokens", "geometric:mean=9", "--latency", "nobodys-model"),
             ("in seconds", "shipped: ", "tiny", "`kendall calibrate MODEL` makes one"),
         ),
+        (("load",), ("got no arrivals; expected one of --request-rate, ",)),
         (("prdict",), ("got command 'prdict'", "did you mean 'predict'?")),
         (("compare", "--output", "report.docx", "run.jsonl"), ("got --output report.docx", ".html")),
     ],
