@@ -78,8 +78,13 @@ class ProfileFile:
     def describe(self) -> list[str]:
         """Which profile this is and what it was measured on, for a person."""
         name = self.profile.name
-        where = f"shipped with Kendall; `kendall calibrate {name}` measures yours" if self.source == "shipped" else str(self.path)
+        where = f"shipped with Kendall{self._measures_yours()}" if self.source == "shipped" else str(self.path)
         return [f"profile {name}, {where}", *filter(None, [self._measured_on()])]
+
+    def _measures_yours(self) -> str:
+        """The command that measures this law here, where the profile bears the name of a model that `kendall serve` takes."""
+        name = self.profile.name
+        return f"; `kendall calibrate {name}` measures yours" if name == self.profile.model else ""
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain values."""

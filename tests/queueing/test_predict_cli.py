@@ -198,6 +198,12 @@ def test_the_output_names_the_profile_that_was_used(app: typer.Typer, command: s
 
 
 @pytest.mark.usefixtures("no_profiles")
+def test_a_command_that_measures_a_profile_is_named_only_where_its_name_is_a_model() -> None:
+    assert "`kendall calibrate tiny` measures yours" in find_profile("tiny").describe()[0]
+    assert find_profile("reference").describe()[0] == "profile reference, shipped with Kendall"
+
+
+@pytest.mark.usefixtures("no_profiles")
 def test_a_law_given_as_text_has_no_profile() -> None:
     assert answer("predict", policy="single", arrival_rate="10")["latency_profile"] is None
     assert "profile" not in call("predict", policy="single", arrival_rate="10")
