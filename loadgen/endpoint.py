@@ -16,6 +16,7 @@ import msgspec
 
 from loadgen.stream import read_error
 from loadgen.target import LoadError, Target
+from policies.text import SpecError
 from queueing.remote import NO_TLS, NOT_TRUSTED, reason, server_root, tls_context
 
 ANSWER_LIMIT = 10.0  # seconds that one answer may take
@@ -41,7 +42,7 @@ class _NotReadyError(Exception):
 
 
 async def look_at(target: Target, timeout: float | None = None) -> Endpoint:
-    """Wait at most `timeout` seconds for a server that is ready; None looks once. Raises LoadError."""
+    """Wait at most `timeout` seconds for a server that is ready; None looks once. Raises LoadError, SpecError."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + (timeout or 0.0)
     url = server_root(target.base_url)
@@ -88,7 +89,7 @@ async def _look(client: httpx.AsyncClient, url: str, model: str, limit: float) -
         if (await _get(client, "/ready", url, limit)).status_code != httpx.codes.OK:
             raise _NotReadyError(f"the gateway at {url} is not ready: its engine is starting or lost, or it is shutting down")
         if model and model not in endpoint.models:
-            raise LoadError(f"got --model {model}; expected one that {url} serves: {', '.join(endpoint.models)}")
+            raise SpecError(f"got --model {model}; expected one that {url} serves: {', '.join(endpoint.models)}")
     return endpoint
 
 
@@ -105,7 +106,7 @@ async def _get(client: httpx.AsyncClient, path: str, url: str, limit: float) -> 
     try:
         response = await client.get(path, timeout=limit)
     except httpx.InvalidURL as error:
-        raise LoadError(f"got --base-url {url}: {error}; expected http://HOST:PORT") from None
+        raise SpecError(f"got --base-url {url}: {error}; expected http://HOST:PORT") from None
     except httpx.TimeoutException:
         raise _NotReadyError(f"no answer from {url}{path} within {limit:.2g} s") from None
     except httpx.HTTPError as error:

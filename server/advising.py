@@ -1,7 +1,7 @@
 """`kendall advise`: what a running gateway's own model says should be changed, asked at `GET /admin/advice`.
 
 Exit status: 2 for a URL that is no gateway, or arguments that it cannot use; 3 where no target has a stable choice; 1 where
-nobody listens or the gateway cannot advise yet.
+nobody listens, or the gateway cannot advise now.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _check(params: Mapping[str, str]) -> None:
 
 
 def ask(url: str, params: Mapping[str, str], key: str | None = None, trust: Trust = SYSTEM) -> dict[str, Any]:
-    """The gateway's answer. Raises SpecError: no gateway there, or it refused; CommandError: nobody answers."""
+    """The gateway's answer. Raises SpecError: no gateway there, or it refused; CommandError: nobody answers, or it cannot now."""
     try:
         with Console(stderr=True).status("the gateway predicts"):  # on a terminal only
             headers = {"authorization": f"Bearer {key}"} if key else {}
@@ -114,7 +114,8 @@ def ask(url: str, params: Mapping[str, str], key: str | None = None, trust: Trus
     message = answer["error"].get("message") if isinstance(answer, dict) and isinstance(answer.get("error"), dict) else None
     if message is None or response.status_code == httpx.codes.NOT_FOUND:
         raise SpecError(f"got {url}, which answers {response.status_code} to /admin/advice; {GATEWAY}")
-    raise SpecError(f"{url} answered {response.status_code}: {message}")
+    refusal = f"{url} answered {response.status_code}: {message}"
+    raise CommandError(refusal) if response.is_server_error else SpecError(refusal)
 
 
 def show(advice: Sequence[Mapping[str, Any]], to: Console) -> None:

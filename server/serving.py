@@ -16,6 +16,7 @@ from typing import Any
 import uvicorn
 
 from policies import SpecError
+from queueing.errors import CommandError
 from queueing.latency import LatencyModel
 from queueing.profile import load_law
 from server.app import create_app
@@ -78,12 +79,12 @@ def split_cpus() -> tuple[set[int], str | None]:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """The listening socket. Raises SpecError where the address cannot be had."""
+    """The listening socket. Raises CommandError where the address cannot be had."""
     try:
         sock = socket.create_server((host, port), backlog=2048, reuse_port=False)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
-        raise SpecError(
+        raise CommandError(
             f"got --host {host} --port {port}; expected a free address ({reason}): stop the process that listens there, or use another port"
         ) from None
     stamps_arrivals(sock)

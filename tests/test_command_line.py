@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import http.server
 import os
 import re
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +197,49 @@ def test_where_nobody_listens_every_command_ends_with_status_1(
     monkeypatch.chdir(tmp_path)
     said = complaint(capsys, *(argument.format(url=nobody) for argument in arguments), status=1)
     assert nobody in said
+
+
+class Starting(http.server.BaseHTTPRequestHandler):
+    """A gateway whose engine is starting."""
+
+    def answer(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.send_response(503)
+        self.end_headers()
+        self.wfile.write(b'{"error": {"message": "the engine is starting", "code": "engine_unavailable"}}')
+
+    do_GET = do_POST = answer  # noqa: N815 - http.server's names
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+@pytest.fixture
+def starting() -> Iterator[str]:
+    """The URL of such a gateway."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Starting)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize("command", ["advise", "calibrate"])
+def test_a_gateway_whose_engine_is_starting_is_status_1(command: str, starting: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert complaint(capsys, command, starting, status=1) == f"{starting} answered 503: the engine is starting"
+
+
+def test_a_port_in_use_is_status_1(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        said = complaint(capsys, "serve", "--engine", "emulated", "--port", str(taken.getsockname()[1]), status=1)
+    assert "expected a free address" in said
+
+
+@pytest.mark.parametrize("target", ["localhost:9442", "127.0.0.1:8080/v1", "[::1]:8080"])
+def test_calibrate_says_at_once_that_an_address_is_no_url(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = complaint(capsys, "calibrate", target, status=2)
+    assert said.startswith(f"got {target}; expected the URL of a running `kendall serve`, for example http://")
 
 
 def test_a_sweep_of_nobody_ends_with_status_1_and_the_same_prefix(nobody: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

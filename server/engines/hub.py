@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from policies.text import SpecError
+from queueing.errors import CommandError
 
 _PART = r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9_])?"
 _NAME = re.compile(rf"(?!.*(?:--|\.\.))(?=.{{1,96}}$){_PART}(?:/{_PART})?")  # OWNER/NAME, or NAME alone as the oldest models have it
@@ -17,7 +18,7 @@ EXPECTED = "expected `tiny`, the directory of a model, or the name of one on the
 
 
 def check_name(model: str, engine_args: Mapping[str, Any]) -> None:
-    """Fetch the model's configuration. Raises SpecError: there is no such model, it is gated, or the hub cannot be reached."""
+    """Fetch the model's configuration. Raises SpecError: no such model, or it is gated; CommandError: no answer from the hub."""
     if "://" in model or ":" in model or os.environ.get("VLLM_USE_MODELSCOPE") or any(key in engine_args for key in _OTHER_SOURCES):
         return
     if not _NAME.fullmatch(model):
@@ -54,6 +55,6 @@ def _ask_hub(model: str, revision: str | None) -> None:
         raise SpecError(f"got revision {revision!r}, which model {model!r} does not have on the Hugging Face hub") from None
     except (errors.HTTPError, OSError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise SpecError(
+        raise CommandError(
             f"got model {model!r}, which is no directory here, and the Hugging Face hub cannot be reached ({reason}); {EXPECTED}"
         ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from server.serving import serve
 from server.settings import Settings
 
 COLUMNS = (Column(heading="milliseconds", left=True), Column(heading="value"), Column(heading="95 % low"), Column(heading="high"))
+_ADDRESS = re.compile(r"(?:[\w.-]+|\[[\da-fA-F:.]+\]):\d+(?:/.*)?")  # host and port without http://: neither a folder nor a name on the hub
 GATEWAY = "expected the URL of a running `kendall serve`, for example http://127.0.0.1:8080"
 
 
@@ -30,6 +32,8 @@ def calibrate(
 ) -> None:
     """Measure, save, and say what was found."""
     request = CalibrationRequest.model_validate(plan)
+    if _ADDRESS.fullmatch(target) and not Path(target).exists():
+        raise SpecError(f"got {target}; {GATEWAY}")
     profile = _remote(target, request, key, trust) if target.startswith(("http://", "https://")) else _local(target, request)
     path, why_not = _place(profile, request, output)
     if path is not None:
@@ -79,8 +83,9 @@ def _remote(url: str, request: CalibrationRequest, key: str | None, trust: Trust
         answer = response.json()
     except ValueError:
         raise SpecError(f"got {url}, which answers, but not as a gateway does; {GATEWAY}") from None
-    if response.status_code != 200:
-        raise SpecError(_refusal(url, response.status_code, answer))
+    if response.status_code != httpx.codes.OK:
+        refusal = _refusal(url, response.status_code, answer)
+        raise CommandError(refusal) if response.is_server_error else SpecError(refusal)
     return Profile.from_dict(answer)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from policies.text import SpecError
+from queueing.errors import CommandError
 from server.engines import hub
 
 huggingface_hub = pytest.importorskip("huggingface_hub", reason="comes with vLLM")
@@ -42,7 +43,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 def complaint(model: str, tmp_path: Path, **engine_args: str) -> str:
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises((SpecError, CommandError)) as caught:
         hub.check_name(model, {"download_dir": str(tmp_path), **engine_args})
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -62,6 +63,8 @@ def test_a_name_that_the_hub_does_not_know(answers: Any, tmp_path: Path) -> None
 
 def test_a_hub_that_cannot_be_reached(answers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers(OSError("Name or service not known\nmore"))
+    with pytest.raises(CommandError):  # the arguments may be right
+        hub.check_name("owner/name", {"download_dir": str(tmp_path)})
     assert "the Hugging Face hub cannot be reached (Name or service not known)" in complaint("owner/name", tmp_path)
     asked = answers(None)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
