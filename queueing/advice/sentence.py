@@ -9,6 +9,8 @@ from queueing.advice.measure import Measure, forbidden
 from queueing.estimation.interval import Estimate
 from queueing.optimisation.objective import Objective
 
+HALF_A_PERCENT = 0.005  # percent() prints whole ones
+
 
 def sentence(advice: Advice, best: Forecast, objective: Objective, values: Sequence[float | None]) -> str:
     """For an advice that has a best choice; `values`: what the objective measures in force, and then."""
@@ -28,8 +30,9 @@ def sentence(advice: Advice, best: Forecast, objective: Objective, values: Seque
         text = f"one more server ({best.knobs.servers}): {change}, {percent(gain)}; without an SLO more is always faster"
     elif objective.slo is not None and target in ("max-output-tokens", "servers"):
         text = f"{there} is enough in place of {here}: {change}, within {objective.slo.seconds:g} s"
-    elif gain.low <= 0:
-        text = f"no change is worth making: {there} instead of {here} gives {percent(gain)}"
+    elif _too_small(gain):
+        met = "" if objective.slo is None else f"{here} meets the SLO; "
+        text = f"{met}no change is worth making: {there} instead of {here} gives {percent(gain)}"
     else:
         text = f"set {there} instead of {here}: {change}, {percent(gain)}"
     return text + "".join(f"; {note}" for note in best.notes)
@@ -50,6 +53,11 @@ def percent(gain: Estimate) -> str:
     low, high = (f"{100 * end:.0f}" if abs(end) < 100 else "minus much" for end in (gain.low, gain.high))
     words = "less" if gain.value >= 0 else "more"
     return f"{abs(100 * gain.value):.0f} % {words} (95 %: {low} to {high} % less)"
+
+
+def _too_small(gain: Estimate) -> bool:
+    """Whether the gain or the lower end of its interval is 0 as `percent` prints them."""
+    return min(gain.low, gain.value) < HALF_A_PERCENT
 
 
 def _number(value: float | None, objective: Objective) -> str:

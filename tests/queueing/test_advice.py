@@ -18,19 +18,21 @@ from queueing.advice.advise import TARGETS, advise, parse_objective
 from queueing.advice.forecast import Advice, Forecast, Knobs
 from queueing.advice.known_lengths import known_lengths
 from queueing.advice.response import Response
+from queueing.advice.sentence import sentence
 from queueing.advice.what_if import forecast, usual_policies, what_ifs
 from queueing.distributions import TokenDistribution, parse_distribution
 from queueing.estimation.assess import Limits
 from queueing.estimation.estimates import Estimates, estimate
-from queueing.estimation.interval import Estimate, symmetric
+from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.lengths import lengths
 from queueing.experiment import simulate
 from queueing.model import Model
 from queueing.optimisation.choices import best_batch_size
-from queueing.optimisation.objective import Objective
+from queueing.optimisation.objective import Objective, parse_slo
 from queueing.optimisation.token_limit import best_token_limit
 from queueing.prediction import predict
 from queueing.record import Record
+from queueing.result import Prediction
 from queueing.statistics import mean_interval
 from tests.queueing.estimation_runs import LAW, LENGTHS, Engine, poisson, seen, serve
 from tests.server.harness import replay
@@ -299,6 +301,23 @@ def test_a_gain_that_may_be_none_is_no_reason_to_change() -> None:
     (found,) = asked(current=Knobs(policy="capped:max_batch_size=15"), load=0.6, targets=["batch-size"])
     assert found.gain.low <= 0 or found.gain.value == 0
     assert "no change is worth making" in found.says or "is the best choice already" in found.says
+
+
+@pytest.mark.parametrize(("value", "low"), [(0.001, 0.0006), (0.03, 0.004), (0.03, -0.01)])
+def test_a_gain_that_prints_as_0_is_no_reason_to_change(value: float, low: float) -> None:
+    stable = Prediction(policy="x", effective_max_batch_size=8, model="m", method="exact", stable=True, load=0.5, utilisation=None)
+    here, there = (
+        Forecast(knobs=Knobs(policy=f"capped:max_batch_size={size}"), load=0.5, prediction=stable, mean=UNKNOWN, clipped_fraction=0.0)
+        for size in (8, 9)
+    )
+    gain = Estimate(value, low, 0.06, 900.0)
+    found = Advice(target="batch-size", objective="delay", current=here, best=there, gain=gain, curve=(), says="")
+    said = sentence(found, there, Objective(name="delay"), (0.0831, 0.083))
+    assert said.startswith("no change is worth making: capped:max_batch_size=9 instead of capped:max_batch_size=8 gives ")
+    worth = replace(found, gain=Estimate(0.03, 0.02, 0.06, 900.0))
+    assert sentence(worth, there, Objective(name="delay"), (0.0831, 0.0806)).startswith("set capped:max_batch_size=9 instead of ")
+    met = sentence(found, there, Objective(name="slo", slo=parse_slo("p99_queueing_delay=2s")), (0.0831, 0.083))
+    assert met.startswith("capped:max_batch_size=8 meets the SLO; no change is worth making: ")
 
 
 def test_an_unstable_setting_is_left_and_never_advised() -> None:
