@@ -16,6 +16,7 @@ from loadgen.html_report import of_folder
 from loadgen.keys import NO_KEYS, Keys
 from loadgen.sweep.apparatus import Apparatus
 from loadgen.sweep.conditions import broken, parse_conditions
+from loadgen.sweep.gateway import GivenGateway
 from loadgen.sweep.plan import Plan
 from loadgen.sweep.report import as_json, print_results, write_results
 from loadgen.sweep.results import Results, results_of
@@ -28,8 +29,9 @@ DONE, FAILED, CHECK_FAILED, INTERRUPTED = 0, 1, 3, 130
 
 
 async def run_session(plan: Plan, folder: Path, port: int, assertions: Sequence[str], keys: Keys = NO_KEYS, *, json: bool) -> int:
-    """Measure what is left of the plan, report what there is; the exit status."""
+    """Measure what is left of the plan, report what there is; the exit status. Raises GatewayError where no cell was measured."""
     conditions = parse_conditions(assertions)
+    await _check_gateway(plan, folder, keys)
     store = Store.open(folder, plan)
     error: str | None = None
     interrupted = False
@@ -42,6 +44,9 @@ async def run_session(plan: Plan, folder: Path, port: int, assertions: Sequence[
                 if (task := asyncio.current_task()) is not None:
                     task.uncancel()
             except GatewayError as lost:
+                if store.is_unmeasured():
+                    store.journal.close()
+                    raise
                 error = str(lost)
         results = await _results(folder, status)
         status.phase("writing the report")
@@ -49,15 +54,16 @@ async def run_session(plan: Plan, folder: Path, port: int, assertions: Sequence[
         written = await asyncio.to_thread(write_results, store, results, data)
     store.journal.close()
     _print(results, written, error, json=json, interrupted=interrupted)
-    if interrupted:
-        return INTERRUPTED
+    return INTERRUPTED if interrupted else _status(results, error, broken(conditions, data))
+
+
+def _status(results: Results, error: str | None, not_held: Sequence[str]) -> int:
     something = results.comparisons or results.searches or results.of("unstable")
     if error or not something or results.of("missing") or results.missing_searches:
         return FAILED
-    lines = broken(conditions, data)
-    for line in lines:
+    for line in not_held:
         _say(line)
-    return CHECK_FAILED if lines else DONE
+    return CHECK_FAILED if not_held else DONE
 
 
 class cancelled_by_signals:  # noqa: N801 - used like a function
@@ -74,6 +80,17 @@ class cancelled_by_signals:  # noqa: N801 - used like a function
         for number in (signal.SIGINT, signal.SIGTERM):
             with suppress(NotImplementedError, ValueError):
                 asyncio.get_running_loop().remove_signal_handler(number)
+
+
+async def _check_gateway(plan: Plan, folder: Path, keys: Keys) -> None:
+    """Of a gateway that runs already, before anything is written. Raises GatewayError."""
+    if not plan.base_url or (folder / "plan.json").exists():
+        return
+    gateway = GivenGateway(plan.base_url, keys)
+    try:
+        await gateway.start()
+    finally:
+        await gateway.stop()
 
 
 async def _results(folder: Path, status: Status) -> Results:

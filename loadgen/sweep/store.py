@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from loadgen.sweep.cell import CellRun
-from loadgen.sweep.journal import Event, Journal, Progress, digest
+from loadgen.sweep.journal import Event, Journal, Progress, digest, read_journal
 from loadgen.sweep.plan import Plan, differences, load_plan, save_plan
 from policies.text import SpecError
 from queueing.profile import Profile
@@ -39,18 +39,20 @@ class Store:
 
     @classmethod
     def open(cls, folder: Path, plan: Plan) -> Store:
-        """Begin in a folder, or go on where its plan is the same. Raises SpecError where it is not."""
+        """Begin in a folder, or go on where its plan is the same. Raises SpecError where it is not and cells were measured."""
         if (folder / "plan.json").exists():
             if different := differences(load_plan(folder / "plan.json"), plan):
-                raise SpecError(
-                    f"got {folder}, which holds another sweep ({'; '.join(different)}); expected an empty folder or the same plan"
-                )
+                _begin_anew(folder, plan, different)
         elif folder.exists() and any(folder.iterdir()):
-            raise SpecError(f"got {folder}, which is not empty and holds no sweep; expected an empty folder")
+            raise SpecError(f"got {folder}, which is not empty and holds no sweep; expected an empty folder, or another --output")
         else:
             save_plan(folder / "plan.json", plan)
         journal = Journal(folder / "journal.jsonl")
         return cls(folder, journal, Progress.fold(journal.events))
+
+    def is_unmeasured(self) -> bool:
+        """Whether no cell was ever begun."""
+        return not _has_begun(self.journal.events)
 
     def append(self, event: str, **fields: Any) -> Event:
         """Into the journal, and into what is known."""
@@ -115,6 +117,22 @@ class Store:
         """The law that the sweep goes by."""
         with _replacing(self.folder / "profile.json") as path:
             profile.save(path)
+
+
+def _begin_anew(folder: Path, plan: Plan, different: Iterable[str]) -> None:
+    """Another plan in a folder without a measured cell. Raises SpecError where there is one."""
+    events, _ = read_journal(folder / "journal.jsonl")
+    if _has_begun(events):
+        raise SpecError(
+            f"got {folder}, which holds another sweep ({'; '.join(different)}); "
+            f"expected the same plan: give another folder with --output, or delete {folder}"
+        )
+    (folder / "journal.jsonl").unlink(missing_ok=True)
+    save_plan(folder / "plan.json", plan)
+
+
+def _has_begun(events: Iterable[Event]) -> bool:
+    return any(event["event"] == "started" for event in events)
 
 
 @contextmanager

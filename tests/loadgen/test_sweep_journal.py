@@ -8,7 +8,7 @@ import pytest
 
 from loadgen.sweep.gateway import records_since
 from loadgen.sweep.journal import Journal, Progress, damage, digest, read_journal
-from loadgen.sweep.plan import Plan
+from loadgen.sweep.plan import Plan, load_plan
 from loadgen.sweep.store import Store
 from policies.text import SpecError
 from queueing.record import Header, Record, to_line, write_run
@@ -91,13 +91,24 @@ def test_a_folder_of_another_plan_or_of_something_else_is_refused(tmp_path: Path
     folder = tmp_path / "sweep"
     Store.open(folder, Plan(loads=(0.3,), duration=2.0)).journal.close()
     again = Store.open(folder, Plan(loads=(0.3,), duration=2.0))
+    again.append("started", cell="x", attempt=1)
     again.journal.close()
-    with pytest.raises(SpecError, match=r"duration: 2\.0 there, 3\.0 here"):
+    with pytest.raises(SpecError, match=r"duration: 2\.0 there, 3\.0 here.*--output, or delete .*sweep"):
         Store.open(folder, Plan(loads=(0.3,), duration=3.0))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("mine")
     with pytest.raises(SpecError, match="expected an empty folder"):
         Store.open(tmp_path / "other", Plan(loads=(0.3,)))
+
+
+def test_a_folder_without_a_measured_cell_takes_another_plan(tmp_path: Path) -> None:
+    first = Store.open(tmp_path / "sweep", Plan(loads=(0.3,), duration=2.0))
+    first.append("calibrated", law="k4=1")
+    first.journal.close()
+    second = Store.open(tmp_path / "sweep", Plan(loads=(0.3,), duration=3.0))
+    second.journal.close()
+    assert load_plan(tmp_path / "sweep/plan.json").duration == 3.0
+    assert second.journal.events == []  # nor the law of the other
 
 
 def test_records_of_a_file_that_another_gateway_writes_now_are_not_taken(tmp_path: Path) -> None:
