@@ -236,19 +236,35 @@ def test_a_port_in_use_is_status_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert "expected a free address" in said
 
 
+def test_serve_says_where_it_listens_before_the_engine_starts(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from policies.text import SpecError
+    from server import serving
+
+    def no_engine(settings: Any) -> Any:
+        raise SpecError("no engine")
+
+    monkeypatch.setattr(serving, "choose_engine", no_engine)
+    monkeypatch.setattr("server.logs.configure_logs", lambda settings: None)
+    monkeypatch.setattr("server.cli.configure_logs", lambda settings: None)
+    caplog.set_level("INFO", logger="kendall")
+    assert complaint(capsys, "serve", "--port", "0", status=2) == "no engine"
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert re.fullmatch(r"listening on http://127\.0\.0\.1:\d+; the engine starts \(/ready answers 200 when it serves\)", said)
+
+
 @pytest.mark.parametrize("target", ["localhost:9442", "127.0.0.1:8080/v1", "[::1]:8080"])
 def test_calibrate_says_at_once_that_an_address_is_no_url(target: str, capsys: pytest.CaptureFixture[str]) -> None:
     said = complaint(capsys, "calibrate", target, status=2)
     assert said.startswith(f"got {target}; expected the URL of a running `kendall serve`, for example http://")
 
 
-def test_a_sweep_of_nobody_ends_with_status_1_and_the_same_prefix(nobody: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_sweep_of_nobody_ends_with_status_1_and_writes_nothing(nobody: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     flags = ("--base-url", nobody, "--latency", LAW, "--request-rates", "2", "--num-prompts", "5")
-    assert run("sweep", "single", *flags, "--output", str(tmp_path / "sweep")) == 1
-    errors = [line for line in capsys.readouterr().err.splitlines() if nobody.removeprefix("http://") in line]
-    assert errors
-    assert all(line.startswith("kendall: ") for line in errors if "kendall" in line)
-    assert (tmp_path / "sweep/plan.json").exists()
+    said = complaint(capsys, "sweep", "single", *flags, "--output", str(tmp_path / "sweep"), status=1)
+    assert said == f"no gateway serves at {nobody}"
+    assert not (tmp_path / "sweep").exists()
 
 
 MODEL = ("--output-tokens", "geometric:mean=64", "--latency", LAW)
