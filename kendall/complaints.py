@@ -15,7 +15,7 @@ def one_line(error: Any, arguments: Sequence[str]) -> str:
     parameter, context = getattr(error, "param", None), getattr(error, "ctx", None)
     if parameter is None or context is None:
         return message
-    name = parameter.opts[0]
+    name = parameter.opts[0] if parameter.param_type_name == "option" else parameter.metavar
     if type(error).__name__ == "MissingParameter":
         return f"got no {name}; expected {_wanted(parameter)}"
     source = context.get_parameter_source(parameter.name)
@@ -32,7 +32,9 @@ def one_line(error: Any, arguments: Sequence[str]) -> str:
 
 def _wanted(parameter: Any) -> str:
     about = " ".join((parameter.help or "").replace("\\[", "[").split()).rstrip(".")
-    return f"{parameter.opts[0]} {parameter.metavar}: {about[:1].lower()}{about[1:]}" if parameter.metavar else about
+    if parameter.param_type_name == "argument":
+        return about if about[1:2].isupper() else about[:1].lower() + about[1:]  # URL stays
+    return f"{parameter.opts[0]} {parameter.metavar}: {about[:1].lower()}{about[1:]}"
 
 
 def _value(parameter: Any, arguments: Sequence[str]) -> str | None:

@@ -12,7 +12,7 @@ VARIABLES = (
     "An option can also be set in the environment: KENDALL_<OPTION> for every command that has the option, "
     "KENDALL_<COMMAND>_<OPTION> for one command, for example KENDALL_SEED=3. A flag wins."
 )
-DURATIONS = "A DURATION is a number of seconds, or a number with a unit: 2s, 100ms, 500us, 1.5min, 1h."
+DURATIONS = "A DURATION is a number of seconds, or a number with a unit: 2s, 100ms, 500us, 1.5min (or 1.5m), 1h."
 
 
 def show_as_written(command: Any, shared_variables: bool = True) -> None:
@@ -27,8 +27,8 @@ def show_as_written(command: Any, shared_variables: bool = True) -> None:
         parameter.help = _literal(" ".join([parameter.help or "", *_other_ways(parameter)]))
         parameter.show_envvar = False
         parameter.min = parameter.max = None  # shown beside the kind they would take a third of the width; an error names them
-        if parameter.param_type_name == "option" and parameter.metavar is None:
-            parameter.metavar = kind_of(parameter)
+        if parameter.metavar is None:
+            parameter.metavar = kind_of(parameter) if parameter.param_type_name == "option" else parameter.name.upper().removesuffix("S")
 
 
 def _other_ways(parameter: Any) -> list[str]:
@@ -45,9 +45,23 @@ def _other_ways(parameter: Any) -> list[str]:
 
 def _format_help(as_before: Any, command: Any, ctx: Any, formatter: Any) -> None:
     """With one name an option: several would be cut in the column of names. Nothing is parsed after this."""
+    command.get_help_option(ctx).metavar = ""
     for parameter in command.params:
         parameter.opts, parameter.secondary_opts = parameter.opts[:1], []
+        if parameter.param_type_name == "argument":
+            parameter.display_type_rich = lambda **_: ""  # its name says it
+        elif (default := _default(parameter)) is not None:
+            parameter._get_default_string = lambda text=default, **_: text
     as_before(ctx, formatter)
+
+
+def _default(parameter: Any) -> str | None:
+    """As a person writes it; None where it is shown as it is."""
+    if parameter.default is True:
+        return "on"
+    if not isinstance(parameter.default, float):
+        return None
+    return f"{parameter.default:g}{'s' if _takes_duration(parameter) else ''}"
 
 
 def kind_of(parameter: Any) -> str:

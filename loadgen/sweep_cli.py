@@ -34,7 +34,7 @@ def _option(panel: str, about: str, *flags: str, **settings: Any) -> Any:
 @app.command("sweep")
 def sweep_command(
     more: Annotated[
-        list[str] | None, typer.Argument(metavar="[POLICY]...", help="Further policies; the same as more values of --policies.")
+        list[str] | None, typer.Argument(metavar="POLICY", help="Further policies; the same as more values of --policies.")
     ] = None,
     policies: Annotated[list[str] | None, _option(GRID, "Policies; several after one flag, or repeated.", "--policies")] = None,
     loads: Annotated[str | None, _option(GRID, "Loads as fractions of each policy's largest stable rate, for example 0.3,0.5.")] = None,

@@ -65,6 +65,13 @@ def test_help_shows_every_text_as_it_is_written_at_80_columns_without_a_terminal
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
+def test_help_names_no_type_of_python(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out = shown(capsys, name, "--help")
+    assert re.findall(r"<(?:bool|str|int|float|list|Path)\b", out) == []
+    assert re.findall(r"default: (?:True|\d+\.0)\]", out) == []
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
 def test_every_option_of_help_is_a_sentence(name: str) -> None:
     """A capital or a name of a value first, a full stop last."""
     begins = re.compile(r"[A-Z0-9/`<]|\w+_\w+|\w+ \||\w+ \(")
@@ -246,8 +253,7 @@ def test_serve_says_where_it_listens_before_the_engine_starts(
         raise SpecError("no engine")
 
     monkeypatch.setattr(serving, "choose_engine", no_engine)
-    monkeypatch.setattr("server.logs.configure_logs", lambda settings: None)
-    monkeypatch.setattr("server.cli.configure_logs", lambda settings: None)
+    monkeypatch.setattr("server.cli.configure_logs", lambda _: None)
     caplog.set_level("INFO", logger="kendall")
     assert complaint(capsys, "serve", "--port", "0", status=2) == "no engine"
     (said,) = (record.getMessage() for record in caplog.records)
@@ -295,6 +301,9 @@ MODEL = ("--output-tokens", "geometric:mean=64", "--latency", LAW)
             ("predict", "--policy", "single", "--arrival-rate", "1", "--output-tokens", "geometric:mean=9", "--latency", "nobodys-model"),
             ("in seconds", "shipped: ", "tiny", "`kendall calibrate MODEL` makes one"),
         ),
+        (("summary",), ("got no RUN_FILE; expected run files of `kendall load`",)),
+        (("advise",), ("got no URL; expected URL of a running gateway",)),
+        (("reproduce",), ("got no WHAT; expected all | yang",)),
         (("load",), ("got no arrivals; expected one of --request-rate, ",)),
         (("prdict",), ("got command 'prdict'", "did you mean 'predict'?")),
         (("compare", "--output", "report.docx", "run.jsonl"), ("got --output report.docx", ".html")),
