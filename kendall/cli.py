@@ -12,13 +12,13 @@ import sys
 from typing import Any
 
 COMMANDS = {
-    "demo": ("loadgen.demo_cli", "measure a real engine under every policy and compare with predictions, in minutes"),
-    "serve": ("server.cli", "serve an OpenAI-compatible endpoint with a queue and a batching policy"),
+    "demo": ("loadgen.demo_cli", "measure an engine under every policy and compare with predictions"),
+    "serve": ("server.cli", "serve an OpenAI-compatible endpoint with a queue and a policy"),
     "load": ("loadgen.load_cli", "send open-loop load and report the delays that clients see"),
     "summary": ("loadgen.summary_cli", "print the report of a saved load run, complete or killed"),
     "sweep": ("loadgen.sweep_cli", "measure policies x loads x token limits; resumable, with a report"),
     "compare": ("loadgen.compare_cli", "compare the observed queueing delay of a run with predictions"),
-    "audit": ("loadgen.audit_cli", "test whether the arrivals of a run are the process that was asked for"),
+    "audit": ("loadgen.audit_cli", "test whether the arrivals of a run are the process asked for"),
     "calibrate": ("server.cli", "measure the latency law of an engine"),
     "predict": ("queueing.cli", "predict the queueing delay of a policy"),
     "simulate": ("queueing.cli", "simulate a policy on Poisson arrivals"),
@@ -45,9 +45,12 @@ USAGE = """Usage: kendall COMMAND [OPTIONS]
 Commands:
 {commands}
 
-`kendall COMMAND --help` explains a command, and so does `help COMMAND`; `kendall --version` or -V prints the version.
-`kendall --install-completion` installs shell completion; `kendall --show-completion` prints the script.
-Every option can also be set in the environment: KENDALL_<OPTION>, or KENDALL_<COMMAND>_<OPTION> for one command."""
+`kendall COMMAND --help` explains a command, and so does `kendall help COMMAND`.
+`kendall --version` or -V prints the version.
+`kendall --install-completion` installs shell completion;
+`kendall --show-completion` prints the script.
+Every option can also be set in the environment: KENDALL_<OPTION>,
+or KENDALL_<COMMAND>_<OPTION> for one command."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -58,7 +61,7 @@ def main(arguments: list[str] | None = None) -> None:
 
         sys.exit(answer(Root({name: about for name, (_, about) in COMMANDS.items()}, _command)))
     match arguments:
-        case [] | ["-h" | "--help" | "help"]:
+        case [] | ["-h" | "--help" | "help"] | ["help", "help", *_]:
             print(USAGE.format(commands="\n".join(f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items())))
             sys.exit(0 if arguments else 2)
         case ["help", name, *_]:
@@ -185,7 +188,8 @@ def _check_environment(name: str, command: Any, arguments: list[str]) -> None:
     known = ours.union(*(_read_by(other, _command(other)) for other in COMMANDS))  # imports them all
     for variable in strange:
         if variable not in known:
-            raise SpecError(f"got {variable} in the environment; expected the name of an option{suggest(variable, tuple(known))}")
+            near = suggest(variable, tuple(ours)) or suggest(variable, tuple(known))
+            raise SpecError(f"got {variable} in the environment; expected the name of an option{near}")
 
 
 def _check_one_key(name: str, command: Any, arguments: list[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from policies.text import SpecError, parse_policy, short_form
+from policies.text import SpecError, parse_policy, short_form, suggest
 from queueing.cli import EngineBound, Json, Latency, OutputTokens, Patience, PromptTokens, Servers, TokenLimit, law_of, show
 from queueing.distributions import SUPPORT_LIMIT, parse_distribution
 from queueing.environment_twins import fitting
@@ -112,7 +112,7 @@ def _goal(name: str, given: dict[str, Any]) -> Objective:
 
 def _check_target(target: str, candidates: list[str] | None, largest: int | None) -> None:
     if target not in TARGETS:
-        raise SpecError(f"got --target {target!r}; expected one of {', '.join(TARGETS)}")
+        raise SpecError(f"got --target {target!r}; expected one of {', '.join(TARGETS)}{suggest(target, TARGETS)}")
     if candidates and target != "policy":
         raise SpecError(f"got --candidates with --target {target}; expected --target policy")
     if largest is not None and (target in ("policy", "arrival-rate") or largest < 1):

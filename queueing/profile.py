@@ -108,6 +108,8 @@ def find_profile(name_or_path: str) -> ProfileFile:
     for source, path in places:
         if path.is_file():
             return ProfileFile(_read(path), path, source)
+    if is_path:
+        raise SpecError(f"got latency {name_or_path!r}: no such file; expected a profile, which `kendall calibrate MODEL` writes")
     shipped = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.json")))
     raise SpecError(
         f"got latency {name_or_path!r}; expected k1=..,k2=..,k3=..,k4=.. or a=..,c=.. in seconds, or the name or file of a profile "

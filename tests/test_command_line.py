@@ -99,6 +99,35 @@ def test_help_command_is_command_help(capsys: pytest.CaptureFixture[str]) -> Non
     assert "did you mean 'serve'?" in complaint(capsys, "help", "serv", status=2)
 
 
+def test_the_list_of_commands_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    out = shown(capsys, "help")
+    assert max(map(len, out.splitlines())) <= 80
+    assert shown(capsys, "help", "help") == out
+
+
+def test_a_mistyped_variable_is_taken_for_one_of_the_same_command_first(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KENDALL_POLICI", "single")
+    assert complaint(capsys, "serve", status=2).endswith("did you mean 'KENDALL_POLICY'?")
+
+
+def test_calibrate_prints_a_law_that_fits_80_columns() -> None:
+    from io import StringIO
+
+    from queueing.latency import parse_law
+    from queueing.profile import Profile
+    from queueing.terminal import console
+    from server.law.command import show
+
+    law = parse_law("k1=0.00012345678901234567,k2=0.0012345678901234567,k3=1.2345678901234567e-05,k4=0.0023456789012345678")
+    to = StringIO()
+    show(Profile(name="x", law=law, r2=0.99, mape=0.01), Path("x.json"), console(to))
+    lines = to.getvalue().splitlines()
+    assert " ".join(" ".join(lines).split()).startswith("law k1=0.0001235, k2=0.001235, k3=1.235e-05, k4=0.002346 fit")
+    assert max(map(len, lines)) <= 80
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(capsys, "-V") == shown(capsys, "--version")
     assert re.fullmatch(r"kendall \d\S*\n", shown(capsys, "-V"))
@@ -304,6 +333,11 @@ MODEL = ("--output-tokens", "geometric:mean=64", "--latency", LAW)
         (("summary",), ("got no RUN_FILE; expected run files of `kendall load`",)),
         (("advise",), ("got no URL; expected URL of a running gateway",)),
         (("reproduce",), ("got no WHAT; expected all | yang",)),
+        (("optimize", "--target", "batchsize", *MODEL), ("got --target 'batchsize'", "did you mean 'batch-size'?")),
+        (
+            ("predict", "--policy", "single", "--arrival-rate", "1", "--output-tokens", "geometric:mean=9", "--latency", "./x.json"),
+            ("'./x.json': no such file",),
+        ),
         (("load",), ("got no arrivals; expected one of --request-rate, ",)),
         (("prdict",), ("got command 'prdict'", "did you mean 'predict'?")),
         (("compare", "--output", "report.docx", "run.jsonl"), ("got --output report.docx", ".html")),
