@@ -298,7 +298,7 @@ def test_calibrate_says_at_once_that_an_address_is_no_url(target: str, capsys: p
 def test_a_sweep_of_nobody_ends_with_status_1_and_writes_nothing(nobody: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     flags = ("--base-url", nobody, "--latency", LAW, "--request-rates", "2", "--num-prompts", "5")
     said = complaint(capsys, "sweep", "single", *flags, "--output", str(tmp_path / "sweep"), status=1)
-    assert said == f"no gateway serves at {nobody}"
+    assert said.startswith(f"no gateway serves at {nobody}: ")
     assert not (tmp_path / "sweep").exists()
 
 
