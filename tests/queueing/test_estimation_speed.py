@@ -109,7 +109,7 @@ def test_a_step_in_the_speed_is_not_wander() -> None:
     assert found.ratio == pytest.approx(2.0, rel=0.1)
     assert sum(speed_change(_wandering(seed, 0.08, 40.0)) is not None for seed in range(30)) <= 3
     assert not any(speed_change(_wandering(seed, 0.0, 40.0)) for seed in range(50))
-    assert constant_speed(slowed).says.startswith("the engine became slower by a factor of 1.97 at 599")
+    assert constant_speed(slowed).says.startswith("the engine became slower by a factor of 1.97, 599 s before the last batch")
 
 
 def test_stalls_are_counted_with_the_time_they_took() -> None:
