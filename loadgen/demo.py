@@ -151,8 +151,7 @@ async def run_demo(plan: Plan, console: Console, *, once: bool) -> None:
 
 async def _serve_on(gateway: GatewayProcess, console: Console) -> None:
     """Until Ctrl-C or SIGTERM, which is how it should end. Raises GatewayError where the gateway ends by itself."""
-    metrics = f"{gateway.url}/metrics"
-    console.print(f"The gateway serves on at {gateway.url} (metrics: {metrics}); Ctrl-C ends it.", highlight=False, soft_wrap=True)
+    console.print(f"The live page is at {gateway.url}/; Ctrl-C ends it.", highlight=False, soft_wrap=True)
     try:
         await gateway.finished()
     except asyncio.CancelledError:

@@ -54,6 +54,8 @@ def print_report(cells: Sequence[Cell], console: Console) -> None:
         say(console, note)
     say(console, "")
     say(console, conclusion(cells), hang=0)
+    if any(cell.verdict.kind == "too short" for cell in cells):
+        say(console, "A longer run on a quiet machine judges more of them: `kendall demo --scale 3`.", hang=0)
 
 
 def table(cells: Sequence[Cell]) -> Table:

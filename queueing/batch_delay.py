@@ -56,9 +56,9 @@ def _delay_quantiles(time: BatchTime, arrival_rate: float, queue: BatchQueue, ho
     waits = checked(queue.queueing_delay, delay, grid, atom)
     tried: list[tuple[Grid, Vector, float]] = []
     while waits.p50 is None:
-        grid = Grid(fitted_width(horizon, _LONG_POINTS), _LONG_POINTS)
-        finer = 2 ** max(0, math.ceil(math.log2(grid.width / time.table(queue.largest).width)))
-        if finer * _LONG_POINTS * queue.largest > _MOST_NUMBERS:
+        grid, table = Grid(fitted_width(horizon, _LONG_POINTS), _LONG_POINTS), time.table(queue.largest)
+        finer = 2 ** max(0, math.ceil(math.log2(grid.width / table.width)))
+        if finer * _LONG_POINTS * max(queue.largest, table.rows_of_a_transform) > _MOST_NUMBERS:
             return waits
         delay = grid.masses(_delay_transform(time, arrival_rate, queue, grid, finer) * grid.hat)
         lost = float(delay.sum()) + atom - 1

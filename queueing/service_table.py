@@ -123,6 +123,11 @@ class ServiceTable:
     def _stalled(self, laws: Vector, width: float) -> Vector:
         return with_stalls(laws, self.law, width, self.most_stalls, self.origin)
 
+    @property
+    def rows_of_a_transform(self) -> int:
+        """Rows of numbers, each as long as the grid, that a transform makes beside those it returns."""
+        return 2 * _COARSE if self.law.cv else 0
+
     def log_generating(self, arrival_rate: float, radius: float, batch_size: int) -> float:
         """log E radius^A | b; infinite beyond the pole of the gamma residual. Far out it grows with the rounding errors of the law."""
         exponent = arrival_rate * (radius - 1) * self.instants
