@@ -139,12 +139,12 @@ def serve(settings: Settings, *, on_ready: Callable[[Gateway], Any] | None = Non
     sock = bind(settings.host, settings.port)
     warn_of(settings.host, settings.security)
     scheme = "http" if settings.security.tls.certfile is None else "https"
-    log.info("listening on %s://%s:%d; the engine starts (/ready answers 200 when it serves)", scheme, settings.host, sock.getsockname()[1])
     try:
         engine, law = choose_engine(settings)
     except BaseException:
         sock.close()
         raise
+    log.info("listening on %s://%s:%d; the engine starts (/ready answers 200 when it serves)", scheme, settings.host, sock.getsockname()[1])
     runner = asyncio.Runner(loop_factory=_loop_factory())
     with sock, runner:
         failures = runner.run(_serve(lambda: Gateway(settings, engine, law), sock, on_ready))

@@ -278,10 +278,11 @@ def test_serve_says_where_it_listens_before_the_engine_starts(
     from policies.text import SpecError
     from server import serving
 
-    def no_engine(settings: Any) -> Any:
+    def no_engine(*_: Any) -> Any:
         raise SpecError("no engine")
 
-    monkeypatch.setattr(serving, "choose_engine", no_engine)
+    monkeypatch.setattr(serving, "choose_engine", lambda _: (None, None))
+    monkeypatch.setattr(serving, "Gateway", no_engine)
     monkeypatch.setattr("server.cli.configure_logs", lambda _: None)
     caplog.set_level("INFO", logger="kendall")
     assert complaint(capsys, "serve", "--port", "0", status=2) == "no engine"

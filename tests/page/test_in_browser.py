@@ -319,11 +319,14 @@ def test_the_operators_calls_need_the_admin_key_which_the_page_asks_for_and_keep
             await offer(page, "an-admin-key-of-the-test")
             await page.until("document.querySelector('#outcome').textContent.startsWith('In force: capped:max_batch_size=4')")
             assert "capped:max_batch_size=4" in await text_of(gateway)
+            await page.type("#size", "5")
             await page.click("#apply")
             await page.until("document.querySelector('#outcome').textContent.includes('Epoch 2')")
             assert await page.ask("Object.keys(localStorage).filter(k => k.includes('key')).length + document.cookie.length") == 0
             assert [url for url in page.urls if "an-admin-key" in url] == []
-            await page.click("#forget")
+            await page.click("#forget")  # loads the page anew
+            reloaded = "performance.getEntriesByType('navigation')[0].type === 'reload'"
+            await page.until(f"{reloaded} && {READY} && !document.querySelector('#apply').disabled")
             await page.click("#apply")
             await page.until("document.querySelector('#key').open")
 

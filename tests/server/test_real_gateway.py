@@ -273,10 +273,13 @@ def test_calibration_over_http_gives_a_law_that_fits(served: Served) -> None:
 BAD_STARTS = [
     (["serve", "tiny", "--policy", "fixd"], "did you mean 'fixed'"),
     (["serve", "tiny", "--policy", "fixed"], "batch_size"),
-    (["serve", "/nowhere/model"], "expected a directory"),
+    (["serve", "/nowhere/model"], "no directory here"),
     (["serve", "tiny", "--engine-arg", "nonsense"], "KEY=VALUE"),
     (["serve", "tiny", "--engine", "other"], "auto, vllm or emulated"),
-    (["predict", "--policy", "single", "--arrival-rate", "1", "--output-tokens", "unifrm:low=1,high=3", "--latency", "a=1,c=1"], "uniform"),
+    (
+        ["predict", "--policy", "single", "--arrival-rate", "1", "--output-tokens", "unifrm:low=1,high=3", "--latency", "a=0.01,c=0.01"],
+        "uniform",
+    ),
     (["frobnicate"], "got command 'frobnicate'"),
 ]
 
