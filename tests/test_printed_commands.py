@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,15 @@ def named(line: Line) -> Iterator[None]:
         raise pytest.fail.Exception(f"{line}\n{error}", pytrace=False) from None
 
 
-@pytest.mark.parametrize("page", [page for page in pages() if commands(page)], ids=lambda page: str(page.relative_to(ROOT)))
+LONG = ("docs/load-testing.md",)  # its sweeps take minutes
+
+
+def with_commands() -> list[Any]:
+    found = [(page, str(page.relative_to(ROOT))) for page in pages() if commands(page)]
+    return [pytest.param(page, id=name, marks=pytest.mark.slow if name in LONG else ()) for page, name in found]
+
+
+@pytest.mark.parametrize("page", with_commands())
 def test_every_printed_line_works(page: Path, tmp_path: Path) -> None:
     """In order, in an empty folder, with nothing in the user's cache, before the emulated engine."""
     with reader(tmp_path) as someone:
