@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from loadgen.flags import option
 from policies.text import SpecError
 
 if TYPE_CHECKING:
@@ -21,10 +22,6 @@ app = typer.Typer(add_completion=False)
 REQUIREMENTS = ("poisson", "timetable")
 
 
-def _option(flag: str, about: str, **settings: Any) -> Any:
-    return typer.Option(flag, help=about, envvar="KENDALL_" + flag.removeprefix("--").replace("-", "_").upper(), **settings)
-
-
 @app.command("audit")
 def audit_command(
     run_files: Annotated[
@@ -32,19 +29,19 @@ def audit_command(
     ],
     *,
     asked_rate: Annotated[
-        float | None, _option("--asked-rate", "Requests per second that the arrivals should have. Default: the header's.")
+        float | None, option("--asked-rate", "Requests per second that the arrivals should have. Default: the header's.")
     ] = None,
     process: Annotated[
-        str | None, _option("--process", "Process that the arrivals should follow, for example poisson or gamma. Default: the header's.")
+        str | None, option("--process", "Process that the arrivals should follow, for example poisson or gamma. Default: the header's.")
     ] = None,
-    significance: Annotated[float, _option("--significance", "Significance level: the fraction of true Poisson streams that fail.")] = 0.01,
+    significance: Annotated[float, option("--significance", "Significance level: the fraction of true Poisson streams that fail.")] = 0.01,
     lateness_budget: Annotated[
-        str | None, _option("--lateness-budget", "Largest lateness against the timetable. Default: mean=1ms,p99=5ms.")
+        str | None, option("--lateness-budget", "Largest lateness against the timetable. Default: mean=1ms,p99=5ms.")
     ] = None,
     require: Annotated[
-        list[str] | None, _option("--require", "poisson | timetable: exit status 3 if the run fails this test. Repeatable.")
+        list[str] | None, option("--require", "poisson | timetable: exit status 3 if the run fails this test. Repeatable.")
     ] = None,
-    json: Annotated[bool, _option("--json", "Print one JSON object and nothing else.")] = False,
+    json: Annotated[bool, option("--json", "Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Test whether the arrivals of a run are a Poisson process and kept their timetable, and name what is wrong.
 

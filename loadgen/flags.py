@@ -15,7 +15,7 @@ VLLMS = {"--ready-check-timeout-sec": "--ready-check-timeout"}  # other names of
 SEVERAL = frozenset({"--goodput", "--metadata"})
 
 
-def option(flag: str, about: str, panel: str, **settings: Any) -> Any:
+def option(flag: str, about: str, panel: str | None = None, **settings: Any) -> Any:
     """An option with its twin in the environment."""
     twin = "KENDALL_" + flag.removeprefix("--").replace("-", "_").upper()
     return typer.Option(flag, help=about, envvar=twin, rich_help_panel=panel, **settings)

@@ -14,11 +14,9 @@ from queueing.terminal import console
 if TYPE_CHECKING:
     from loadgen.load_report import Report
 
+from loadgen.flags import option
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
-
-def _option(flag: str, about: str, **settings: Any) -> Any:
-    return typer.Option(flag, help=about, envvar="KENDALL_" + flag.removeprefix("--").replace("-", "_").upper(), **settings)
 
 
 @app.command("summary")
@@ -28,21 +26,21 @@ def summary_command(
     ],
     *,
     goodput: Annotated[
-        list[str] | None, _option("--goodput", "Report the goodput under these limits in milliseconds, for example ttft:100. Repeatable.")
+        list[str] | None, option("--goodput", "Report the goodput under these limits in milliseconds, for example ttft:100. Repeatable.")
     ] = None,
     percentile_metrics: Annotated[
-        str | None, _option("--percentile-metrics", "Durations to report, for example ttft,tpot,itl,e2el.")
+        str | None, option("--percentile-metrics", "Durations to report, for example ttft,tpot,itl,e2el.")
     ] = None,
-    metric_percentiles: Annotated[str | None, _option("--metric-percentiles", "Percentiles to report. Default: 50,90,95,99.")] = None,
+    metric_percentiles: Annotated[str | None, option("--metric-percentiles", "Percentiles to report. Default: 50,90,95,99.")] = None,
     lateness_budget: Annotated[
         str | None,
-        _option(
+        option(
             "--lateness-budget",
             "Largest lateness of sending; beyond it the run is INVALID, with exit status 3 if given. Default: mean=1ms,p99=5ms.",
         ),
     ] = None,
     max_failed_fraction: Annotated[
-        float, _option("--max-failed-fraction", "Largest fraction of failed requests; beyond it the run is INVALID, with exit status 3.")
+        float, option("--max-failed-fraction", "Largest fraction of failed requests; beyond it the run is INVALID, with exit status 3.")
     ] = ALLOWED,
     assertions: Annotated[
         list[str] | None,
@@ -50,7 +48,7 @@ def summary_command(
             "--assert", help="Condition on the result, for example 'p99_ttft < 200ms'; exit status 3 if it does not hold. Repeatable."
         ),
     ] = None,
-    json: Annotated[bool, _option("--json", "Print one JSON object and nothing else.")] = False,
+    json: Annotated[bool, option("--json", "Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Print the report of saved load runs as `kendall load` prints it; of a killed run, the report of what was recorded.
 
