@@ -92,6 +92,7 @@ def assert_poisson(received: Stream, rate: float) -> None:
     assert np.all(received.instants - received.intended > -1e-4)  # never before its instant
 
 
+@pytest.mark.slow
 def test_what_one_sender_sends_arrives_as_a_poisson_process(tmp_path: Path) -> None:
     """The short cell."""
     assert_poisson(asyncio.run(valid_cell(tmp_path, 250.0, 2000, 1)), 250.0)
