@@ -3,7 +3,7 @@
     padded    H = X (k1 b + k2 + kp sum P_i + (k3 b + k4) max N_i)
     unpadded  H = X (k1 b + k2 + kp sum P_i + k3 sum N_i + k4 max N_i)
 
-N_i output tokens, P_i prompt tokens, X the gamma residual (mean 1, SCV cv^2), all independent. Stalls of s seconds that hold the share
+or, with padded prompts (Yang et al., Eq. 17 and 18), kp b max P_i instead of kp sum P_i. N_i output tokens, P_i prompt tokens, X the gamma residual (mean 1, SCV cv^2), all independent. Stalls of s seconds that hold the share
 q of the time add q s E[H] to E[H^2] (queueing.stalls). Its law: queueing.service_table.
 """
 
@@ -19,6 +19,7 @@ from queueing.distributions import TokenDistribution
 from queueing.errors import OutOfReachError
 from queueing.latency import LatencyModel
 from queueing.lattice import Vector
+from queueing.prefill import prompt_total
 from queueing.service_laws import thinned
 from queueing.service_table import ServiceTable
 
@@ -33,13 +34,20 @@ class BatchTime:
     output_tokens: TokenDistribution
     prompt_tokens: TokenDistribution | None
     padded: bool
+    pad_prompts: bool = False
 
     def table(self, largest: int) -> ServiceTable:
         """The laws for b = 1 .. `largest`, kept: they do not depend on the arrival rate."""
         if largest not in self._tables:
             self._check_reach(largest)
             self._tables[largest] = ServiceTable(
-                self.law, self.lengths, self.prompt_tokens, padded=self.padded, largest=largest, mean=self.mean(largest)
+                self.law,
+                self.lengths,
+                self.prompt_tokens,
+                padded=self.padded,
+                pad_prompts=self.pad_prompts,
+                largest=largest,
+                mean=self.mean(largest),
             )
         return self._tables[largest]
 
@@ -62,10 +70,11 @@ class BatchTime:
         return first, second, own
 
     def _check_reach(self, largest: int) -> None:
-        """Raises OutOfReachError: the law of the longest of b outputs is computed for each b."""
-        lengths = len(self.output_tokens.pmf)
-        if largest * lengths > _MOST_NUMBERS:
-            raise OutOfReachError(f"the service time of 1 to {largest} outputs of up to {self.output_tokens.longest} tokens")
+        """Raises OutOfReachError: the law of the longest of b outputs, or of b padded prompts, is computed for each b."""
+        prompts = self.prompt_tokens if self.pad_prompts else None
+        for what, law in (("outputs", self.output_tokens), ("prompts", prompts)):
+            if law is not None and largest * len(law.pmf) > _MOST_NUMBERS:
+                raise OutOfReachError(f"the service time of 1 to {largest} {what} of up to {law.longest} tokens")
 
     def _longest(self, batch_size: int) -> TokenDistribution:
         """The law of the longest output; the last is kept: a batch's moments ask for it one after the other."""
@@ -88,8 +97,7 @@ class BatchTime:
 
     def second_moment(self, batch_size: int) -> float:
         """E[H^2 | b]."""
-        prompts = 0.0 if self.prompt_tokens is None else self.prompt_tokens.variance
-        variance = self._decode_variance(batch_size) + batch_size * (self.law.speed * self.law.kp) ** 2 * prompts
+        variance = self._decode_variance(batch_size) + (self.law.speed * self.law.kp) ** 2 * self._prompts(batch_size)[1]
         stalls = self.law.stall_share * self.law.stall * self.mean(batch_size)
         return (1 + self.law.cv**2) * (variance + stalls + self.mean(batch_size) ** 2)
 
@@ -111,15 +119,24 @@ class BatchTime:
         if bound is not None:
             return bound / self.mean(bound)
         each = self.lengths.longest if self.padded else self.lengths.mean
-        seconds = self.law.admission(1, self._prompt_mean) + self.law.speed * self.law.k3 * each
+        prompt = 0.0 if self.prompt_tokens is None else self.prompt_tokens.longest if self.pad_prompts else self.prompt_tokens.mean
+        seconds = self.law.admission(1, prompt) + self.law.speed * self.law.k3 * each
         return 1 / seconds if seconds > 0 else float("inf")
 
-    @property
-    def _prompt_mean(self) -> float:
-        return 0.0 if self.prompt_tokens is None else self.prompt_tokens.mean
+    def _prompts(self, batch_size: int) -> tuple[float, float]:
+        """Mean and variance of the prompt tokens of a batch."""
+        if self.prompt_tokens is None or self.law.kp == 0:
+            return 0.0, 0.0
+        if batch_size not in self._known_prompts:
+            self._known_prompts[batch_size] = prompt_total(self.prompt_tokens, batch_size, padded=self.pad_prompts)
+        return self._known_prompts[batch_size]
+
+    @cached_property
+    def _known_prompts(self) -> dict[int, tuple[float, float]]:
+        return {}
 
     def _setup_mean(self, batch_size: int) -> float:
-        return self.law.setup(batch_size, batch_size * self._prompt_mean)
+        return self.law.setup(batch_size, self._prompts(batch_size)[0])
 
     def _decode_mean(self, batch_size: int) -> float:
         longest = self._longest(batch_size).mean

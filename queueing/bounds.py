@@ -2,7 +2,7 @@
 
 dynamic   Yang et al. Eq. 16 (Inoue's Theorem 2 as a queueing delay), H <= alpha b + beta:
           psi = min(lam (alpha + beta)^2, lam alpha beta + lam alpha^2 + beta) / (2 (1 - lam^2 alpha^2))
-          padded, lengths at most m: alpha = k1 + k3 m, beta = k2 + k4 m (Eq. 20). A bound where H has no residual and no cap binds:
+          padded, lengths at most m: alpha = k1 + k3 m, beta = k2 + k4 m (Eq. 20); padded prompts of at most m1: alpha + kp m1 (Eq. 17). A bound where H has no residual and no cap binds:
           derived for deterministic H, it held for H below a line in every case tried; with a random H of the same mean it fails.
 elastic   the same with alpha = k1 + k3 E[N], beta = k2 + k4 m (after Eq. 26). Printed, but NOT a bound: k3 sum N is random.
 fixed     Eq. 25, 20 terms, H replaced by its mean. Printed as the queueing delay; it is the sojourn minus the forming delay:
@@ -28,7 +28,7 @@ from queueing.result import Quantiles
 def has_bound(model: Model) -> bool:
     """Whether a bound on the mean delay is known: uncapped padded batches without a residual or stalls."""
     open_ended = isinstance(model.policy, Dynamic) and model.bound is None
-    return open_ended and model.law.cv == model.law.stall_share == 0 and model.prompt_tokens is None and _plain(model)
+    return open_ended and model.law.cv == model.law.stall_share == 0 and _plain_prompts(model) and _plain(model)
 
 
 def has_paper(model: Model) -> bool:
@@ -36,7 +36,7 @@ def has_paper(model: Model) -> bool:
     if isinstance(model.policy, Single):
         return model.servers == 1 and model.sequences is None
     open_ended = isinstance(model.policy, Dynamic | Elastic) and model.bound is None
-    return _plain(model) and model.prompt_tokens is None and (open_ended or _pure_fixed(model.policy))
+    return _plain(model) and _plain_prompts(model) and (open_ended or _pure_fixed(model.policy))
 
 
 def delay_bound(model: Model, arrival_rate: float) -> float:
@@ -71,7 +71,13 @@ def _single(model: Model, arrival_rate: float) -> dict[str, Any]:
 def _line(model: Model) -> tuple[float, float]:
     law, longest = model.law, model.output_tokens.longest
     each = longest if model.policy.padded else model.output_tokens.mean
-    return law.speed * (law.k1 + law.k3 * each), law.speed * (law.k2 + law.k4 * longest)
+    prompt = 0 if model.prompt_tokens is None else model.prompt_tokens.longest
+    return law.speed * (law.k1 + law.kp * prompt + law.k3 * each), law.speed * (law.k2 + law.k4 * longest)
+
+
+def _plain_prompts(model: Model) -> bool:
+    """None, or padded ones, whose longest stands for all (after Eq. 17)."""
+    return model.prompt_tokens is None or model.pads_prompts
 
 
 def _plain(model: Model) -> bool:

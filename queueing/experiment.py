@@ -99,7 +99,8 @@ def simulate_run(
         return fast.replay(model, fast.draw_trace(model, arrival_rate, num_requests, stream))
     jobs, residuals = draw_jobs(model, arrival_rate, num_requests, stream)
     bound = 2**31 if model.max_num_seqs is None else model.max_num_seqs
-    records = simulate_trace(model.policy, jobs, model.law, residuals, servers=model.servers, max_batch_size=bound)
+    limits = {"servers": model.servers, "max_batch_size": bound, "pad_prompts": model.pads_prompts}
+    records = simulate_trace(model.policy, jobs, model.law, residuals, **limits)
     place = {job.request.id: index for index, job in enumerate(jobs)}
     records.sort(key=lambda record: place[record.request_id])
     instants = {name: _column(records, name) for name in fast.COLUMNS if name.endswith("_at")}

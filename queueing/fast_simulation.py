@@ -145,13 +145,13 @@ def replay(model: Model, trace: Trace) -> SimulatedRun:
     continuous = isinstance(model.policy, Continuous)
     alone = model.servers == 1 and model.patience is None and not continuous
     if alone and (bound == 1 or (model.policy.padded and max_wait == math.inf)):
-        return _from_batch_to_batch(law, trace, bound, wait_for)
+        return _from_batch_to_batch(model, trace, bound, wait_for)
     deadlines = trace.arrived_at + (math.inf if model.patience is None else model.patience)
     if continuous:
         found = slot_kernels.run_slots(*given, deadlines, _coefficients(law), law.turnaround, model.servers, bound, trace.call_ends)
     else:
         limits = (model.servers, bound, wait_for, max_wait, model.policy.padded, trace.call_ends)
-        found = kernels.run_batches(*given, deadlines, _of_batches(law), _residuals(law, trace), _gaps(law, trace), *limits)
+        found = kernels.run_batches(*given, deadlines, _of_batches(model), _residuals(law, trace), _gaps(law, trace), *limits)
     dispatched, released, first, free, batch, sizes, server = found
     columns = dict(zip(COLUMNS, (dispatched, released, first, free, batch, sizes, server), strict=True))
     return SimulatedRun(trace.arrived_at, trace.output_tokens, columns)
@@ -170,10 +170,10 @@ def is_compiled(model: Model) -> bool:
     return not isinstance(model.policy, Continuous) or (model.bound is not None and model.bound <= MOST_SLOTS)
 
 
-def _from_batch_to_batch(law: LatencyModel, trace: Trace, bound: int, wait_for: int) -> SimulatedRun:
+def _from_batch_to_batch(model: Model, trace: Trace, bound: int, wait_for: int) -> SimulatedRun:
     """One server, all members of a batch leave at its end; memory from numpy, which asks for huge pages (half of the time else)."""
-    count = len(trace.arrived_at)
-    given = trace.arrived_at, trace.output_tokens, trace.prompt_tokens, _of_batches(law), _residuals(law, trace), _gaps(law, trace)
+    count, law = len(trace.arrived_at), model.law
+    given = trace.arrived_at, trace.output_tokens, trace.prompt_tokens, _of_batches(model), _residuals(law, trace), _gaps(law, trace)
     dispatched, firsts, ends = np.empty((3, count))
     sizes = np.empty(count, dtype=np.int32)
     if bound == 1:
@@ -189,8 +189,8 @@ def _coefficients(law: LatencyModel) -> tuple[float, ...]:
     return law.k1, law.k2, law.k3, law.k4, law.kp, law.speed
 
 
-def _of_batches(law: LatencyModel) -> tuple[float, ...]:
-    return *_coefficients(law), law.stall_share, law.stall
+def _of_batches(model: Model) -> tuple[float, ...]:
+    return *_coefficients(model.law), model.law.stall_share, model.law.stall, float(model.pads_prompts)
 
 
 def _gaps(law: LatencyModel, trace: Trace) -> Vector:

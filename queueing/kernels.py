@@ -63,14 +63,22 @@ def stalled(seconds, law, gaps, clock):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
+def prompt_tokens(prompts, first, last, pad):  # type: ignore[no-untyped-def]
+    """Of a batch, each as long as its longest one where they are padded."""
+    total = longest = 0
+    for i in range(first, last):
+        total += prompts[i]
+        longest = max(longest, prompts[i])
+    return (last - first) * longest if pad > 0 else total
+
+
+@njit(cache=True)
 def serve_batch(start, first, last, lengths, prompts, law, residual, padded, first_token_at, released_at, scratch, gaps, clock):  # type: ignore[no-untyped-def]
     """Service of the requests first .. last - 1 from `start`; the instant at which the server is free."""
-    k1, k2, k3, k4, kp, speed, share, _ = law
+    k1, k2, k3, k4, kp, speed, share, _, pad = law
     pace = residual * (1 - share)
     size = last - first
-    inputs = 0
-    for i in range(first, last):
-        inputs += prompts[i]
+    inputs = prompt_tokens(prompts, first, last, pad)
     step, setup = speed * (k3 * size + k4), speed * (k1 * size + k2 + kp * inputs)
     rest = pace * step
     first_end = start + (pace * setup + rest) + residual * stalled(setup + step, law, gaps, clock)
@@ -117,7 +125,7 @@ def serve_batch(start, first, last, lengths, prompts, law, residual, padded, fir
 @njit(cache=True)
 def run_single(arrived_at, lengths, prompts, law, residuals, gaps, starts, firsts, ends):  # type: ignore[no-untyped-def]
     """One server, one request at a time, endless patience: the recursion start = max(arrival, end of the one before)."""
-    k1, k2, k3, k4, kp, speed, share, _ = law
+    k1, k2, k3, k4, kp, speed, share, _, _ = law
     clock = np.zeros(2)
     has_residual, has_prompt = residuals.shape[1] > 0, kp != 0
     free = -np.inf
@@ -145,7 +153,7 @@ def run_padded(arrived_at, lengths, prompts, law, residuals, gaps, size_bound, w
     Writes of each request its dispatch, of each batch the end of its first step, its end and its size; returns how many there were.
     """
     n = len(arrived_at)
-    k1, k2, k3, k4, kp, speed, share, _ = law
+    k1, k2, k3, k4, kp, speed, share, _, pad = law
     has_residual, has_prompt, has_calls = residuals.shape[1] > 0, kp != 0, len(call_ends) > 0
     free, head, batches = -np.inf, 0, 0
     clock = np.zeros(2)
@@ -170,10 +178,7 @@ def run_padded(arrived_at, lengths, prompts, law, residuals, gaps, size_bound, w
                 dispatched_at[last] = start
                 last += 1
         dispatched_at[head] = start
-        inputs = 0
-        if has_prompt:
-            for i in range(head, last):
-                inputs += prompts[i]
+        inputs = prompt_tokens(prompts, head, last, pad) if has_prompt else 0
         size = last - head
         residual = residuals[0, batches] if has_residual else 1.0
         pace = residual * (1 - share)

@@ -34,6 +34,7 @@ class Model:
     servers: int = 1
     patience: float | None = None  # seconds a request waits before it is lost
     sequences: TokenDistribution | None = None  # requests that arrive together, as one call; None: always one
+    pad_prompts: bool = False  # the prompts of a batch are padded to its longest one
 
     def __post_init__(self) -> None:
         if self.servers < 1:
@@ -42,8 +43,15 @@ class Model:
             raise SpecError(f"got max_num_seqs={self.max_num_seqs}; expected at least 1")
         if self.patience is not None and not self.patience > 0:
             raise SpecError(f"got patience={self.patience}; expected seconds > 0")
+        if self.pad_prompts and self.prompt_tokens is None:
+            raise SpecError("got padded prompts without their lengths; expected prompt_tokens, the distribution of the prompts' lengths")
         if self.sequences is not None and self.sequences.longest == 1:
             object.__setattr__(self, "sequences", None)
+
+    @property
+    def pads_prompts(self) -> bool:
+        """Whether prompts are padded here: batches of one have nothing to pad, and a continuous engine admits prompts one by one."""
+        return self.pad_prompts and self.bound != 1 and not self.policy.joins_running
 
     @property
     def call_size(self) -> float:
@@ -74,6 +82,7 @@ class Model:
         servers: int = 1,
         patience: float | None = None,
         sequences: TokenDistribution | None = None,
+        pad_prompts: bool = False,
     ) -> Model:
         """The model with the token limit applied. Raises SpecError."""
         return cls(
@@ -85,6 +94,7 @@ class Model:
             servers=servers,
             patience=patience,
             sequences=sequences,
+            pad_prompts=pad_prompts,
         )
 
     @classmethod
@@ -100,6 +110,7 @@ class Model:
         servers: int = 1,
         patience: float | None = None,
         sequences: TokenDistribution | str | None = None,
+        pad_prompts: bool = False,
     ) -> Model:
         """`clipped`, from texts or from what they parse to. A text is clipped while it is read: a heavy tail needs no table then.
 
@@ -115,12 +126,13 @@ class Model:
             servers=whole_number("servers", servers),
             patience=None if patience is None else positive("patience", patience, "seconds"),
             sequences=None if sequences is None else _lengths("sequences", sequences, None),
+            pad_prompts=pad_prompts,
         )
 
     @cached_property
     def batch_time(self) -> BatchTime:
         """The law of a batch's service time; kept, so that predictions at many rates share its tables."""
-        return BatchTime(self.law, self.output_tokens, self.prompt_tokens, self.policy.padded)
+        return BatchTime(self.law, self.output_tokens, self.prompt_tokens, self.policy.padded, self.pads_prompts)
 
     @property
     def slot_time(self) -> SlotTime:
@@ -175,6 +187,8 @@ class Model:
         if self.sequences is not None:
             common.append("calls of independent numbers of sequences, all of a call queued at once")
         common += ["service times obey the latency law", "token and memory bounds of the engine do not bind"]
+        if self.pads_prompts:
+            common.append("the prompts of a batch are padded to its longest: kp b max(prompt) instead of kp sum(prompt)")
         if self.bound is None and self.policy.padded:
             common.append(f"padded batches without a bound: stable only while no output exceeds {self.output_tokens.longest} tokens")
         return tuple(common)

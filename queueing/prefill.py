@@ -57,9 +57,17 @@ def padding_share(prompt_tokens: TokenDistribution, batch_size: int) -> float:
     return 1 - prompt_tokens.mean / prompt_tokens.maximum(batch_size).mean
 
 
+def prompt_total(prompt_tokens: TokenDistribution, batch_size: int, *, padded: bool) -> tuple[float, float]:
+    """Mean and variance of the prompt tokens that a batch of `batch_size` computes: their sum, or b D_max where they are padded."""
+    if not padded:
+        return batch_size * prompt_tokens.mean, batch_size * prompt_tokens.variance
+    longest = prompt_tokens.maximum(batch_size)
+    return batch_size * longest.mean, batch_size**2 * longest.variance
+
+
 def padded_prompt_service_time(
     law: LatencyModel, prompt_tokens: TokenDistribution, output_tokens: TokenDistribution, batch_size: int
 ) -> float:
     """Mean service time, seconds, of a batch whose prompts and outputs are both padded to the longest: E[H] of Eq. 18."""
-    prompts = batch_size * prompt_tokens.maximum(batch_size).mean
+    prompts = prompt_total(prompt_tokens, batch_size, padded=True)[0]
     return law.padded(batch_size, output_tokens.maximum(batch_size).mean, prompts)

@@ -39,8 +39,9 @@ class Member:
 class ServiceProcess:
     """An engine under the law. Idle at first; `admit`, `remove` and `advance` are its only changes."""
 
-    def __init__(self, law: LatencyModel, rng: np.random.Generator) -> None:
+    def __init__(self, law: LatencyModel, rng: np.random.Generator, *, pad_prompts: bool = False) -> None:
         self.law = law
+        self._pad_prompts = pad_prompts  # of a batch, to its longest one
         self._rng = rng
         self._active: dict[str, Member] = {}  # in a step; a padded batch keeps its ended members
         self._pending: dict[str, Member] = {}  # admitted, not yet in a step
@@ -165,7 +166,7 @@ class ServiceProcess:
         if at > self._began_at:
             self._began_at, self._entered = at, []
         self._entered += entering  # a stretch reopened at its own start keeps what those before have to pay
-        prompts = sum(member.prompt_tokens for member in self._entered)
+        prompts = self._prompt_tokens()
         self._serve(self._steps)
         self._step_of(len(self._active))
         seconds = (self.law.setup if self._opens_batch else self.law.admission)(len(self._entered), prompts)
@@ -174,6 +175,11 @@ class ServiceProcess:
             self._until_first = seconds + self._each
             self._first_end += self._stalled(self._until_first)
         self._steps, self._opens_batch, self._changed, self._target = 0, False, False, None
+
+    def _prompt_tokens(self) -> int:
+        """Of those who entered, padding included."""
+        tokens = [member.prompt_tokens for member in self._entered]
+        return len(tokens) * max(tokens) if self._pad_prompts and self._opens_batch else sum(tokens)
 
     def _look_for_entry(self) -> None:
         self._entry_at = min((member.enters_at for member in self._pending.values()), default=math.inf)

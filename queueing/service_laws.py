@@ -3,7 +3,7 @@
     padded    max N of b sequences, put on the instants setup(b) + step(b) m
     unpadded  E w^H = sum_m w^{k4 m} (C_m^b - C_{m-1}^b),  C_m = sum_{n <= m} p_n w^{k3 n}
     own       E w^T = sum_n p_n w^{(k3 + k4) n} D_n^{b-1},  D_n = sum_i p_i w^{k3 min(i, n)}:  a member's own release, unpadded
-    prompts   the convolution power b of the law of kp P
+    prompts   the convolution power b of the law of kp P; padded ones: the law of kp b max P
 
 at the roots of unity w; each power w^t stands for the lattice law of the point t (queueing.lattice, order 8), so that the result
 is a lattice law again, whatever the ratio of the coefficients.
@@ -39,6 +39,7 @@ class ServiceLaws:
     law: LatencyModel
     output_tokens: TokenDistribution
     prompt_tokens: TokenDistribution | None
+    pad_prompts: bool = False
     largest: int
     width: float
     points: int
@@ -50,7 +51,7 @@ class ServiceLaws:
         if self.prompt_tokens is None:
             return laws
         prompts = self._prompts()
-        return self._laws(np.array([row * prompts**b for b, row in enumerate(np.fft.rfft(laws, axis=1), start=1)]))
+        return self._laws(np.array([row * prompts(b) for b, row in enumerate(np.fft.rfft(laws, axis=1), start=1)]))
 
     def unpadded(self, *, own: bool = False) -> Vector:
         """P(H = t | b), or the time to a member's own release."""
@@ -74,7 +75,9 @@ class ServiceLaws:
                 _power_sums(drop, cumulative, table[:, part], first=1)
             table[:, part] *= of_setup(part).T
         if self.prompt_tokens is not None:
-            table *= self._prompts() ** np.arange(1, self.largest + 1)[:, None]
+            prompts = self._prompts()
+            for b, row in enumerate(table, start=1):
+                row *= prompts(b)
         return self._laws(table)
 
     def _padded(self, b: int) -> Vector:
@@ -83,10 +86,19 @@ class ServiceLaws:
         seconds = self.origin * self.width + self.law.setup(b) + self.law.step(b) * longest.counts[support]
         return spread(seconds, longest.pmf[support], self.width, self.points, ORDER)
 
-    def _prompts(self) -> Complex:
+    def _prompts(self) -> Callable[[int], Complex]:
+        """The prompts of a batch of b, at the roots of unity."""
         assert self.prompt_tokens is not None
-        seconds = self.law.speed * self.law.kp * self.prompt_tokens.counts
-        return np.asarray(np.fft.rfft(cyclic(seconds, self.prompt_tokens.pmf, self.width, self.points, ORDER)))
+        given, each = self.prompt_tokens, self.law.speed * self.law.kp
+        if self.pad_prompts:
+            return lambda b: self._of_prompts(each * b, given.maximum(b))
+        one = self._of_prompts(each, given)
+        return lambda b: np.asarray(one**b)
+
+    def _of_prompts(self, seconds: float, counts: TokenDistribution) -> Complex:
+        support = np.flatnonzero(counts.pmf > 1e-20)
+        law = cyclic(seconds * counts.counts[support], counts.pmf[support], self.width, self.points, ORDER)
+        return np.asarray(np.fft.rfft(law))
 
     def _spectra(self, seconds: Vector) -> Callable[[slice], Complex]:
         return spectra(seconds, self.width, self.points, ORDER)

@@ -50,12 +50,20 @@ class ServiceTable:
     """Rate-independent: built once for a law, its lengths and a largest batch."""
 
     def __init__(
-        self, law: LatencyModel, output: TokenDistribution, prompts: TokenDistribution | None, *, padded: bool, largest: int, mean: float
+        self,
+        law: LatencyModel,
+        output: TokenDistribution,
+        prompts: TokenDistribution | None,
+        *,
+        padded: bool,
+        pad_prompts: bool = False,
+        largest: int,
+        mean: float,
     ) -> None:
         self.law, self.largest, self._padded = law, largest, padded
         prompts = None if law.kp == 0 else prompts
         pace = law.without_stalls()
-        horizon, shortest = _range(pace, output, prompts, padded=padded, largest=largest)
+        horizon, shortest = _range(pace, output, prompts, padded=padded, pad_prompts=pad_prompts, largest=largest)
         self.most_stalls = most_stalls(law.stall_rate / (1 - law.stall_share) * horizon)
         stretched = (horizon + self.most_stalls * law.stall) / horizon
         horizon *= stretched
@@ -74,7 +82,14 @@ class ServiceTable:
         self.width = horizon / (points - _MARGIN - self.origin)
         self.instants = self.width * (np.arange(points) - self.origin)
         self._builder = ServiceLaws(
-            law=pace, output_tokens=output, prompt_tokens=prompts, largest=largest, width=self.width, points=points, origin=self.origin
+            law=pace,
+            output_tokens=output,
+            prompt_tokens=prompts,
+            pad_prompts=pad_prompts,
+            largest=largest,
+            width=self.width,
+            points=points,
+            origin=self.origin,
         )
         self.laws = self._stalled(self._builder.padded() if padded else self._builder.unpadded(), self.width)  # (B, points): X = 1
         self._own_laws: tuple[ServiceLaws, Vector] = self._builder, np.empty((0, 0))
@@ -206,11 +221,11 @@ def _gamma_transform(instants: Vector, s: Complex, variance: float) -> tuple[Vec
 
 
 def _range(
-    law: LatencyModel, output: TokenDistribution, prompts: TokenDistribution | None, *, padded: bool, largest: int
+    law: LatencyModel, output: TokenDistribution, prompts: TokenDistribution | None, *, padded: bool, pad_prompts: bool, largest: int
 ) -> tuple[float, float]:
     """The longest service time that is likely, and the shortest that is possible, seconds."""
     least, fewest = float(np.flatnonzero(output.pmf)[0]), 0.0 if prompts is None else float(np.flatnonzero(prompts.pmf)[0])
-    tokens = 0.0 if prompts is None else likely_sum(prompts, largest)
+    tokens = 0.0 if prompts is None else float(largest * prompts.longest) if pad_prompts else likely_sum(prompts, largest)
     if padded:
         shortest = min(law.padded(b, least, b * fewest) for b in (1, largest))
         return law.padded(largest, output.longest, tokens), shortest

@@ -45,6 +45,7 @@ def simulate_trace(
     max_batch_size: int = 2**31,
     max_prompt_tokens: int = 2**31,
     max_context_tokens: int = 2**62,
+    pad_prompts: bool = False,
     cancellations: Mapping[str, float] | None = None,
     switches: Sequence[tuple[float, Policy]] = (),
 ) -> list[Record]:
@@ -52,7 +53,8 @@ def simulate_trace(
     if len(rngs) != servers:
         raise SpecError(f"got {len(rngs)} generators for {servers} servers; expected one each")
     bounds = (max_batch_size, max_prompt_tokens, max_context_tokens)
-    driver = _Driver(policy, jobs, [_Engine(Server(i, [], *bounds), ServiceProcess(law, rngs[i])) for i in range(servers)])
+    engines = [_Engine(Server(i, [], *bounds), ServiceProcess(law, rngs[i], pad_prompts=pad_prompts)) for i in range(servers)]
+    driver = _Driver(policy, jobs, engines)
     for request_id, at in (cancellations or {}).items():
         driver.plan(at, _CANCELLATION, request_id)
     for at, successor in switches:

@@ -6,9 +6,11 @@ A verdict is computed, never written down: a stated number is met when ours roun
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from scipy.optimize import minimize_scalar
 
 Say = Callable[[str], None]  # told what is being computed
 Kind = Literal["exact", "approximation", "printed", "simulated", "measured"]
@@ -85,6 +87,18 @@ def curve(label: str, x: Iterable[Any], y: Iterable[Any], kind: Kind = "exact", 
     """A curve from any numbers."""
     values = tuple(None if value is None else float(value) for value in y)
     return Curve(label, tuple(float(value) for value in x), values, kind, tuple(float(value) for value in error))
+
+
+def largest_over(value: Callable[[float], float], loads: Sequence[float]) -> float:
+    """The maximum of `value` from the first to the last of `loads`, in between too: about the best of them it is searched for.
+
+    A bound of two branches is worst where they cross, which no grid meets. Condition: one peak between the best one's neighbours.
+    """
+    values = [value(load) for load in loads]
+    best = values.index(max(values))
+    between = loads[max(best - 1, 0)], loads[min(best + 1, len(loads) - 1)]
+    found = minimize_scalar(lambda load: -value(load), bounds=between, method="bounded", options={"xatol": 1e-7})
+    return max(-float(found.fun), values[best])
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,6 @@ from queueing.measurements import load_measurement
 from queueing.reproduction.artefact import Artefact, Panel, Say, Statement, curve
 
 DEVICES = {"inoue-v100": "Tesla V100, mixed precision", "inoue-p4": "Tesla P4, INT8"}
-LOADS = (0.02, 0.04, 0.06, 0.08, 0.11, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9)
-EVENTS = (0.04, 0.15, 0.3, 0.5, 0.7, 0.9)
-BOUNDS = (4, 8, 16, 32, 64)
 PRINTED = {"inoue-v100": ("0.1438", "1.8874", "0.99975", "0.99978"), "inoue-p4": ("0.5833", "1.4284", "0.99986", "0.99998")}
 RATIOS = {"inoue-v100": ("4", "8.1", "12.4", "17.5", "21.4", "22"), "inoue-p4": ("12.9", "16.7", "19.9", "22.6", "26.6", "27")}
 
@@ -39,6 +36,11 @@ class Device:
     def title(self) -> str:
         """For pictures."""
         return DEVICES[self.name]
+
+    @property
+    def crossing(self) -> float:
+        """rho at lam = 1/(alpha + tau0), where phi0 = phi1 and where the bound of the batch size leaves 1."""
+        return self.alpha / (self.alpha + self.tau0)
 
     def rate(self, load: float) -> float:
         """Jobs/ms at rho = lam alpha."""

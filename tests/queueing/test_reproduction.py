@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import poisson as scipy_poisson
 from typer.testing import CliRunner
 
 from policies.text import SpecError
@@ -19,10 +20,11 @@ from queueing.errors import UnstableQueueError
 from queueing.latency import LatencyModel
 from queueing.mgb1 import solve_fixed_batches
 from queueing.mm1 import md1
-from queueing.reproduction import cli
-from queueing.reproduction.artefact import EXPLAINED, FAILED, FAULT, HOLDS, MET, TRUNCATED, UNPRINTED, Artefact, Statement
+from queueing.reproduction import cli, inoue_queue
+from queueing.reproduction.artefact import EXPLAINED, FAILED, FAULT, HOLDS, MET, TRUNCATED, UNPRINTED, Artefact, Statement, largest_over
 from queueing.reproduction.catalogue import CATALOGUE, chosen, make
 from queueing.reproduction.heavy_tails import HeavyTailedTime, dynamic_batches, fixed_batches, unlimited_batches
+from queueing.reproduction.inoue import device
 from queueing.reproduction.lengths import clipped_lognormal, exponential, lognormal, truncated_gaussian, uniform
 from queueing.reproduction.report import as_object, page
 from queueing.reproduction.simulate import BatchRun, Simulated, simulate_batches, simulate_single
@@ -236,6 +238,54 @@ def test_inoues_bound_holds_for_constant_batch_times(load):
     time = BatchTime(LatencyModel(k2=2.0, k3=0.5), parse_distribution("deterministic:value=1"), None, padded=True)
     exact = solve_batch_chain(time, load / 0.5, None).sojourn_time
     assert exact <= printed.phi(load / 0.5, 0.5, 2.0) < 1.2 * exact
+
+
+def poisson_chain(load: float, alpha: float, tau0: float) -> tuple[float, float]:
+    """Inoue's queue solved by a plain truncated chain, B' = A + [A = 0], A Poisson(lam (alpha B + tau0)): E[W] and E[B]."""
+    lam = load / alpha
+    sizes = np.arange(1, 40 + int(8 * lam * tau0 / (1 - load) ** 1.5))
+    landing = scipy_poisson.pmf(sizes[None, :], lam * (alpha * sizes[:, None] + tau0))
+    landing[:, 0] += np.exp(-lam * (alpha * sizes + tau0))
+    landing[:, -1] += 1 - landing.sum(axis=1)
+    system = landing.T - np.eye(len(sizes))
+    system[0] = 1.0
+    law = np.linalg.solve(system, np.eye(len(sizes))[0])
+    first, second = float(law @ sizes), float(law @ sizes**2)
+    return alpha + tau0 + (1 + 2 * load) * (second - first) / (2 * lam * first), first
+
+
+@pytest.mark.parametrize(
+    ("name", "alpha", "tau0", "beta", "c0", "phi_excess", "eta_excess"),
+    [
+        ("inoue-v100", 0.14382, 1.88736, 44.187e-3, 155.03e-3, 0.096, 0.2765),
+        ("inoue-p4", 0.58330, 1.42839, 36.629e-3, 51.436e-3, 0.080, 0.227),
+    ],
+)
+def test_the_worst_of_inoues_closed_forms_is_where_their_branches_cross(name, alpha, tau0, beta, c0, phi_excess, eta_excess):
+    """An own chain on 60 loads and at the crossing, from the printed constants, finds no larger ratio; the grid of the figure misses it."""
+    crossing = alpha / (alpha + tau0)
+    phi_ratios, eta_ratios = [], []
+    for load in (crossing, *np.linspace(0.02, 0.6, 60)):
+        sojourn, size = poisson_chain(load, alpha, tau0)
+        lam = load / alpha
+        phi_ratios.append(printed.phi(lam, alpha, tau0) / sojourn)
+        eta_ratios.append((beta + c0 / max(1.0, lam * tau0 / (1 - load))) / (beta + c0 / size))
+    assert phi_ratios[0] == pytest.approx(max(phi_ratios), rel=1e-9)
+    assert eta_ratios[0] == pytest.approx(max(eta_ratios), rel=1e-9)
+    assert phi_ratios[0] - 1 == pytest.approx(phi_excess, abs=5e-4)
+    assert eta_ratios[0] - 1 == pytest.approx(eta_excess, abs=5e-4)
+    ours = inoue_queue.worst_phi(device(name)), inoue_queue.worst_efficiency(device(name))
+    assert ours == pytest.approx((phi_ratios[0], eta_ratios[0]), rel=1e-4)
+    for figure, column in (("inoue-fig4", f"+{100 * phi_excess:.1f} %"), ("inoue-fig7", f"{100 * phi_excess:.1f} %")):
+        statements = json.loads((RESULTS / f"{figure}.json").read_text())["statements"]
+        assert any(column in str(row["ours"]) for row in statements)
+
+
+def test_the_largest_value_is_found_between_the_points_of_a_grid():
+    loads = (0.1, 0.2, 0.4, 0.9)
+    assert largest_over(lambda x: 1 - abs(x - 0.27), loads) == pytest.approx(1.0, abs=1e-6)
+    assert largest_over(lambda x: -x, loads) == pytest.approx(-0.1)
+    assert largest_over(lambda x: x, loads) == pytest.approx(0.9)
 
 
 @pytest.mark.parametrize("b", [1, 2, 8])
