@@ -62,6 +62,9 @@ class Limits(TypedDict, total=False):
     max_num_seqs        largest batch that the engine takes (only the policy bounds the batch)
     prompt_tokens       distribution of the prompt lengths; matters where the law has a coefficient kp (no prompts)
     sequences           distribution of the sequences in a call, which arrive together; the arrival rate counts calls (1)
+    pad_prompts         the prompts of a batch are padded to its longest one (False)
+    arrival_scv         squared coefficient of variation of the gaps between arrivals, 0 for regular ones (1, Poisson)
+    disaggregated       prefill on one engine, decode on a second one behind it; policy "single" (False)
     """
 
     max_output_tokens: int | None
@@ -70,6 +73,9 @@ class Limits(TypedDict, total=False):
     max_num_seqs: int | None
     prompt_tokens: TokenDistribution | str | None
     sequences: TokenDistribution | str | None
+    pad_prompts: bool
+    arrival_scv: float
+    disaggregated: bool
 
 
 def predict(
@@ -81,9 +87,9 @@ def predict(
     method: str = "auto",
     **limits: Unpack[Limits],
 ) -> Prediction:
-    """Steady state of a policy under Poisson arrivals, as `kendall predict --json` prints it.
+    """Steady state of a policy, under Poisson arrivals unless `arrival_scv` says otherwise, as `kendall predict --json` prints it.
 
-    `limits`: max_output_tokens, patience, servers, max_num_seqs, prompt_tokens, sequences (see `Limits`). `method`: "auto" is
+    `limits`: max_output_tokens, patience, servers, max_num_seqs, prompt_tokens, ... (see `Limits`). `method`: "auto" is
     the most accurate one that this queue has; else "exact", "approximation", "bound", "paper" or "simulation". What
     the method cannot give is None.
 

@@ -3,8 +3,9 @@
     padded    H = X (k1 b + k2 + kp sum P_i + (k3 b + k4) max N_i)
     unpadded  H = X (k1 b + k2 + kp sum P_i + k3 sum N_i + k4 max N_i)
 
-or, with padded prompts (Yang et al., Eq. 17 and 18), kp b max P_i instead of kp sum P_i. N_i output tokens, P_i prompt tokens, X the gamma residual (mean 1, SCV cv^2), all independent. Stalls of s seconds that hold the share
-q of the time add q s E[H] to E[H^2] (queueing.stalls). Its law: queueing.service_table.
+With padded prompts (Yang et al., Eq. 17 and 18) kp b max P_i instead of kp sum P_i. N_i output tokens, P_i prompt tokens, X the gamma
+residual (mean 1, SCV cv^2), all independent. Stalls of s seconds that hold the share q of the time add q s E[H] to E[H^2]
+(queueing.stalls). Its law: queueing.service_table.
 """
 
 from __future__ import annotations

@@ -2,16 +2,19 @@
 
 dynamic   Yang et al. Eq. 16 (Inoue's Theorem 2 as a queueing delay), H <= alpha b + beta:
           psi = min(lam (alpha + beta)^2, lam alpha beta + lam alpha^2 + beta) / (2 (1 - lam^2 alpha^2))
-          padded, lengths at most m: alpha = k1 + k3 m, beta = k2 + k4 m (Eq. 20); padded prompts of at most m1: alpha + kp m1 (Eq. 17). A bound where H has no residual and no cap binds:
+          padded, lengths at most m: alpha = k1 + k3 m, beta = k2 + k4 m (Eq. 20); prompts padded, at most m1: alpha + kp m1 (Eq. 17).
+          A bound where H has no residual and no cap binds:
           derived for deterministic H, it held for H below a line in every case tried; with a random H of the same mean it fails.
 elastic   the same with alpha = k1 + k3 E[N], beta = k2 + k4 m (after Eq. 26). Printed, but NOT a bound: k3 sum N is random.
 fixed     Eq. 25, 20 terms, H replaced by its mean. Printed as the queueing delay; it is the sojourn minus the forming delay:
           the queueing delay is Eq. 25 - H + (b - 1)/(2 lam).
-single    Eq. 1-5 are right and are the exact answer; with patience de Kok and Tijms's interpolation (Eq. 6-9), queueing.mg1d.
+single    Eq. 1-5 are right and are the exact answer; other arrivals than Poisson: Kingman's bound, and the serving chapter's 25.4 as
+          "paper" (queueing.gg1); with patience de Kok and Tijms's interpolation (Eq. 6-9), queueing.mg1d.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -19,20 +22,38 @@ import numpy as np
 from policies.core import Policy
 from policies.fixed import Fixed
 from policies.immediate import Continuous, Dynamic, Elastic, Single
+from queueing.gg1 import TwoMomentDelay, kingman
 from queueing.mg1d import de_kok_tijms
 from queueing.model import Model
-from queueing.printed import fixed_batch_delay, psi
+from queueing.printed import fixed_batch_delay, kingman_delay, psi
 from queueing.result import Quantiles
+from queueing.service_time import ServiceTime
 
 
 def has_bound(model: Model) -> bool:
-    """Whether a bound on the mean delay is known: uncapped padded batches without a residual or stalls."""
+    """Whether a bound on the mean delay is known: GI/G/1, and uncapped padded batches without a residual or stalls."""
+    if is_renewal(model):
+        return True
     open_ended = isinstance(model.policy, Dynamic) and model.bound is None
-    return open_ended and model.law.cv == model.law.stall_share == 0 and _plain_prompts(model) and _plain(model)
+    return open_ended and model.arrival_scv == 1 and model.law.cv == model.law.stall_share == 0 and _plain_prompts(model) and _plain(model)
+
+
+def is_renewal(model: Model) -> bool:
+    """GI/G/1 with gaps that are not Poisson's."""
+    alone = model.servers == 1 and model.patience is None and model.sequences is None
+    return model.arrival_scv != 1 and isinstance(model.policy, Single) and alone and not model.disaggregated
+
+
+def two_moments(model: Model, arrival_rate: float) -> tuple[TwoMomentDelay, ServiceTime]:
+    """Kingman's two forms and Kraemer and Langenbach-Belz's for GI/G/1, and the service time."""
+    service = ServiceTime.of(model.law, model.output_tokens, model.prompt_tokens)
+    return kingman(arrival_rate, service.mean, model.arrival_scv, service.scv), service
 
 
 def has_paper(model: Model) -> bool:
     """Whether the documents print a formula for it."""
+    if model.disaggregated or model.arrival_scv != 1:
+        return is_renewal(model)
     if isinstance(model.policy, Single):
         return model.servers == 1 and model.sequences is None
     open_ended = isinstance(model.policy, Dynamic | Elastic) and model.bound is None
@@ -41,6 +62,8 @@ def has_paper(model: Model) -> bool:
 
 def delay_bound(model: Model, arrival_rate: float) -> float:
     """Upper bound of the mean queueing delay, seconds. Raises UnstableQueueError where the bound's own line is."""
+    if is_renewal(model):
+        return two_moments(model, arrival_rate)[0].upper_bound
     return psi(arrival_rate, *_line(model))
 
 
@@ -55,6 +78,10 @@ def paper_values(model: Model, arrival_rate: float) -> dict[str, Any]:
 
 
 def _single(model: Model, arrival_rate: float) -> dict[str, Any]:
+    if is_renewal(model):
+        renewal, own = two_moments(model, arrival_rate)
+        delay = kingman_delay(arrival_rate, own.mean, math.sqrt(model.arrival_scv), math.sqrt(own.scv))
+        return {"queueing_delay": Quantiles(delay), "sojourn_time": Quantiles(delay + own.mean), "utilisation": renewal.load}
     service = model.batch_time
     mean, second = service.mean(1), service.second_moment(1)
     if model.patience is not None:

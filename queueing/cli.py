@@ -29,7 +29,9 @@ def _option(flag: str, about: str, **settings: Any) -> Any:
 PolicyText = Annotated[
     str, _option("--policy", "single | dynamic | capped:max_batch_size=8 | fixed:batch_size=8 | elastic | continuous:max_batch_size=32.")
 ]
-ArrivalRate = Annotated[float, _option("--arrival-rate", "Requests per second; arrivals are a Poisson process.")]
+ArrivalRate = Annotated[
+    float, _option("--arrival-rate", "Requests per second; arrivals are a Poisson process unless --arrival-scv is given.")
+]
 OutputTokens = Annotated[str, _option("--output-tokens", "Distribution of the answers' lengths, for example lognormal:mu=5,sigma=0.7.")]
 Latency = Annotated[
     str, _option("--latency", "Latency law, k1=..,k2=..,k3=..,k4=.. or a=..,c=.. in seconds, or the name or file of a profile.")
@@ -51,6 +53,20 @@ Sequences = Annotated[
         "Distribution of the sequences in a call (n, or several prompts); they arrive together; --arrival-rate counts calls. Default: one.",
     ),
 ]
+PadPrompts = Annotated[
+    bool,
+    _option("--pad-prompts", "Pad the prompts of a batch to its longest one: a batch of b costs kp b max(prompt), not kp sum(prompt)."),
+]
+ArrivalScv = Annotated[
+    float,
+    _option(
+        "--arrival-scv",
+        "Squared coefficient of variation of the gaps between arrivals: 0 regular, 1 Poisson, more for bursts; gamma gaps where simulated.",
+    ),
+]
+Disaggregated = Annotated[
+    bool, _option("--disaggregated", "Prefill on one engine, decode on a second one behind it, each one request at a time (policy single).")
+]
 Json = Annotated[bool, _option("--json", "Print one JSON object and nothing else.")]
 
 
@@ -67,12 +83,15 @@ def predict(
     max_num_seqs: EngineBound = None,
     prompt_tokens: PromptTokens = None,
     sequences: Sequences = None,
+    pad_prompts: PadPrompts = False,
+    arrival_scv: ArrivalScv = 1.0,
+    disaggregated: Disaggregated = False,
     method: Annotated[str, _option("--method", "auto (the best there is) | exact | approximation | bound | paper | simulation.")] = "auto",
     as_json: Json = False,
 ) -> None:
     """Predict the steady-state queueing delay of a policy."""
     bounds: dict[str, Any] = {"prompt_tokens": prompt_tokens, "max_num_seqs": max_num_seqs, "servers": servers, "patience": patience}
-    bounds |= {"sequences": sequences}
+    bounds |= {"sequences": sequences, "pad_prompts": pad_prompts, "arrival_scv": arrival_scv, "disaggregated": disaggregated}
     model = Model.read(policy, output_tokens, law_of(latency), max_output_tokens=max_output_tokens, **bounds)
     try:
         answer = predict_model(model, arrival_rate, method)
@@ -94,6 +113,9 @@ def simulate(
     max_num_seqs: EngineBound = None,
     prompt_tokens: PromptTokens = None,
     sequences: Sequences = None,
+    pad_prompts: PadPrompts = False,
+    arrival_scv: ArrivalScv = 1.0,
+    disaggregated: Disaggregated = False,
     num_requests: Annotated[
         int, _option("--num-requests", "Requests per replication; the first tenth is warm-up and is dropped.")
     ] = NUM_REQUESTS,
@@ -103,7 +125,7 @@ def simulate(
 ) -> None:
     """Simulate a policy on Poisson arrivals, event by event, and report means with standard errors."""
     bounds: dict[str, Any] = {"prompt_tokens": prompt_tokens, "max_num_seqs": max_num_seqs, "servers": servers, "patience": patience}
-    bounds |= {"sequences": sequences}
+    bounds |= {"sequences": sequences, "pad_prompts": pad_prompts, "arrival_scv": arrival_scv, "disaggregated": disaggregated}
     model = Model.read(policy, output_tokens, law_of(latency), max_output_tokens=max_output_tokens, **bounds)
     try:
         model.stable_load(arrival_rate)
@@ -155,14 +177,17 @@ def _heads(answer: Prediction) -> Iterator[str]:
         yield f"utilisation   {_number(answer.utilisation)}"
         yield f"batch size    {_number(answer.batch_size.mean)}"
         yield f"loss fraction {_number(answer.loss_fraction)}"
+    if "queueing_delay_upper" in answer.bounds:
+        yield f"upper bound   {_number(answer.bounds['queueing_delay_upper'])} s for the mean queueing delay"
+    if answer.stations:
+        yield "servers       " + ", ".join(f"{station.name} at load {station.load:.4g}" for station in answer.stations)
 
 
 def _table(answer: Prediction) -> Table:
     headings = (Column(heading="seconds", left=True), *(Column(heading=name) for name in ("mean", *LEVELS, "std. error")))
-    rows = [
-        [label, *(_number(getattr(value, name)) for name in ("mean", *LEVELS, "standard_error"))]
-        for label, value in (("queueing delay", answer.queueing_delay), ("sojourn time", answer.sojourn_time))
-    ]
+    durations = [("queueing delay", answer.queueing_delay), ("sojourn time", answer.sojourn_time)]
+    durations += [(f"{station.name} delay", station.queueing_delay) for station in answer.stations]
+    rows = [[label, *(_number(getattr(value, name)) for name in ("mean", *LEVELS, "standard_error"))] for label, value in durations]
     for label, mean in (("time to first token", answer.time_to_first_token), ("inter-token latency", answer.inter_token_latency)):
         rows.append([label, _number(mean.mean), *("" for _ in LEVELS), ""])
     return Table(headings, rows)

@@ -1,9 +1,9 @@
-"""`simulate`: Poisson arrivals and lengths drawn first, as data, then the policy replayed on them; means with standard errors.
+"""`simulate`: arrivals (Poisson, or with gamma gaps) and lengths drawn first, as data, then the policy replayed on them.
 
-The queue starts empty; the first tenth of the requests is dropped. The standard error comes from the replications, with
-one replication from 20 batch means of consecutive requests. Every stream has its own generator, spawned from the seed:
-arrivals, output tokens, prompt tokens, one residual stream per server. So one seed means the same arrivals and lengths under every
-policy. The compiled replay (queueing.fast_simulation) is the default; `generic=True` drives the policy object itself: same sample path.
+Means come with standard errors. The queue starts empty; the first tenth of the requests is dropped. The standard error comes from the
+replications, with one replication from 20 batch means of consecutive requests. Every stream has its own generator, spawned from the
+seed: arrivals, output tokens, prompt tokens, one residual stream per server. So one seed means the same arrivals and lengths under
+every policy. The compiled replay (queueing.fast_simulation) is the default; `generic=True` drives the policy object itself: same path.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from policies.core import Policy, Request
 from policies.text import SpecError
 from queueing.calls import draw_calls
 from queueing.distributions import TokenDistribution, Vector
+from queueing.gg1 import unit_gaps
 from queueing.latency import LatencyModel
 from queueing.model import Model, whole_number
 from queueing.record import Record
-from queueing.result import LEVELS, Mean, Prediction, Quantiles
+from queueing.result import Mean, Prediction
+from queueing.simulated_means import BATCH_MEANS, mean_of_runs, summary_of_runs
 from queueing.simulation import Job, simulate_trace
 
 if TYPE_CHECKING:
     from queueing.fast_simulation import SimulatedRun
 
 WARM_UP = 0.1
-BATCH_MEANS = 20
 NUM_REQUESTS = 100_000
 MOST_DRAWS = 300_000_000  # residuals: 2.4 GB
 
@@ -67,6 +68,10 @@ def simulate_model(
     check_draws(model, num_requests)
     load = model.load(arrival_rate)
     streams = np.random.SeedSequence(seed).spawn(replications)
+    if model.disaggregated:
+        from queueing.tandem_experiment import simulate_tandem
+
+        return simulate_tandem(model, arrival_rate, num_requests, streams, warm_up=int(WARM_UP * num_requests), notes=notes)
     runs = [
         simulate_run(model, arrival_rate, num_requests, stream, generic=generic).after(int(WARM_UP * num_requests)) for stream in streams
     ]
@@ -79,12 +84,12 @@ def simulate_model(
         stable=True,
         load=load,
         utilisation=float(np.mean([_busy(run, model.servers) for run in runs])),
-        queueing_delay=_summary([np.where(run.lost, patience, run.queueing_delay) for run in runs]),
-        sojourn_time=_summary([run.sojourn_time[~run.lost] for run in runs]),
-        batch_size=Mean(*_mean_and_error([_per_dispatch(run) for run in runs])),
-        loss_fraction=_mean_and_error([run.lost.astype(float) for run in runs])[0],
-        served_queueing_delay=_summary([run.queueing_delay[~run.lost] for run in runs]),
-        time_to_first_token=Mean(*_mean_and_error([(run.first_token_at - run.arrived_at)[~run.lost] for run in runs])),
+        queueing_delay=summary_of_runs([np.where(run.lost, patience, run.queueing_delay) for run in runs]),
+        sojourn_time=summary_of_runs([run.sojourn_time[~run.lost] for run in runs]),
+        batch_size=Mean(*mean_of_runs([_per_dispatch(run) for run in runs])),
+        loss_fraction=mean_of_runs([run.lost.astype(float) for run in runs])[0],
+        served_queueing_delay=summary_of_runs([run.queueing_delay[~run.lost] for run in runs]),
+        time_to_first_token=Mean(*mean_of_runs([(run.first_token_at - run.arrived_at)[~run.lost] for run in runs])),
         assumptions=(*model.assumptions, *notes),
     )
 
@@ -99,7 +104,7 @@ def simulate_run(
         return fast.replay(model, fast.draw_trace(model, arrival_rate, num_requests, stream))
     jobs, residuals = draw_jobs(model, arrival_rate, num_requests, stream)
     bound = 2**31 if model.max_num_seqs is None else model.max_num_seqs
-    limits = {"servers": model.servers, "max_batch_size": bound, "pad_prompts": model.pads_prompts}
+    limits: dict[str, Any] = {"servers": model.servers, "max_batch_size": bound, "pad_prompts": model.pads_prompts}
     records = simulate_trace(model.policy, jobs, model.law, residuals, **limits)
     place = {job.request.id: index for index, job in enumerate(jobs)}
     records.sort(key=lambda record: place[record.request_id])
@@ -115,7 +120,7 @@ def draw_jobs(
     arrivals, lengths, prompts, *residuals = (np.random.default_rng(child) for child in stream.spawn(3 + model.servers))
     sizes = draw_calls(model.sequences, num_requests, stream)
     count = num_requests if sizes is None else len(sizes)
-    instants = np.cumsum(arrivals.exponential(1 / arrival_rate, count)).tolist()
+    instants = np.cumsum(unit_gaps(arrivals, model.arrival_scv, np.empty(count)) * (1 / arrival_rate)).tolist()
     names = [str(i) for i in range(num_requests)]
     if sizes is not None:
         instants = np.repeat(instants, sizes).tolist()
@@ -164,22 +169,3 @@ def _busy(run: SimulatedRun, servers: int) -> float:
         begin, end = starts[mine], np.maximum.accumulate(ends[mine])
         busy += float(np.sum(np.maximum(0.0, end - np.maximum(begin, np.append(-math.inf, end[:-1])))))
     return busy / float(ends.max() - starts.min()) / servers
-
-
-def _summary(series: Sequence[Vector]) -> Quantiles:
-    values = np.concatenate(series)
-    if not len(values):
-        return Quantiles()
-    quantiles = dict(zip(LEVELS, np.quantile(values, list(LEVELS.values())).tolist(), strict=True))
-    mean, error = _mean_and_error(series)
-    return Quantiles(mean, **quantiles, standard_error=error)
-
-
-def _mean_and_error(series: Sequence[Vector]) -> tuple[float | None, float | None]:
-    """Mean, and its standard error from the replications; of one run, from batch means of consecutive values."""
-    values = np.concatenate(series)
-    parts = series if len(series) > 1 else np.array_split(series[0], BATCH_MEANS)
-    if not len(values) or any(len(part) == 0 for part in parts):
-        return (float(values.mean()) if len(values) else None), None
-    means = np.array([part.mean() for part in parts])
-    return float(values.mean()), float(means.std(ddof=1) / math.sqrt(len(means)))

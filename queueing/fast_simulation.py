@@ -21,6 +21,7 @@ from policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
 from queueing import kernels, slot_kernels
 from queueing.calls import draw_calls
 from queueing.distributions import TokenDistribution, Vector
+from queueing.gg1 import unit_gaps
 from queueing.latency import LatencyModel
 from queueing.model import Model
 
@@ -124,10 +125,10 @@ class SimulatedRun:
 
 
 def draw_trace(model: Model, arrival_rate: float, num_requests: int, stream: np.random.SeedSequence) -> Trace:
-    """Poisson arrivals, of one request or of calls of several, and independent lengths."""
+    """Arrivals, of one request or of calls of several, and independent lengths."""
     arrivals, lengths, prompts, *residuals = (np.random.default_rng(child) for child in stream.spawn(3 + model.servers))
     sizes = draw_calls(model.sequences, num_requests, stream)
-    instants = _poisson(1 / arrival_rate, arrivals, num_requests if sizes is None else len(sizes))
+    instants = _instants(1 / arrival_rate, model.arrival_scv, arrivals, num_requests if sizes is None else len(sizes))
     return Trace(
         instants if sizes is None else np.repeat(instants, sizes),
         _sample(model.output_tokens, lengths, num_requests),
@@ -213,12 +214,11 @@ def _residuals(law: LatencyModel, trace: Trace) -> Vector:
     return drawn
 
 
-def _poisson(mean_gap: float, rng: np.random.Generator, count: int) -> Vector:
-    """`cumsum(rng.exponential(mean_gap, count))`."""
+def _instants(mean_gap: float, scv: float, rng: np.random.Generator, count: int) -> Vector:
+    """`cumsum(mean_gap * unit_gaps(...))`."""
     instants, block, last = np.empty(count), np.empty(_BLOCK), 0.0
     for first in range(0, count, _BLOCK):
-        gaps = block[: count - first]
-        rng.standard_exponential(out=gaps)
+        gaps = unit_gaps(rng, scv, block[: count - first])
         last = kernels.accumulate(last, mean_gap, gaps, instants[first : first + _BLOCK])
     return instants
 

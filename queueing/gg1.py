@@ -24,8 +24,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from policies.text import SpecError
+from queueing.distributions import Vector
 from queueing.mm1 import check_queue
+
+LARGEST_SCV = 1000.0  # of gaps: beyond, a simulation of any length meets too few of the long ones
+_REGULAR = 1e-12  # a smaller SCV is none
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,23 @@ def kingman(arrival_rate: float, service_mean: float, arrival_scv: float, servic
     variances = arrival_scv / arrival_rate**2 + service_scv * service_mean**2
     bound = arrival_rate * variances / (2 * (1 - load))
     return TwoMomentDelay(heavy, bound, heavy * math.exp(-_correction(load, arrival_scv, service_scv)), load)
+
+
+def best_estimate(delay: TwoMomentDelay, arrival_scv: float) -> float:
+    """The one whose measured error is the smaller: Kraemer and Langenbach-Belz up to Poisson arrivals, the plain approximation above."""
+    return delay.kraemer_langenbach_belz if arrival_scv <= 1 else delay.heavy_traffic
+
+
+def unit_gaps(rng: np.random.Generator, arrival_scv: float, out: Vector) -> Vector:
+    """Fills `out` with independent gaps of mean 1: exponential for SCV 1, constant for 0, else gamma."""
+    if arrival_scv == 1:
+        rng.standard_exponential(out=out)
+    elif arrival_scv < _REGULAR:
+        out[:] = 1.0
+    else:
+        rng.standard_gamma(1 / arrival_scv, out=out)
+        out *= arrival_scv
+    return out
 
 
 def _correction(load: float, arrival_scv: float, service_scv: float) -> float:

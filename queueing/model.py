@@ -16,8 +16,11 @@ from queueing.continuous import SlotTime
 from queueing.distributions import TokenDistribution, parse_distribution
 from queueing.durations import check_durations
 from queueing.errors import UnstableQueueError
+from queueing.gg1 import LARGEST_SCV
 from queueing.latency import LatencyModel
 from queueing.profile import load_law
+from queueing.service_time import ServiceTime
+from queueing.tandem import phases
 
 SMALLEST_RATE, LARGEST_RATE = 1e-12, 1e12  # requests/s: beyond, sums of instants lose all digits
 
@@ -35,6 +38,8 @@ class Model:
     patience: float | None = None  # seconds a request waits before it is lost
     sequences: TokenDistribution | None = None  # requests that arrive together, as one call; None: always one
     pad_prompts: bool = False  # the prompts of a batch are padded to its longest one
+    arrival_scv: float = 1.0  # squared coefficient of variation of the independent gaps between arrivals; 1: Poisson
+    disaggregated: bool = False  # prefill on one server, decode on a second one behind it
 
     def __post_init__(self) -> None:
         if self.servers < 1:
@@ -44,9 +49,26 @@ class Model:
         if self.patience is not None and not self.patience > 0:
             raise SpecError(f"got patience={self.patience}; expected seconds > 0")
         if self.pad_prompts and self.prompt_tokens is None:
-            raise SpecError("got padded prompts without their lengths; expected prompt_tokens, the distribution of the prompts' lengths")
+            raise SpecError("got pad_prompts without prompt_tokens; expected the distribution of the prompts' lengths too")
+        if not 0 <= self.arrival_scv <= LARGEST_SCV:
+            raise SpecError(f"got arrival_scv={self.arrival_scv}; expected 0 (regular arrivals) to {LARGEST_SCV:g}, 1 for Poisson arrivals")
         if self.sequences is not None and self.sequences.longest == 1:
             object.__setattr__(self, "sequences", None)
+        if self.disaggregated:
+            self._check_tandem()
+
+    def _check_tandem(self) -> None:
+        given = {
+            f"servers={self.servers}": self.servers > 1,
+            "patience": self.patience is not None,
+            "sequences": self.sequences is not None,
+        }
+        if not isinstance(self.policy, Single):
+            raise SpecError(f"got policy {self.text} for disaggregated prefill and decode; expected single: one request at a time at each")
+        if refused := [name for name, is_given in given.items() if is_given]:
+            raise SpecError(
+                f"got {', '.join(refused)} for disaggregated prefill and decode; expected one server each, one sequence a call, no patience"
+            )
 
     @property
     def pads_prompts(self) -> bool:
@@ -83,6 +105,8 @@ class Model:
         patience: float | None = None,
         sequences: TokenDistribution | None = None,
         pad_prompts: bool = False,
+        arrival_scv: float = 1.0,
+        disaggregated: bool = False,
     ) -> Model:
         """The model with the token limit applied. Raises SpecError."""
         return cls(
@@ -95,6 +119,8 @@ class Model:
             patience=patience,
             sequences=sequences,
             pad_prompts=pad_prompts,
+            arrival_scv=arrival_scv,
+            disaggregated=disaggregated,
         )
 
     @classmethod
@@ -111,6 +137,8 @@ class Model:
         patience: float | None = None,
         sequences: TokenDistribution | str | None = None,
         pad_prompts: bool = False,
+        arrival_scv: float = 1.0,
+        disaggregated: bool = False,
     ) -> Model:
         """`clipped`, from texts or from what they parse to. A text is clipped while it is read: a heavy tail needs no table then.
 
@@ -127,12 +155,19 @@ class Model:
             patience=None if patience is None else positive("patience", patience, "seconds"),
             sequences=None if sequences is None else _lengths("sequences", sequences, None),
             pad_prompts=pad_prompts,
+            arrival_scv=_ratio("arrival_scv", arrival_scv),
+            disaggregated=disaggregated,
         )
 
     @cached_property
     def batch_time(self) -> BatchTime:
         """The law of a batch's service time; kept, so that predictions at many rates share its tables."""
         return BatchTime(self.law, self.output_tokens, self.prompt_tokens, self.policy.padded, self.pads_prompts)
+
+    @cached_property
+    def stations(self) -> tuple[ServiceTime, ServiceTime]:
+        """Service times of prefill and decode where these are two servers. Raises SpecError: prefill takes no time."""
+        return phases(self.law, self.output_tokens, self.prompt_tokens)
 
     @property
     def slot_time(self) -> SlotTime:
@@ -146,6 +181,8 @@ class Model:
         Raises SpecError: a batch that takes no time.
         """
         check_durations(self.law, self.output_tokens, self.prompt_tokens, self.bound, batches=not self.policy.joins_running)
+        if self.disaggregated:
+            return 1 / max(station.mean for station in self.stations)
         if isinstance(self.policy, Continuous):
             each = self.slot_time.limit() if self.bound is None else self.slot_time.throughput(self.bound, refilled=True)
         else:
@@ -171,7 +208,10 @@ class Model:
         """The queue in Kendall's notation, as near as it comes."""
         size = "inf" if self.bound is None else str(self.bound)
         patience = "+D" if self.patience is not None else ""
-        arrivals = "M" if self.sequences is None else "M^X"
+        gaps = {0.0: "D", 1.0: "M"}.get(self.arrival_scv, "GI")
+        if self.disaggregated:
+            return f"{gaps}/G/1 -> ./G/1"
+        arrivals = gaps if self.sequences is None else f"{gaps}^X"
         if isinstance(self.policy, Single):
             kind = f"{arrivals}/G"
         elif isinstance(self.policy, Fixed):
@@ -183,15 +223,23 @@ class Model:
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What must hold for the prediction to hold."""
-        common = ["Poisson arrivals at a constant rate", "lengths independent of each other and of the queue", "first come, first served"]
+        common = [self._arrivals, "lengths independent of each other and of the queue", "first come, first served"]
         if self.sequences is not None:
             common.append("calls of independent numbers of sequences, all of a call queued at once")
+        if self.disaggregated:
+            common.append("prefill and decode on two engines of one law, one request at a time at each, no time between them")
         common += ["service times obey the latency law", "token and memory bounds of the engine do not bind"]
         if self.pads_prompts:
             common.append("the prompts of a batch are padded to its longest: kp b max(prompt) instead of kp sum(prompt)")
         if self.bound is None and self.policy.padded:
             common.append(f"padded batches without a bound: stable only while no output exceeds {self.output_tokens.longest} tokens")
         return tuple(common)
+
+    @property
+    def _arrivals(self) -> str:
+        if self.arrival_scv == 1:
+            return "Poisson arrivals at a constant rate"
+        return f"independent gaps between arrivals at a constant rate, squared coefficient of variation {self.arrival_scv:g}"
 
 
 def whole_number(name: str, value: int, least: int = 1) -> int:
@@ -205,6 +253,12 @@ def positive(name: str, value: float, unit: str) -> float:
     """`value` as a float. Raises SpecError unless it is a finite number above 0."""
     if not isinstance(value, Real) or isinstance(value, bool) or not 0 < value < math.inf:
         raise SpecError(f"got {name}={value!r}; expected {unit} > 0")
+    return float(value)
+
+
+def _ratio(name: str, value: float) -> float:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise SpecError(f"got {name}={value!r}; expected a number")
     return float(value)
 
 

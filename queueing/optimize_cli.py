@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from policies.text import SpecError, parse_policy, short_form, suggest
-from queueing.cli import EngineBound, Json, Latency, OutputTokens, Patience, PromptTokens, Servers, TokenLimit, law_of, show
+from queueing.cli import EngineBound, Json, Latency, OutputTokens, PadPrompts, Patience, PromptTokens, Servers, TokenLimit, law_of, show
 from queueing.distributions import SUPPORT_LIMIT, parse_distribution
 from queueing.environment_twins import fitting
 from queueing.errors import NoStableChoiceError
@@ -70,6 +70,7 @@ def optimize(
     servers: Servers = 1,
     max_num_seqs: EngineBound = None,
     prompt_tokens: PromptTokens = None,
+    pad_prompts: PadPrompts = False,
     as_json: Json = False,
 ) -> None:
     """Choose a token limit, batch size, policy, number of servers or arrival rate by its predicted effect."""
@@ -86,6 +87,7 @@ def optimize(
         output_tokens=lengths,
         law=law_of(latency),
         prompt_tokens=None if prompt_tokens is None else parse_distribution(prompt_tokens),
+        pad_prompts=pad_prompts,
         max_num_seqs=max_num_seqs,
         servers=servers,
         patience=patience,

@@ -5,6 +5,8 @@ dynamic, capped, elastic          exact            batch_chain, batch_delay
 fixed without max_wait            exact            mgb1
 continuous                        approximation    continuous
 several servers or patience with a batch policy, fixed with max_wait     simulation
+single, other than Poisson        approximation    gg1, GI/G/1; other policies with such arrivals: simulation
+prefill and decode on two servers exact where Burke's or Friedman's theorem holds, else approximation, tandem
 calls of several sequences        exact means for single, dynamic, capped, elastic on one server: call_chain; else simulation
 
 `bound`: a value that the mean delay does not exceed, where one is known. `paper`: the formula that the documents print (queueing.printed).
@@ -25,20 +27,22 @@ from policies.text import SpecError
 from queueing.answer_check import checked_answer
 from queueing.batch_chain import solve_batch_chain
 from queueing.batch_delay import batch_quantiles
-from queueing.bounds import delay_bound, has_bound, has_paper, paper_values
+from queueing.bounds import delay_bound, has_bound, has_paper, is_renewal, paper_values, two_moments
 from queueing.call_chain import solve_call_chain
 from queueing.calls import Calls
 from queueing.continuous import doubt, solve_continuous
 from queueing.distributions import TokenDistribution
 from queueing.errors import NotConvergedError
 from queueing.experiment import simulate_model
+from queueing.gg1 import best_estimate
 from queueing.latency import LatencyModel
 from queueing.mg1 import solve_mg1
 from queueing.mg1d import solve_mg1d
 from queueing.mgb1 import solve_fixed_batches
 from queueing.mgc import solve_mgc
 from queueing.model import Model
-from queueing.result import FALLBACK, Mean, Prediction, Quantiles
+from queueing.result import FALLBACK, Mean, Prediction, Quantiles, Station
+from queueing.tandem import is_exact, solve_tandem
 
 SIMULATED_REQUESTS = 1_000_000
 QUANTILE_REQUESTS = 300_000
@@ -147,6 +151,10 @@ def best_method(model: Model) -> str:
 def methods(model: Model) -> tuple[str, ...]:
     """What this queue can be answered by, the best first."""
     found = []
+    if model.disaggregated:
+        return ("simulation",) if model.arrival_scv != 1 else ("exact" if is_exact(*model.stations) else "approximation", "simulation")
+    if model.arrival_scv != 1:
+        return ("approximation", "bound", "paper", "simulation") if is_renewal(model) else ("simulation",)
     alone = model.servers == 1 and model.patience is None
     if model.sequences is not None:
         return ("exact", "simulation") if alone and not isinstance(model.policy, Continuous | Fixed) else ("simulation",)
@@ -164,8 +172,12 @@ def _timed(model: Model) -> bool:
 
 
 def _described(model: Model) -> str:
-    servers = "one server" if model.servers == 1 else f"{model.servers} servers"
-    return servers if model.patience is None else f"{servers}, patience {model.patience} s"
+    parts = ["one server" if model.servers == 1 else f"{model.servers} servers"]
+    if model.disaggregated:
+        parts = ["prefill and decode on two servers"]
+    if model.arrival_scv != 1:
+        parts.append(f"arrivals of SCV {model.arrival_scv:g}")
+    return ", ".join(parts if model.patience is None else [*parts, f"patience {model.patience} s"])
 
 
 def _answer(model: Model, arrival_rate: float, method: str) -> Prediction:
@@ -188,6 +200,10 @@ def _answer(model: Model, arrival_rate: float, method: str) -> Prediction:
 
 
 def _solved(model: Model, arrival_rate: float) -> dict[str, Any]:
+    if model.disaggregated:
+        return _tandem(model, arrival_rate)
+    if is_renewal(model):
+        return _renewal(model, arrival_rate)
     if isinstance(model.policy, Single) and model.sequences is None:
         return _single(model, arrival_rate)
     if isinstance(model.policy, Continuous):
@@ -229,6 +245,30 @@ def _continuous(model: Model, arrival_rate: float) -> dict[str, Any]:
     answer |= {"time_to_first_token": Mean(slots.time_to_first_token), "inter_token_latency": Mean(slots.inter_token_latency)}
     reason = doubt(model.slot_time, arrival_rate, model.bound)
     return answer if reason is None else answer | {"assumptions": (*model.assumptions, f"approximation in doubt: {reason}")}
+
+
+def _renewal(model: Model, arrival_rate: float) -> dict[str, Any]:
+    delays, service = two_moments(model, arrival_rate)
+    delay = Quantiles(best_estimate(delays, model.arrival_scv))
+    sojourn = Quantiles((delay.mean or 0.0) + service.mean)
+    error = "-42 % at load 0.3, -6 % at 0.85 (SCV 4)" if model.arrival_scv > 1 else "0 to +10 % from load 0.3 on"
+    note = f"approximation from two moments: {error} for gamma gaps and exponential services; the method simulation draws gamma gaps"
+    answer = _answered(delay, sojourn, 1.0, delays.load) | {"assumptions": (*model.assumptions, note)}
+    return answer | _token_times(delay, model.batch_time.first_token(1), model.law.step(1))
+
+
+def _tandem(model: Model, arrival_rate: float) -> dict[str, Any]:
+    queue, services, step = solve_tandem(*model.stations, arrival_rate), model.stations, model.law.step(1)
+    behind = queue.second_delay
+    delay = queue.first.delay if behind == 0 else Quantiles((queue.first.delay.mean or 0.0) + behind)
+    answer = _answered(delay, Quantiles(queue.sojourn), 1.0, sum(queue.loads) / 2)
+    answer |= _token_times(delay, services[0].mean + step, step)
+    delays = queue.first.delay, Quantiles(behind)
+    answer["stations"] = tuple(map(Station, ("prefill", "decode"), queue.loads, delays, (Mean(service.mean) for service in services)))
+    if queue.exact:
+        return answer
+    note = "approximation of the decode delay: within 7 % where prefill has at most half the load of decode, -38 to +51 % at equal loads"
+    return answer | {"assumptions": (*model.assumptions, note)}
 
 
 def _single(model: Model, arrival_rate: float) -> dict[str, Any]:

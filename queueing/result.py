@@ -40,6 +40,21 @@ class Mean:
         return _without_empty_error(self)
 
 
+@dataclass(frozen=True)
+class Station:
+    """One of several servers that a request passes in turn."""
+
+    name: str
+    load: float
+    queueing_delay: Quantiles
+    service_time: Mean
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        times = {"queueing_delay": self.queueing_delay.as_dict(), "service_time": self.service_time.as_dict()}
+        return {"name": self.name, "load": _finite(self.load), **times}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
     """The steady state of one policy under one load. Null where the method cannot give a quantity, or the queue is unstable."""
@@ -60,6 +75,7 @@ class Prediction:
     inter_token_latency: Mean = field(default_factory=Mean)  # from one token of an answer to its next
     bounds: Mapping[str, float] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
+    stations: tuple[Station, ...] = ()  # of a tandem, whose queueing delay is the sum of theirs
 
     @property
     def fallback(self) -> str | None:
@@ -71,13 +87,17 @@ class Prediction:
         answer: dict[str, Any] = {}
         for item in dataclasses.fields(self):
             value = getattr(self, item.name)
-            if isinstance(value, Quantiles | Mean):
+            if item.name == "stations":
+                value = [station.as_dict() for station in self.stations]
+            elif isinstance(value, Quantiles | Mean):
                 value = value.as_dict()
             elif isinstance(value, tuple):
                 value = list(value)
             elif isinstance(value, Mapping):
                 value = {name: _finite(number) for name, number in value.items()}
             answer[item.name] = _finite(value)
+        if not self.stations:
+            del answer["stations"]
         return answer
 
 

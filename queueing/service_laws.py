@@ -76,8 +76,8 @@ class ServiceLaws:
             table[:, part] *= of_setup(part).T
         if self.prompt_tokens is not None:
             prompts = self._prompts()
-            for b, row in enumerate(table, start=1):
-                row *= prompts(b)
+            for b in range(1, self.largest + 1):
+                table[b - 1] *= prompts(b)
         return self._laws(table)
 
     def _padded(self, b: int) -> Vector:

@@ -48,6 +48,11 @@ class ServiceTime:
                 (prompts, chances), (seconds, pmf) = _merged(prompts, chances), _merged(seconds, pmf)
             seconds = np.add.outer(prompts, seconds).ravel()
             pmf = np.multiply.outer(chances, pmf).ravel()
+        return cls.of_values(seconds, pmf, law)
+
+    @classmethod
+    def of_values(cls, seconds: Vector, pmf: Vector, law: LatencyModel) -> ServiceTime:
+        """Of durations without residual and stalls, at the pace that the law has without stalls; both are the law's."""
         most = most_stalls(law.stall_rate / (1 - law.stall_share) * float(seconds.max(initial=0.0)))
         return cls(*stalled_values(*_merged(seconds, pmf, _MOST // (most + 1)), law, most), law.cv)
 

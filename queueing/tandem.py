@@ -35,7 +35,7 @@ import numpy as np
 from policies.text import SpecError
 from queueing.distributions import TokenDistribution, Vector
 from queueing.errors import UnstableQueueError
-from queueing.gg1 import kingman
+from queueing.gg1 import best_estimate, kingman
 from queueing.latency import LatencyModel
 from queueing.mg1 import SingleQueue, mean_delay, solve_service
 from queueing.service_time import ServiceTime
@@ -57,13 +57,17 @@ def phases(
     law: LatencyModel, output_tokens: TokenDistribution, prompt_tokens: TokenDistribution | None = None
 ) -> tuple[ServiceTime, ServiceTime]:
     """Prefill and decode service times of a single request. Raises SpecError where prefill takes no time."""
-    first_law = replace(law, k3=0.0, k4=1.0)  # the step is taken off again below: a law without steps is refused
-    prefill = ServiceTime.of(first_law, TokenDistribution(np.array([0.0, 1.0])), prompt_tokens)
-    values = prefill.values - law.speed
-    if not np.all(values > 0):
+    lengths: Vector = np.zeros(1)
+    chances: Vector = np.ones(1)
+    if prompt_tokens is not None and law.kp != 0:
+        support = np.flatnonzero(prompt_tokens.pmf)
+        lengths, chances = support.astype(float), prompt_tokens.pmf[support]
+    pace = law.without_stalls()
+    seconds = pace.speed * (pace.k1 + pace.k2 + pace.kp * lengths)
+    if not np.all(seconds > 0):
         raise SpecError("got a latency law whose prefill takes no time; expected k1 + k2 + kp prompt tokens > 0")
-    decode = ServiceTime.of(replace(law, k1=0.0, k2=0.0, kp=0.0), output_tokens)
-    return replace(prefill, values=values), decode
+    prefill = ServiceTime.of_values(seconds, chances, law)
+    return prefill, ServiceTime.of(replace(law, k1=0.0, k2=0.0, kp=0.0), output_tokens)
 
 
 def solve_disaggregated(
@@ -79,25 +83,35 @@ def solve_tandem(first: ServiceTime, second: ServiceTime, arrival_rate: float) -
     if max(loads) >= 1:
         raise UnstableQueueError(max(loads))
     departure_scv = 1 - loads[0] ** 2 * (1 - first.scv)
-    delay = _exact_second(first, second, arrival_rate)
-    exact = delay is not None
-    if delay is None:
-        approximate = kingman(arrival_rate, second.mean, departure_scv, second.scv)
-        delay = approximate.kraemer_langenbach_belz if departure_scv < 1 else approximate.heavy_traffic
+    exact = is_exact(first, second)
+    if exact:
+        delay = _exact_second(first, second, arrival_rate)
+    else:
+        delay = best_estimate(kingman(arrival_rate, second.mean, departure_scv, second.scv), departure_scv)
     station = solve_service(first, arrival_rate)
     total = (station.sojourn.mean or 0.0) + delay + second.mean
     return TandemQueue(station, delay, total, loads, departure_scv, exact)
 
 
-def _exact_second(first: ServiceTime, second: ServiceTime, arrival_rate: float) -> float | None:
-    """Mean delay at the second station where it is known exactly."""
-    if first.cv == 1 and len(first.values) == 1:
+def is_exact(first: ServiceTime, second: ServiceTime) -> bool:
+    """Whether the mean delay at the second station is known exactly: one of the first three lines above."""
+    return _is_exponential(first) or _never_waits(first, second) or (first.is_constant and second.is_constant)
+
+
+def _exact_second(first: ServiceTime, second: ServiceTime, arrival_rate: float) -> float:
+    if _is_exponential(first):
         return mean_delay(second, arrival_rate)[1]
-    if first.cv == second.cv == 0 and second.values.max() <= first.values.min():
+    if _never_waits(first, second):
         return 0.0
-    if first.is_constant and second.is_constant:
-        return mean_delay(second, arrival_rate)[1] - mean_delay(first, arrival_rate)[1]
-    return None
+    return mean_delay(second, arrival_rate)[1] - mean_delay(first, arrival_rate)[1]
+
+
+def _is_exponential(service: ServiceTime) -> bool:
+    return service.cv == 1 and len(service.values) == 1
+
+
+def _never_waits(first: ServiceTime, second: ServiceTime) -> bool:
+    return first.cv == second.cv == 0 and bool(second.values.max() <= first.values.min())
 
 
 def tandem_path(arrivals: Vector, services: Vector) -> Vector:
@@ -111,6 +125,7 @@ def tandem_path(arrivals: Vector, services: Vector) -> Vector:
     for station, service in enumerate(np.asarray(services, dtype=float)):
         total = np.cumsum(service)
         ends = np.maximum.accumulate(instants - (total - service)) + total
-        delays[station] = np.maximum(ends - service - instants, 0.0)  # rounding of the sums leaves -1e-12
+        delays[station, :1] = 0.0
+        delays[station, 1:] = np.maximum(ends[:-1] - instants[1:], 0.0)  # of the sums' rounding nothing is left where nobody waits
         instants = instants + delays[station] + service
     return delays

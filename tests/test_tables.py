@@ -39,6 +39,8 @@ QUEUE = ("--output-tokens", "uniform:low=8,high=24", "--latency", "reference")
 COMMANDS = {
     "predict": ("predict", "--policy", "capped:max_batch_size=8", "--arrival-rate", "200", *QUEUE),
     "predict-unstable": ("predict", "--policy", "single", "--arrival-rate", "200", *QUEUE),
+    "predict-renewal": ("predict", "--policy", "single", "--arrival-rate", "40", "--arrival-scv", "4", *QUEUE),
+    "predict-tandem": ("predict", "--policy", "single", "--arrival-rate", "40", "--disaggregated", *QUEUE),
     "simulate": ("simulate", "--policy", "single", "--arrival-rate", "40", "--num-requests", "2000", *QUEUE),
     "optimize-policy": ("optimize", "--target", "policy", "--arrival-rate", "20", *QUEUE),
     "optimize-token-limit": (

@@ -40,7 +40,7 @@ def fig4(say: Say) -> Artefact:
         }
         curves = [curve("exact", LOADS, exact), *(curve(label, LOADS, y, "printed") for label, y in bounds.items())]
         panels.append(Panel(of.title, "load ρ = λα", "mean latency E[W] (ms)", (*curves, _events(of, 1, say)), "y"))
-        least, worst, late = -largest_over(lambda load: -_phi_ratio(of, load), LOADS), worst_phi(of), worst_phi(of, 0.3)
+        least, worst, late = min(_phi_ratio(of, load) for load in LOADS), worst_phi(of), worst_phi(of, 0.3)
         statements += [
             Statement(
                 f"Theorem 2: E[W] <= phi, {of.title} (phi / E[W], loads {LOADS[0]:g} to {LOADS[-1]:g})",
