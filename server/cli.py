@@ -114,7 +114,7 @@ def serve_command(
     autopilot: Annotated[str, _option(AUTOPILOT, "off | advise (log what it would change) | act (change policy and token limit).")] = "off",
     autopilot_policies: Annotated[
         list[str] | None,
-        _option(AUTOPILOT, "Policy that autopilot may choose; repeatable. Default: the policy of the start, with any batch size."),
+        _option(AUTOPILOT, "Policy that autopilot may choose; repeatable. Default: the policy in force, with any batch size."),
     ] = None,
     max_clipped_fraction: Annotated[
         float, _option(AUTOPILOT, "Largest fraction of answers that a token limit of autopilot may clip.", min=0, max=0.999)

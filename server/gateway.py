@@ -273,7 +273,7 @@ class Gateway:
         elif law is not None:
             self.law = parse_law(law)
 
-    def change(self, change: PolicyChange) -> dict[str, Any]:
+    def change(self, change: PolicyChange, *, by_autopilot: bool = False) -> dict[str, Any]:
         """Put policy and limits in force together, or raise and change nothing."""
         batcher = self.batcher
         try:
@@ -289,6 +289,8 @@ class Gateway:
             return self.policy_in_force()  # nothing changes: the evidence of the epoch is kept
         self.max_output_tokens, self.patience = limit, patience
         epoch = self.begin_epoch(policy)
+        if policy is not None and self.live is not None and not by_autopilot:
+            self.live.on_manual_switch(batcher.policy_text)
         self.metrics.switched(batcher.policy_text, limit, epoch, changed_policy=policy is not None)
         log.info(
             "epoch %d: policy %s, max_output_tokens %s, patience %s",

@@ -228,7 +228,7 @@ class PolicyChange(BaseModel):
 
 
 class AutopilotChange(BaseModel):
-    """`PUT /admin/autopilot`: what it may do from now on; its bounds are those of the start."""
+    """`PUT /admin/autopilot`: what it may do from now on; its bounds stay."""
 
     model_config = ConfigDict(extra="forbid")
     mode: Literal["off", "advise", "act"]

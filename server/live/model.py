@@ -118,6 +118,10 @@ class LiveModel:
         self._what_if_due = self._gateway.now()  # as soon as there is something to look at
         self._gauges.clear()
 
+    def on_manual_switch(self, policy: str) -> None:
+        """An operator put another policy in force; the autopilot does not move back from it."""
+        self._pilot.follow(policy)
+
     # what it shows
 
     @property
@@ -276,6 +280,7 @@ class LiveModel:
             max_num_seqs=bounds.max_num_seqs,
             longest=bounds.max_model_len,
             patience=gateway.patience,
+            bounds=self._pilot.bounds,
             reach=_reach(gateway),
             waiting=batcher.queue_length,
             saving=gateway.settings.state_file is not None and gateway.now() >= self._save_due,

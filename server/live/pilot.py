@@ -38,21 +38,27 @@ class Pilot:
         settings = gateway.settings
         self._gateway = gateway
         self._mode: AutopilotMode = settings.autopilot
-        self._bounds = autopilot_bounds(settings.policy, settings.autopilot_policies, settings.max_clipped_fraction)
+        self.follow(settings.policy)
         self._shift = 0.0
         self._decisions: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self.state: dict[str, Any] | None = None  # what it remembers, as it would be saved
 
+    def follow(self, policy: str) -> None:
+        """An operator put `policy` in force: without a list of policies, its kind is the one that stays."""
+        settings = self._gateway.settings
+        self._followed = policy
+        self.bounds = autopilot_bounds(policy, settings.autopilot_policies, settings.max_clipped_fraction)
+
     async def start(self, predictor: Predictor) -> None:
         """Let it decide from here on."""
         if self._mode != "off":
-            await predictor.ask("start_pilot", self._mode, self._bounds, self.state, self._shift)
+            await predictor.ask("start_pilot", self._mode, self.state, self._shift)
 
     async def steer(self, predictor: Predictor, mode: AutopilotMode) -> None:
         """Another mode, at once where it is to do less; what it remembers stays. A decision under way is not carried out."""
         log.info("autopilot: %s, was %s", mode, self._mode)
         self._mode = mode
-        await predictor.ask("steer_pilot", mode, self._bounds)
+        await predictor.ask("steer_pilot", mode)
 
     def carry_out(self, decision: dict[str, Any]) -> None:
         """Log it, keep it, and turn the knob if it says so."""
@@ -69,6 +75,7 @@ class Pilot:
         self.state = saved["autopilot"]
         self._shift = self._gateway.now() - float(saved["clock"])
         if self._mode == "act":
+            self.follow(saved.get("followed", self._followed))
             self._turn(Knobs(**saved["knobs"]))
 
     def saved(self) -> dict[str, Any]:
@@ -79,13 +86,13 @@ class Pilot:
             "max_output_tokens": self._gateway.max_output_tokens,
             "servers": batcher.capabilities.servers,
         }
-        return {"autopilot": self.state, "clock": self._gateway.now(), "knobs": knobs}
+        return {"autopilot": self.state, "clock": self._gateway.now(), "knobs": knobs, "followed": self._followed}
 
     def shown(self) -> dict[str, Any]:
         """For `/admin/state`."""
-        bounds = self._bounds
+        bounds = self.bounds
         inside = {"policies": list(bounds.policies), "max_clipped_fraction": bounds.max_clipped_fraction}
         return {"mode": self._mode, "bounds": inside, "decisions": list(self._decisions)}
 
     def _turn(self, knobs: Knobs) -> None:
-        self._gateway.change(PolicyChange(policy=knobs.policy, max_output_tokens=knobs.max_output_tokens))
+        self._gateway.change(PolicyChange(policy=knobs.policy, max_output_tokens=knobs.max_output_tokens), by_autopilot=True)

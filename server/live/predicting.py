@@ -17,7 +17,6 @@ from policies import SpecError, parse_policy
 from queueing.advice.advise import TARGETS, advise, parse_objective
 from queueing.advice.situation import Situation
 from queueing.advice.what_if import what_ifs
-from queueing.autopilot.bounds import Bounds
 from queueing.autopilot.controller import Autopilot, Mode
 from queueing.autopilot.decision import Decision
 from queueing.autopilot.look import look as pilot_look
@@ -60,16 +59,16 @@ def restore(state: Mapping[str, Any]) -> Answer:
     return _memory.estimates.summary() | {"restored": True}
 
 
-def start_pilot(mode: Mode, bounds: Bounds, state: Mapping[str, Any] | None, shift: float) -> None:
+def start_pilot(mode: Mode, state: Mapping[str, Any] | None, shift: float) -> None:
     """Decide with every look from here on; `state` of an earlier life, on a clock that showed `shift` seconds less."""
-    _memory.pilot = Autopilot(bounds=bounds, mode=mode)
+    _memory.pilot = Autopilot(mode=mode)
     if state is not None:
         _memory.pilot.restore(state, shift)
 
 
-def steer_pilot(mode: Mode, bounds: Bounds) -> None:
+def steer_pilot(mode: Mode) -> None:
     """Another mode from here on, with what it remembers."""
-    _memory.pilot = Autopilot(bounds=bounds, mode=mode, state=_memory.pilot.state)
+    _memory.pilot = Autopilot(mode=mode, state=_memory.pilot.state)
 
 
 def look(question: Question) -> Answer:
@@ -96,6 +95,8 @@ def look(question: Question) -> Answer:
 
 def _decided(question: Question, seen: Snapshot, found: Assessment | None) -> tuple[Decision | None, str | None]:
     """The autopilot's decision, or how it failed: the look itself stands."""
+    if question.bounds is not None:
+        _memory.pilot.bounds = question.bounds
     try:
         shown = pilot_look(seen, question.shape, question.knobs, _limits(question), found, longest=question.longest)
         return _memory.pilot.decide(shown), None

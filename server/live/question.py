@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from queueing.advice.forecast import Knobs
+from queueing.autopilot.bounds import Bounds
 from queueing.estimation.feed import News
 from queueing.latency import LatencyModel
 
@@ -21,6 +22,7 @@ class Question:
     max_num_seqs: int
     longest: int  # answer that the engine can give, tokens
     patience: float | None = None  # seconds
+    bounds: Bounds | None = None  # of the autopilot; None: those it has
     reach: tuple[int, int] | None = None  # largest batch and longest answer that the law was measured on
     waiting: int = 0
     saving: bool = False  # the estimates are to be saved

@@ -1,0 +1,104 @@
+"""The autopilot after an operator's switch: it keeps the kind of policy that was chosen last, on a gateway on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policies import Request, parse_policy
+from queueing.autopilot.state import State
+from server.gateway import Gateway
+from server.live import model, predicting
+from server.schema import PolicyChange
+from tests.server.asgi import call, running
+from tests.server.harness import Immediate, work_of
+from tests.virtual_time import run_virtual
+
+SLOW = "capped:max_batch_size=1"  # about 31 requests/s are the most
+
+
+class InThisProcess:
+    """The predictor without its process: answers at once, on virtual time."""
+
+    busy = True  # so that the gateway's end waits for no last look
+
+    async def ask(self, function: str, *arguments: Any) -> Any:
+        return getattr(predicting, function)(*arguments)
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def predictor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "Predictor", InThisProcess)
+    monkeypatch.setattr(predicting, "_memory", predicting._Memory())
+
+
+async def loaded(gateway: Gateway, rate: float, seconds: float) -> None:
+    """Poisson arrivals of answers between 4 and 60 tokens."""
+    rng, loop = np.random.default_rng(1), asyncio.get_running_loop()
+    for number in range(int(rate * seconds)):
+        await asyncio.sleep(rng.exponential(1 / rate))
+        request = Request(id=f"{loop.time()}-{number}", arrived_at=loop.time(), prompt_tokens=8, max_output_tokens=64)
+        consumer = Immediate()
+        (consumer.ticket,) = gateway.batcher.submit([work_of(request, int(rng.integers(4, 60)))], [consumer])
+
+
+@pytest.mark.parametrize(("by_hand", "kind"), [(True, "capped"), (False, "elastic")])
+def test_it_keeps_the_kind_of_policy_that_an_operator_switched_to(*, by_hand: bool, kind: str) -> None:
+    """The start was elastic. After a manual switch to a queue without a steady state it enlarges the batch, of that kind.
+
+    Where nobody chose the policy in force, the same autopilot moves back to the kind of the start.
+    """
+
+    async def main() -> None:
+        async with running("elastic:max_batch_size=4", autopilot="act", prediction_interval=2.0, what_if_interval=1e6) as (app, gateway):
+            assert gateway.live is not None
+            await loaded(gateway, 10.0, 1.0)
+            if by_hand:
+                answer = await call(app, "PUT", "/admin/policy", {"policy": SLOW})
+                assert answer.status == 200, answer.body
+            else:
+                gateway.begin_epoch(parse_policy(SLOW))
+            await loaded(gateway, 45.0, 10.0)
+            pilot = gateway.live.autopilot
+            turned = [each for each in pilot["decisions"] if each["kind"] == "change"]
+            assert turned
+            assert {parse_policy(each["after"]["policy"]).name for each in turned} == {kind}
+            assert pilot["bounds"]["policies"] == [kind]
+
+    run_virtual(main())
+
+
+def test_its_own_changes_leave_the_bounds(tmp_path: Path) -> None:
+    """From dynamic it may turn to capped, and back; the state file has the policy that an operator chose, for the next start."""
+
+    async def main() -> None:
+        file = tmp_path / "state.json"
+        async with running("single", autopilot="act", state_file=file) as (app, gateway):
+            assert gateway.live is not None
+            await call(app, "PUT", "/admin/policy", {"policy": "dynamic"})
+            gateway.change(PolicyChange(policy="capped:max_batch_size=8"), by_autopilot=True)
+            assert gateway.live.autopilot["bounds"]["policies"] == ["dynamic", "capped"]
+            gateway.live._pilot.state = State().to_dict()
+            gateway.live.save()
+        async with running("single", autopilot="act", state_file=file) as (_, gateway):
+            assert gateway.live is not None
+            assert gateway.batcher.policy_text == "capped:max_batch_size=8"
+            assert gateway.live.autopilot["bounds"]["policies"] == ["dynamic", "capped"]
+
+    run_virtual(main())
+
+
+def test_a_list_of_policies_outlasts_a_manual_switch() -> None:
+    async def main() -> None:
+        async with running("single", autopilot_policies=("single", "elastic")) as (app, gateway):
+            assert gateway.live is not None
+            await call(app, "PUT", "/admin/policy", {"policy": "dynamic"})
+            assert gateway.live.autopilot["bounds"]["policies"] == ["single", "elastic"]
+
+    run_virtual(main())
