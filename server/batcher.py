@@ -298,8 +298,9 @@ class Batcher:
         slot = self._slots[batch.server_id]
         slot.running.pop(ticket.id, None)
         if batch.policy.joins_running:
-            self._free(ticket)
-            self._tell_idle(slot)
+            now = self.now()
+            self._free(ticket, now)
+            self._tell_idle(slot, now)
 
     def _after_departure(self, batch: Batch, leaving: Ticket | None = None) -> None:
         """The next dispatch comes first, then the answers that may leave: writing them takes time."""
@@ -322,18 +323,19 @@ class Batcher:
             for request_id in padding:
                 del slot.running[request_id]
         if not batch.policy.joins_running:
+            now = self.now()
             for ticket in tickets:
-                self._free(ticket)
-            self._tell_idle(slot)
+                self._free(ticket, now)
+            self._tell_idle(slot, now)
         return tickets if batch.policy.release == "batch" else []
 
-    def _tell_idle(self, slot: _Slot) -> None:
+    def _tell_idle(self, slot: _Slot, at: float) -> None:
         if not slot.running:
             for observer in self._observers:
-                observer.on_idle(slot.id, self.now())
+                observer.on_idle(slot.id, at)
 
-    def _free(self, ticket: Ticket) -> None:
-        ticket.at.server_free = self.now()
+    def _free(self, ticket: Ticket, at: float) -> None:
+        ticket.at.server_free = at  # the instant that `on_idle` has: the process may lose the CPU between two readings of the clock
         if ticket.outcome is not None:
             self._emit(ticket)
 

@@ -34,8 +34,12 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._virtual_now
 
+    def stand(self, seconds: float) -> None:
+        """The process does not run for so long: what is due meanwhile comes late."""
+        self._virtual_now += seconds
+
     def jump(self) -> None:
-        self._virtual_now = self._scheduled[0].when()
+        self._virtual_now = max(self._virtual_now, self._scheduled[0].when())
 
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:

@@ -46,10 +46,12 @@ class SelfChecks:
         self._arrived += 1
 
     def on_settle(self, ticket: Ticket, now: float) -> None:
-        """It has its outcome: out of the system."""
+        """It has its outcome: out of the system since its last byte left, which may be a little before now."""
         self._count(now)
+        left = now if ticket.at.released is None else ticket.at.released
+        self._area -= now - max(left, self._since)
         self._number -= 1
-        self._unrecorded[ticket.id] = ticket, now
+        self._unrecorded[ticket.id] = ticket, left
 
     def on_record(self, record: Record, now: float) -> None:
         """The record of one that has left."""

@@ -21,10 +21,38 @@ from server.live.busy import BusyTime
 from server.live.self_checks import SelfChecks, Stay
 from server.ticket import Ticket
 from tests.server.harness import Immediate, work_of
-from tests.virtual_time import run_virtual
+from tests.virtual_time import VirtualTimeLoop, run_virtual
 
 LAW = LatencyModel(k1=0.001, k2=0.004, k3=0.0001, k4=0.001)
 STRETCH = 1.0  # seconds of virtual time
+
+
+class Delayed:
+    """The gateway's process loses the CPU between two of the batcher's own steps, now and then."""
+
+    def __init__(self, seconds: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._seconds = seconds
+        self._steps = itertools.count(1)
+
+    def on_arrival(self, ticket: Ticket) -> None:
+        self._stand()
+
+    def on_dispatch(self, batch: Batch) -> None:
+        self._stand()
+
+    def on_idle(self, server_id: int, at: float) -> None:
+        self._stand()
+
+    def on_settle(self, ticket: Ticket) -> None:
+        self._stand()
+
+    def on_record(self, record: Record) -> None:
+        self._stand()
+
+    def _stand(self) -> None:
+        if next(self._steps) % 7 == 0 and isinstance(self._loop, VirtualTimeLoop):
+            self._loop.stand(self._seconds)
 
 
 class Watched:
@@ -60,13 +88,13 @@ class Watched:
         self.checks.on_record(record, self._loop.time())
 
 
-async def watched(policy: Policy, fault: str | None, servers: int = 1) -> list[Check]:
+async def watched(policy: Policy, fault: str | None, servers: int = 1, delay: float = 0.0) -> list[Check]:
     """Poisson arrivals for some stretches, some cancelled; the checks of all stretches."""
     loop = asyncio.get_running_loop()
     engine = EmulatedEngine(LAW, servers=servers)
     capabilities = await engine.start()
     observer = Watched(fault)
-    batcher = Batcher(engine, capabilities, policy, [observer])
+    batcher = Batcher(engine, capabilities, policy, [Delayed(delay), observer] if delay else [observer])
     rng = np.random.default_rng(5)
     found: list[Check] = []
 
@@ -94,6 +122,13 @@ def test_all_hold_whatever_the_policy_and_with_cancellations(text: str, servers:
     assert len(found) == 18
     assert [check for check in found if not check.holds] == []
     assert max(check.measured for check in found if check.name == "little") > 0.3
+
+
+@pytest.mark.parametrize("text", ["dynamic", "fixed:batch_size=3", "elastic:max_batch_size=4", "continuous:max_batch_size=4"])
+def test_all_hold_where_the_process_loses_the_cpu_between_two_steps(text: str) -> None:
+    """20 ms, 40 times the slack of an event, between an instant that a record has and the step that counts it."""
+    found = run_virtual(watched(parse_policy(text), None, delay=0.02))
+    assert [check for check in found if not check.holds] == []
 
 
 @pytest.mark.parametrize(
