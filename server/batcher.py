@@ -69,7 +69,7 @@ class Batcher:
         self._timer: asyncio.TimerHandle | None = None
         self._expiries: dict[str, asyncio.TimerHandle] = {}
         self._asking = self._ask_again = False
-        self._settled = asyncio.Event()  # something met its outcome
+        self._settled = asyncio.Event()  # something met its outcome, or a server became idle
         self._unsettled: dict[str, Ticket] = {}  # not in the queue, or in it: without an outcome yet
 
     # what it holds
@@ -174,6 +174,12 @@ class Batcher:
     async def answered(self) -> None:
         """Return once nothing is unanswered."""
         while self._unsettled:
+            self._settled.clear()
+            await self._settled.wait()
+
+    async def served(self) -> None:
+        """Return once nothing is in service."""
+        while self.in_service:
             self._settled.clear()
             await self._settled.wait()
 
@@ -331,6 +337,7 @@ class Batcher:
 
     def _tell_idle(self, slot: _Slot, at: float) -> None:
         if not slot.running:
+            self._settled.set()
             for observer in self._observers:
                 observer.on_idle(slot.id, at)
 

@@ -109,7 +109,6 @@ class Gateway:
             from server.law.calibration import Calibrator  # noqa: PLC0415 - it needs scipy, and few start with it
 
             profile = await Calibrator(self).run(CalibrationRequest())
-            self.begin_epoch()  # what waited meanwhile waited for the calibration
             log.info("calibrated: %s", profile.law)
         if self.settings.idle_probes:
             from server.law.idle_probes import IdleProbes  # noqa: PLC0415 - it needs scipy

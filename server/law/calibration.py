@@ -1,11 +1,14 @@
 """Measuring the engine's law: designed batches in random order, each several times, and a fit.
 
-Batch sizes and lengths are set here, never taken from traffic. What arrives meanwhile waits.
+Batch sizes and lengths are set here, never taken from traffic. The queue is held meanwhile: requests in service finish first, those that
+wait keep their place and their patience, and those that arrive wait behind them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import logging
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -25,12 +28,14 @@ from server.schema import CalibrationRequest
 if TYPE_CHECKING:
     from server.gateway import Gateway
 
+log = logging.getLogger("kendall")
 LOOP_REQUESTS = 40  # of one closed loop
+LONGEST_SERVICE = 30.0  # seconds that a calibration waits for the requests in service
 Progress = Callable[[int, int], None]
 
 
 class Calibrator:
-    """Has the engine to itself while it runs; what arrives meanwhile waits."""
+    """Has the engine to itself while it runs."""
 
     def __init__(self, gateway: Gateway, on_progress: Progress | None = None) -> None:
         self._gateway = gateway
@@ -39,19 +44,36 @@ class Calibrator:
         self._on_progress = on_progress
 
     async def run(self, plan: CalibrationRequest) -> Profile:
-        """Measure, fit, and put the law in force in the gateway."""
+        """Measure, fit, and put the law in force in the gateway. Raises ApiError where another one runs, or the engine does not become idle."""
         gateway = self._gateway
         known = self._known(plan)
+        if gateway.calibrating:
+            raise ApiError(409, "busy", "got a second calibration; expected one at a time, wait until the first one has ended")
         gateway.calibrating = True
         gateway.batcher.hold(True)
         try:
+            await self._served()
             rng = np.random.default_rng(plan.seed)
             profile = await (self._full(plan, rng) if known is None else self._speed(plan, known, rng))
+            adopt(gateway, profile)
         finally:
             gateway.calibrating = False
             gateway.batcher.hold(False)
-        adopt(gateway, profile)
+            gateway.begin_epoch()  # what waited meanwhile waited for the calibration
         return profile
+
+    async def _served(self) -> None:
+        """The queue is held; return once what is in service has ended. Raises ApiError."""
+        batcher = self._gateway.batcher
+        if not batcher.in_service:
+            return
+        log.info("calibration: %d in service finish first, %d wait", batcher.in_service, batcher.queue_length)
+        try:
+            async with asyncio.timeout(LONGEST_SERVICE):
+                await batcher.served()
+        except TimeoutError:
+            got = f"got {batcher.in_service} in service that did not end within {LONGEST_SERVICE:g} s"
+            raise ApiError(409, "busy", f"{got}; expected an idle engine, try again when shorter answers are in service") from None
 
     async def _full(self, plan: CalibrationRequest, rng: np.random.Generator) -> Profile:
         """The cells and the closed loop in one random order: both see the same slow and fast moments of the machine."""

@@ -140,13 +140,12 @@ async def _too_fast(app: FastAPI, _: Gateway) -> Call:
     return await call(app, "POST", "/v1/completions", completion())
 
 
-async def _calibrating_a_busy_engine(app: FastAPI, _: Gateway) -> Call:
-    first = Call(app, "POST", "/v1/completions", completion(max_tokens=500))
+async def _calibrating_twice(app: FastAPI, _: Gateway) -> Call:
+    first = Call(app, "POST", "/admin/calibrate", {"speed_only": True, "seconds": 0.1})
     await asyncio.sleep(0.001)
-    asked = await call(app, "POST", "/admin/calibrate", {})
-    first.leave()
+    second = await call(app, "POST", "/admin/calibrate", {})
     await first.task
-    return asked
+    return second
 
 
 async def _engine_refuses(app: FastAPI, gateway: Gateway) -> Call:
@@ -234,7 +233,7 @@ ROWS = [
     ),
     Row(says="a path that is none", status=404, code="not_found", type="not_found_error", ask=send("GET", "/nowhere")),
     Row(says="a method that the path has not", status=405, code="method_not_allowed", ask=send("GET", "/v1/completions")),
-    Row(says="calibration while requests are served", status=409, code="busy", ask=_calibrating_a_busy_engine),
+    Row(says="a calibration while another one runs", status=409, code="busy", ask=_calibrating_twice),
     Row(
         says="a body that is too large",
         status=413,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 
 from queueing.latency import parse_law
 from queueing.profile import Profile, profile_path
+from server.law import calibration
 from server.law.command import calibrate
-from tests.server.asgi import call, running
+from server.law.designed import DesignedBatches
+from tests.server.asgi import Call, call, completion, running
 from tests.virtual_time import run_virtual
 
 LAW = parse_law("k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012")
@@ -46,6 +49,74 @@ def test_a_law_that_is_missing_or_not_used_is_said(body: dict[str, Any], status:
             for words in says:
                 assert words in answer.json()["error"]["message"]
             assert not gateway.calibrating
+
+    run_virtual(main())
+
+
+SPEED = {"speed_only": True, "seconds": 0.1}
+
+
+def test_a_busy_gateway_is_calibrated_when_those_in_service_have_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four in service, one that waits, one that arrives while the law is measured: all are answered in full."""
+
+    async def main() -> None:
+        during: list[tuple[int, bool]] = []
+
+        async def measure(batches: DesignedBatches, *arguments: Any) -> Any:
+            if not during:
+                late.append(Call(app, "POST", "/v1/completions", completion()))
+            during.append((gateway.batcher.in_service, waiting.started.is_set()))
+            return await measured(batches, *arguments)
+
+        measured, late = DesignedBatches.measure, list[Call]()
+        monkeypatch.setattr(DesignedBatches, "measure", measure)
+        async with running("continuous:max_batch_size=4") as (app, gateway):
+            running_calls = [Call(app, "POST", "/v1/completions", completion(max_tokens=200)) for _ in range(4)]
+            await asyncio.sleep(0.001)
+            waiting = Call(app, "POST", "/v1/completions", completion())
+            await asyncio.sleep(0.001)
+            assert (gateway.batcher.in_service, gateway.batcher.queue_length) == (4, 1)
+            epoch = gateway.batcher.epoch
+            answer = await call(app, "POST", "/admin/calibrate", SPEED)
+            assert answer.status == 200, answer.body
+            assert set(during) == {(0, False)}
+            assert gateway.batcher.epoch == epoch + 1
+            calls = [*running_calls, waiting, *late]
+            await asyncio.gather(*(each.task for each in calls))
+            assert [each.json()["usage"]["completion_tokens"] for each in calls] == [200] * 4 + [8] * 2
+
+    run_virtual(main())
+
+
+def test_a_calibration_gives_up_where_those_in_service_do_not_finish_and_they_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "LONGEST_SERVICE", 0.05)
+
+    async def main() -> None:
+        async with running("single") as (app, gateway):
+            calls = [Call(app, "POST", "/v1/completions", completion(max_tokens=200)) for _ in range(2)]
+            await asyncio.sleep(0.001)
+            answer = await call(app, "POST", "/admin/calibrate", SPEED)
+            error = answer.json()["error"]
+            assert (answer.status, error["code"]) == (409, "busy")
+            assert "got 1 in service that did not end within 0.05 s; expected an idle engine" in error["message"]
+            assert not gateway.calibrating
+            await asyncio.gather(*(each.task for each in calls))
+            assert [each.status for each in calls] == [200, 200]
+
+    run_virtual(main())
+
+
+def test_patience_runs_out_while_a_calibration_holds_the_queue() -> None:
+    async def main() -> None:
+        async with running("single", patience=0.02) as (app, _):
+            first = Call(app, "POST", "/v1/completions", completion(max_tokens=5))
+            calibrating = Call(app, "POST", "/admin/calibrate", SPEED)
+            await asyncio.sleep(0.001)
+            waiting = await call(app, "POST", "/v1/completions", completion())
+            assert (waiting.status, waiting.json()["error"]["code"]) == (429, "queue_timeout")
+            assert not calibrating.whole
+            await asyncio.gather(first.task, calibrating.task)
+            assert (first.status, calibrating.status) == (200, 200)
 
     run_virtual(main())
 
