@@ -44,7 +44,7 @@ class Calibrator:
         self._on_progress = on_progress
 
     async def run(self, plan: CalibrationRequest) -> Profile:
-        """Measure, fit, and put the law in force in the gateway. Raises ApiError where another one runs, or the engine does not become idle."""
+        """Measure, fit, and put the law in force in the gateway. Raises ApiError, also where another calibration runs."""
         gateway = self._gateway
         known = self._known(plan)
         if gateway.calibrating:

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
+
 from loadgen.arrivals import Poisson
 from loadgen.client import Target
 from loadgen.gateway_process import GatewayProcess, free_port
@@ -79,3 +81,9 @@ async def served_for_a_while(gateway: GatewayProcess) -> None:
         if not (await gateway.ask("GET", "/admin/state"))["unanswered"]:
             return
     raise AssertionError("the gateway does not become idle")
+
+
+async def text_of(gateway: GatewayProcess) -> str:
+    """Its metrics."""
+    async with httpx.AsyncClient() as client:
+        return (await client.get(gateway.url + "/metrics")).text

@@ -8,15 +8,12 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from loadgen.gateway_process import GatewayProcess
 from tests.page.browser import Page
-from tests.page.site import CAPPED, DRAWN, READY, Site, serving
+from tests.page.site import DRAWN, READY, Site, serving, text_of
 
-MARKED = "document.querySelectorAll('.plot[data-marks=\"1\"]').length"
-BOX = "document.querySelector('%s').getBoundingClientRect()"
 TIMES = 7  # charts over time
 MOST_BYTES = 200_000
 SECONDS_TO_DRAW = 2.0
@@ -170,178 +167,6 @@ def test_numbers_are_written_for_people(site: Site) -> None:
         assert [each.replace("\u202f", " ") for each in found] == list(expected.values())
 
     site.run(look)
-
-
-def test_a_switch_from_the_page_takes_effect_and_is_marked_on_every_chart(site: Site) -> None:
-    async def look(page: Page) -> None:
-        await page.until(f"{DRAWN} >= {TIMES}")
-        before = await site.gateway.ask("GET", "/admin/policy")
-        assert before["policy"] == CAPPED
-        assert await page.ask(MARKED) == 0
-        await page.type("#policy-name", "elastic")
-        await page.type("#size", "4")
-        await page.type("#limit", "48")
-        await page.click("#apply")
-        await page.until("document.querySelector('#outcome').textContent.startsWith('In force: elastic:max_batch_size=4')")
-        found = await site.gateway.ask("GET", "/admin/policy")
-        assert found["policy"] == "elastic:max_batch_size=4"
-        assert found["max_output_tokens"] == 48
-        assert found["epoch"] == before["epoch"] + 1
-        await page.until(f"{MARKED} === {TIMES}")
-        assert "elastic" in await page.text("#now")
-        await page.type("#size", "")
-        await page.type("#limit", "")
-        await page.click("#apply")
-        await page.until("document.querySelector('#outcome').textContent.startsWith('In force: elastic,')")
-        assert (await site.gateway.ask("GET", "/admin/policy"))["max_output_tokens"] is None
-        assert page.complaints == []
-
-    site.run(look)
-
-
-def test_the_patience_is_shown_and_the_same_setting_again_begins_no_epoch(site: Site) -> None:
-    async def look(page: Page) -> None:
-        await page.until("!document.querySelector('#apply').disabled")
-        await page.type("#patience", "45")
-        await page.click("#apply")
-        await page.until("document.querySelector('#outcome').textContent.includes('patience 45\u202fs. Epoch')")
-        await page.until("document.querySelector('#bar-policy').textContent.includes('patience 45')")
-        assert "patience 45" in await page.text("#now")
-        before = await site.gateway.ask("GET", "/admin/policy")
-        await page.click("#apply")
-        await page.until("document.querySelector('#outcome').textContent.startsWith('Nothing to change')")
-        assert await site.gateway.ask("GET", "/admin/policy") == before
-        await page.type("#limit", "9")
-        await page.click("#reset")
-        assert await page.text("#outcome") == ""
-        assert await page.ask("document.activeElement.id") == "policy-name"
-        await site.gateway.ask("PUT", "/admin/policy", {"patience": None})
-
-    site.run(look)
-
-
-@pytest.mark.parametrize("width", [1280, 720])
-def test_the_unit_of_a_field_is_inside_its_box(site: Site, width: int) -> None:
-    async def look(page: Page) -> None:
-        await page.until("!document.querySelector('#apply').disabled")
-        await page.type("#policy-name", "fixed")
-        right = "e.querySelector('%s').getBoundingClientRect().right"
-        fits = f"e => {right % 'i'} <= {right % 'input'}"
-        assert await page.ask(f"[...document.querySelectorAll('.with-unit')].every({fits})")
-
-    site.run(look, width=width)
-
-
-def test_what_the_gateway_refuses_is_said_and_changes_nothing(site: Site) -> None:
-    async def look(page: Page) -> None:
-        before = await site.gateway.ask("GET", "/admin/policy")
-        await page.until("!document.querySelector('#apply').disabled")
-        await page.type("#patience", "0")
-        await page.click("#apply")
-        await page.until("document.querySelector('#outcome').classList.contains('bad')")
-        assert "got a patience of 0; expected a number of seconds above 0" in await page.text("#outcome")
-        assert await site.gateway.ask("GET", "/admin/policy") == before
-
-    site.run(look)
-
-
-def test_a_batch_size_that_the_engine_cannot_hold_is_refused_by_the_page(site: Site) -> None:
-    async def look(page: Page) -> None:
-        await page.until("!document.querySelector('#apply').disabled")
-        before = await site.gateway.ask("GET", "/admin/policy")
-        for size, says in (
-            ("99999", "got a batch size of 99999; this engine holds at most 16 requests at once"),
-            ("2.5", "got a batch size of 2.5"),
-        ):
-            await page.type("#policy-name", "capped")
-            await page.type("#size", size)
-            await page.click("#apply")
-            await page.until("document.querySelector('#outcome').classList.contains('bad')")
-            assert says in await page.text("#outcome")
-            assert await page.ask("document.activeElement.id + document.activeElement.getAttribute('aria-invalid')") == "sizetrue"
-        await page.type("#size", "")
-        await page.click("#apply")
-        await page.until("document.querySelector('#outcome').textContent.includes('is missing')")
-        assert await site.gateway.ask("GET", "/admin/policy") == before
-        assert [url for url in page.urls if "/admin/" in url] == [], "the gateway was not asked"
-
-    site.run(look)
-
-
-def test_the_controls_are_one_press_away(site: Site) -> None:
-    async def look(page: Page) -> None:
-        await page.until("!document.querySelector('#to-controls').disabled")
-        found = await site.gateway.ask("GET", "/admin/policy")
-        limit = found["max_output_tokens"]  # of the tests before
-        assert f"{found['policy'].partition(':')[0]} " in await page.text("#bar-policy")
-        assert ("no token limit" if limit is None else f"token limit {limit}") in await page.text("#bar-policy")
-        await page.click("#to-controls")
-        await page.until(f"{BOX % '#controls'}.top < innerHeight / 2")
-        assert await page.ask("document.activeElement.id") == "policy-name"
-        await page.until(f"{BOX % '.bar'}.bottom <= {BOX % '#controls'}.top", 5)  # the bar covers nothing of it
-
-    site.run(look, width=390)
-
-
-def test_the_autopilot_is_steered_from_the_page(site: Site) -> None:
-    async def look(page: Page) -> None:
-        await page.until("document.querySelector('#autopilot input:checked')?.value === 'off'")
-        await page.click("#autopilot input[value=advise]")
-        await page.until("!document.querySelector('#steer').hidden")
-        await asyncio.sleep(1.5)
-        assert (await site.gateway.ask("GET", "/admin/state"))["autopilot"]["mode"] == "off", "not before the button"
-        assert await page.ask("document.querySelector('#autopilot input:checked').value") == "advise", "the choice stays"
-        await page.click("#steer")
-        await page.until("document.querySelector('#outcome').textContent === 'Autopilot: advise.'", PATIENCE)
-        assert (await site.gateway.ask("GET", "/admin/state"))["autopilot"]["mode"] == "advise"
-        assert await page.ask("document.querySelector('#steer').hidden")
-        await page.click("#autopilot input[value=off]")
-        await page.click("#steer")
-        await page.until("document.querySelector('#outcome').textContent === 'Autopilot: off.'", PATIENCE)
-
-    site.run(look)
-
-
-def test_the_operators_calls_need_the_admin_key_which_the_page_asks_for_and_keeps_for_the_tab(site: Site, tmp_path: Path) -> None:
-    pytest.importorskip("server.security")
-
-    async def main() -> None:
-        async with serving(tmp_path, "--admin-key", "an-admin-key-of-the-test") as gateway, site.browser.page() as page:
-            await page.open(gateway.url)
-            await page.until(f"{READY} && !document.querySelector('#apply').disabled")
-            await page.type("#size", "4")
-            await page.click("#apply")
-            await page.until("document.querySelector('#key').open")
-            await offer(page, "a-wrong-key")
-            await page.until("document.querySelector('#outcome').classList.contains('bad')")
-            assert CAPPED in await text_of(gateway)
-            await page.click("#apply")
-            await page.until("document.querySelector('#key').open")
-            await offer(page, "an-admin-key-of-the-test")
-            await page.until("document.querySelector('#outcome').textContent.startsWith('In force: capped:max_batch_size=4')")
-            assert "capped:max_batch_size=4" in await text_of(gateway)
-            await page.type("#size", "5")
-            await page.click("#apply")
-            await page.until("document.querySelector('#outcome').textContent.includes('Epoch 2')")
-            assert await page.ask("Object.keys(localStorage).filter(k => k.includes('key')).length + document.cookie.length") == 0
-            assert [url for url in page.urls if "an-admin-key" in url] == []
-            await page.click("#forget")  # loads the page anew
-            reloaded = "performance.getEntriesByType('navigation')[0].type === 'reload'"
-            await page.until(f"{reloaded} && {READY} && !document.querySelector('#apply').disabled")
-            await page.click("#apply")
-            await page.until("document.querySelector('#key').open")
-
-    site.runner.run(main())
-
-
-async def offer(page: Page, key: str) -> None:
-    await page.type("#key-value", key)
-    await page.click("#key button[value=ok]")
-
-
-async def text_of(gateway: GatewayProcess) -> str:
-    async with httpx.AsyncClient() as client:
-        return (await client.get(gateway.url + "/metrics")).text
 
 
 @pytest.mark.slow

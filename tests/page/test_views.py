@@ -132,3 +132,38 @@ def test_engine_restarts_uptime_and_version_are_shown(site: Site) -> None:
             await page.until("document.querySelector('#queue .plot').dataset.marks === '1'")
 
     site.runner.run(main())
+
+
+def test_a_mark_says_what_a_switch_changed(site: Site) -> None:
+    """Policy, token limit and patience, each where it changed; an epoch under the same setting is a calibration."""
+    changes: list[dict[str, Any]] = [
+        {"patience": 45.0},
+        {"max_output_tokens": 64},
+        {"policy": "elastic:max_batch_size=4", "patience": None},
+        {},
+        {"restarted": True},
+    ]
+
+    def switching(topics: Topics) -> None:
+        now = topics["now"]["row"][0]
+        setting = topics["switches"][-1] | {"at": now - 280, "first": True, "policy": "single", "max_output_tokens": None, "patience": None}
+        topics["switches"] = [setting]
+        for number, change in enumerate(changes):
+            setting = setting | {"restarted": False} | change | {"at": now - 230 + 48 * number, "first": False, "epoch": 7 + number}
+            topics["switches"].append(setting)
+
+    async def main() -> list[str]:
+        async with staged(site.browser, site.gateway.url, switching, width=1600) as page:
+            await page.until(f"{DRAWN} >= {CHARTS} - 1")
+            await page.ask(
+                "{ const real = CanvasRenderingContext2D.prototype.fillText; window.texts = new Set();"
+                "CanvasRenderingContext2D.prototype.fillText = function (text, ...more) { window.texts.add(text); real.call(this, text, ...more); } }"
+            )
+            await page.click("#stat input[value=p95]")
+            await page.click("#stat input[value=mean]")
+            await page.until("window.texts.has('engine restarted')")
+            return [text for text in await page.ask("[...window.texts]") if text[0].isalpha()]
+
+    said = set(site.runner.run(main()))
+    patience, without = "patience 45\u202fs", "elastic up to 4, no patience limit"
+    assert {patience, "token limit 64", without, "calibration", "engine restarted"} <= said

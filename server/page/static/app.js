@@ -16,7 +16,7 @@ import { follow } from "./stream.js";
 import { updateVerdict } from "./verdict.js";
 import { View } from "./view.js";
 import { updateWhatIf } from "./whatif.js";
-import { limits, parsePolicy, policyDetail, tokenLimit } from "./words.js";
+import { changes, limits, policyWords } from "./words.js";
 
 const LINKS = { connecting: "Connecting", live: "Live", lost: "Reconnecting" };
 const state = { link: "connecting", refused: null, history: new History(), columns: [], marks: [], unit: "ms", restarts: [], past: [] };
@@ -50,20 +50,20 @@ function draw() {
   }, 0);
 }
 
-const inForce = (policy) => (policy ? `${[parsePolicy(policy.policy).name, policyDetail(policy.policy)].filter(Boolean).join(" ")} · ${limits(policy).join(" · ")}` : "");
+const inForce = (policy) => (policy ? `${policyWords(policy.policy)} · ${limits(policy).join(" · ")}` : "");
 
 /** Switches of the gateway's life and of those before it that this page saw, and its restarts. */
 function marks() {
-  const switches = [...state.past, ...(state.switches ?? [])].filter((each) => !each.first);
-  const said = switches.map((each) => ({ at: each.at, label: each.restarted ? "engine restarted" : [parsePolicy(each.policy).name, policyDetail(each.policy), each.max_output_tokens ? tokenLimit(each.max_output_tokens) : ""].filter(Boolean).join(" ") }));
-  return [...said, ...state.restarts.map((at) => ({ at, label: "gateway restarted" }))].sort((a, b) => a.at - b.at);
+  const switches = [...state.past, ...(state.switches ?? [])];
+  const said = switches.map((each, place) => ({ first: each.first, at: each.at, label: each.restarted ? "engine restarted" : changes(each, switches[place - 1]) }));
+  return [...said.filter((each) => !each.first), ...state.restarts.map((at) => ({ at, label: "gateway restarted" }))].sort((a, b) => a.at - b.at);
 }
 
 function greeted(hello) {
   if (state.hello && hello.page !== state.hello.page) location.reload(); // another version of Kendall
   if (state.hello && hello.born !== state.hello.born) {
     state.restarts.push(hello.born);
-    state.past.push(...(state.switches ?? []).filter((each) => !each.first));
+    state.past.push(...(state.switches ?? []));
     Object.assign(state, { switches: [], look: null, what_if: [], checks: [], autopilot: null, distribution: null });
   }
   state.hello = hello;

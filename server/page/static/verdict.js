@@ -2,7 +2,7 @@
 
 import { byId, fill, h, prose, say } from "./dom.js";
 import { NONE, about, duration, interval, signed, span, whole } from "./format.js";
-import { QUANTITY, cause, parsePolicy, policyDetail } from "./words.js";
+import { QUANTITY, cause, parsePolicy, policyWords } from "./words.js";
 
 export function updateVerdict(state, actions) {
   const found = sentence(state);
@@ -60,7 +60,7 @@ function compared(prediction, { gateway, unit, now, columns }) {
   }
   const both = [h("span", { class: "observed" }, duration(observed.value, unit)), " observed, ", h("span", { class: "predicted" }, duration(predicted.value, unit)), " predicted"];
   const with_ = (words) => (observed.value !== null && predicted.value !== null ? [`${words}: `, ...both] : [words]);
-  const of = `Mean ${what} under ${policyName(prediction.policy)}`;
+  const of = `Mean ${what} under ${policyWords(prediction.policy)}`;
   if (comparison.verdict === "agree") return { says: with_("Theory and observation agree"), why: `${of}.`, aloud: "Theory and observation agree", short: "Agree", title: "Agree" };
   if (comparison.verdict === "disagree") {
     const why = cause(comparison.reasons, comparison.assumptions);
@@ -80,7 +80,6 @@ function missing({ requests_missing: more, n }, rate, window) {
   return `${asked}, about ${span(Math.max(1, more / rate))} at this rate.`;
 }
 
-const policyName = (policy) => [parsePolicy(policy).name, policyDetail(policy)].filter(Boolean).join(" ");
 const sentences = (parts) => parts.map((part) => `${part[0].toUpperCase()}${part.slice(1).replace(/\.$/, "")}.`).join(" ");
 
 function numbers(prediction, unit) {

@@ -1,0 +1,183 @@
+"""What an operator does on the page: setting, autopilot, keys."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.page.browser import Page
+from tests.page.site import CAPPED, DRAWN, READY, Site, serving, text_of
+
+MARKED = "document.querySelectorAll('.plot[data-marks=\"1\"]').length"
+BOX = "document.querySelector('%s').getBoundingClientRect()"
+TIMES = 7  # charts over time
+PATIENCE = 60.0  # with the predicting process, which is niced and answers one question at a time
+
+
+def test_a_switch_from_the_page_takes_effect_and_is_marked_on_every_chart(operated: Site) -> None:
+    async def look(page: Page) -> None:
+        await page.until(f"{DRAWN} >= {TIMES}")
+        before = await operated.gateway.ask("GET", "/admin/policy")
+        assert before["policy"] == CAPPED
+        assert await page.ask(MARKED) == 0
+        await page.type("#policy-name", "elastic")
+        await page.type("#size", "4")
+        await page.type("#limit", "48")
+        await page.click("#apply")
+        await page.until("document.querySelector('#outcome').textContent.startsWith('In force: elastic:max_batch_size=4')")
+        found = await operated.gateway.ask("GET", "/admin/policy")
+        assert found["policy"] == "elastic:max_batch_size=4"
+        assert found["max_output_tokens"] == 48
+        assert found["epoch"] == before["epoch"] + 1
+        await page.until(f"{MARKED} === {TIMES}")
+        assert "elastic" in await page.text("#now")
+        await page.type("#size", "")
+        await page.type("#limit", "")
+        await page.click("#apply")
+        await page.until("document.querySelector('#outcome').textContent.startsWith('In force: elastic,')")
+        assert (await operated.gateway.ask("GET", "/admin/policy"))["max_output_tokens"] is None
+        assert page.complaints == []
+
+    operated.run(look)
+
+
+def test_the_patience_is_shown_and_the_same_setting_again_begins_no_epoch(operated: Site) -> None:
+    async def look(page: Page) -> None:
+        await page.until("!document.querySelector('#apply').disabled")
+        await page.type("#patience", "45")
+        await page.click("#apply")
+        await page.until("document.querySelector('#outcome').textContent.includes('patience 45\u202fs. Epoch')")
+        await page.until("document.querySelector('#bar-policy').textContent.includes('patience 45')")
+        assert "patience 45" in await page.text("#now")
+        before = await operated.gateway.ask("GET", "/admin/policy")
+        await page.click("#apply")
+        await page.until("document.querySelector('#outcome').textContent.startsWith('Nothing to change')")
+        assert await operated.gateway.ask("GET", "/admin/policy") == before
+        await page.type("#limit", "9")
+        await page.click("#reset")
+        assert await page.text("#outcome") == ""
+        assert await page.ask("document.activeElement.id") == "policy-name"
+        await operated.gateway.ask("PUT", "/admin/policy", {"patience": None})
+
+    operated.run(look)
+
+
+@pytest.mark.parametrize("width", [1280, 720])
+def test_the_unit_of_a_field_is_inside_its_box(operated: Site, width: int) -> None:
+    async def look(page: Page) -> None:
+        await page.until("!document.querySelector('#apply').disabled")
+        await page.type("#policy-name", "fixed")
+        right = "e.querySelector('%s').getBoundingClientRect().right"
+        fits = f"e => {right % 'i'} <= {right % 'input'}"
+        assert await page.ask(f"[...document.querySelectorAll('.with-unit')].every({fits})")
+
+    operated.run(look, width=width)
+
+
+def test_what_the_gateway_refuses_is_said_and_changes_nothing(operated: Site) -> None:
+    async def look(page: Page) -> None:
+        before = await operated.gateway.ask("GET", "/admin/policy")
+        await page.until("!document.querySelector('#apply').disabled")
+        await page.type("#patience", "0")
+        await page.click("#apply")
+        await page.until("document.querySelector('#outcome').classList.contains('bad')")
+        assert "got a patience of 0; expected a number of seconds above 0" in await page.text("#outcome")
+        assert await operated.gateway.ask("GET", "/admin/policy") == before
+
+    operated.run(look)
+
+
+def test_a_batch_size_that_the_engine_cannot_hold_is_refused_by_the_page(operated: Site) -> None:
+    async def look(page: Page) -> None:
+        await page.until("!document.querySelector('#apply').disabled")
+        before = await operated.gateway.ask("GET", "/admin/policy")
+        for size, says in (
+            ("99999", "got a batch size of 99999; this engine holds at most 16 requests at once"),
+            ("2.5", "got a batch size of 2.5"),
+        ):
+            await page.type("#policy-name", "capped")
+            await page.type("#size", size)
+            await page.click("#apply")
+            await page.until("document.querySelector('#outcome').classList.contains('bad')")
+            assert says in await page.text("#outcome")
+            assert await page.ask("document.activeElement.id + document.activeElement.getAttribute('aria-invalid')") == "sizetrue"
+        await page.type("#size", "")
+        await page.click("#apply")
+        await page.until("document.querySelector('#outcome').textContent.includes('is missing')")
+        assert await operated.gateway.ask("GET", "/admin/policy") == before
+        assert [url for url in page.urls if "/admin/" in url] == [], "the gateway was not asked"
+
+    operated.run(look)
+
+
+def test_the_controls_are_one_press_away(operated: Site) -> None:
+    async def look(page: Page) -> None:
+        await page.until("!document.querySelector('#to-controls').disabled")
+        found = await operated.gateway.ask("GET", "/admin/policy")
+        limit = found["max_output_tokens"]  # of the tests before
+        assert f"{found['policy'].partition(':')[0]} " in await page.text("#bar-policy")
+        assert ("no token limit" if limit is None else f"token limit {limit}") in await page.text("#bar-policy")
+        await page.click("#to-controls")
+        await page.until(f"{BOX % '#controls'}.top < innerHeight / 2")
+        assert await page.ask("document.activeElement.id") == "policy-name"
+        await page.until(f"{BOX % '.bar'}.bottom <= {BOX % '#controls'}.top", 5)  # the bar covers nothing of it
+
+    operated.run(look, width=390)
+
+
+def test_the_autopilot_is_steered_from_the_page(operated: Site) -> None:
+    async def look(page: Page) -> None:
+        await page.until("document.querySelector('#autopilot input:checked')?.value === 'off'")
+        await page.click("#autopilot input[value=advise]")
+        await page.until("!document.querySelector('#steer').hidden")
+        await asyncio.sleep(1.5)
+        assert (await operated.gateway.ask("GET", "/admin/state"))["autopilot"]["mode"] == "off", "not before the button"
+        assert await page.ask("document.querySelector('#autopilot input:checked').value") == "advise", "the choice stays"
+        await page.click("#steer")
+        await page.until("document.querySelector('#outcome').textContent === 'Autopilot: advise.'", PATIENCE)
+        assert (await operated.gateway.ask("GET", "/admin/state"))["autopilot"]["mode"] == "advise"
+        assert await page.ask("document.querySelector('#steer').hidden")
+        await page.click("#autopilot input[value=off]")
+        await page.click("#steer")
+        await page.until("document.querySelector('#outcome').textContent === 'Autopilot: off.'", PATIENCE)
+
+    operated.run(look)
+
+
+def test_the_operators_calls_need_the_admin_key_which_the_page_asks_for_and_keeps_for_the_tab(operated: Site, tmp_path: Path) -> None:
+    pytest.importorskip("server.security")
+
+    async def main() -> None:
+        async with serving(tmp_path, "--admin-key", "an-admin-key-of-the-test") as gateway, operated.browser.page() as page:
+            await page.open(gateway.url)
+            await page.until(f"{READY} && !document.querySelector('#apply').disabled")
+            await page.type("#size", "4")
+            await page.click("#apply")
+            await page.until("document.querySelector('#key').open")
+            await offer(page, "a-wrong-key")
+            await page.until("document.querySelector('#outcome').classList.contains('bad')")
+            assert CAPPED in await text_of(gateway)
+            await page.click("#apply")
+            await page.until("document.querySelector('#key').open")
+            await offer(page, "an-admin-key-of-the-test")
+            await page.until("document.querySelector('#outcome').textContent.startsWith('In force: capped:max_batch_size=4')")
+            assert "capped:max_batch_size=4" in await text_of(gateway)
+            await page.type("#size", "5")
+            await page.click("#apply")
+            await page.until("document.querySelector('#outcome').textContent.includes('Epoch 2')")
+            assert await page.ask("Object.keys(localStorage).filter(k => k.includes('key')).length + document.cookie.length") == 0
+            assert [url for url in page.urls if "an-admin-key" in url] == []
+            await page.click("#forget")  # loads the page anew
+            reloaded = "performance.getEntriesByType('navigation')[0].type === 'reload'"
+            await page.until(f"{reloaded} && {READY} && !document.querySelector('#apply').disabled")
+            await page.click("#apply")
+            await page.until("document.querySelector('#key').open")
+
+    operated.runner.run(main())
+
+
+async def offer(page: Page, key: str) -> None:
+    await page.type("#key-value", key)
+    await page.click("#key button[value=ok]")
