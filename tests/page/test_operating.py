@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -181,3 +182,103 @@ def test_the_operators_calls_need_the_admin_key_which_the_page_asks_for_and_keep
 async def offer(page: Page, key: str) -> None:
     await page.type("#key-value", key)
     await page.click("#key button[value=ok]")
+
+
+# `leave()` ends the stream of events and refuses every other connection until `back()`
+AWAY = """{
+  const real = window.fetch;
+  let away = false;
+  window.back = () => { away = false; };
+  window.fetch = async (url, ...more) => {
+    if (away) throw new TypeError("away");
+    const answer = await real(url, ...more);
+    if (url !== "live/events") return answer;
+    const cut = { start(stream) { window.leave = () => { away = true; stream.error(new TypeError("away")); }; } };
+    return new Response(answer.body.pipeThrough(new TransformStream(cut)));
+  };
+}"""
+
+
+def without_its_gateway(site: Site, before: Callable[[Page], Awaitable[None]], after: Callable[[Page], Awaitable[None]]) -> None:
+    """The page loses its connection: `before` it reconnects, and `after`."""
+
+    async def look(page: Page) -> None:
+        await page.send("Page.addScriptToEvaluateOnNewDocument", source=AWAY)
+        await page.open(site.gateway.url + "/")
+        await page.until(f"window.leave && {READY} && !document.querySelector('#apply').disabled")
+        await page.ask("window.leave(); 1")
+        await page.until("document.body.dataset.link === 'lost'")
+        await before(page)
+        await page.ask("window.back(); 1")
+        await page.until("document.body.dataset.link === 'live'")
+        await after(page)
+
+    site.run(look)
+
+
+def test_that_the_gateway_does_not_answer_is_said_until_it_answers_again(operated: Site) -> None:
+    async def before(page: Page) -> None:
+        await page.click("#apply")
+        await page.until("document.querySelector('#outcome').textContent === 'Not changed: the gateway does not answer'")
+
+    async def after(page: Page) -> None:
+        await page.until("document.querySelector('#outcome').textContent === ''")
+
+    without_its_gateway(operated, before, after)
+
+
+def test_another_note_outlasts_a_reconnection(operated: Site) -> None:
+    async def before(page: Page) -> None:
+        await page.type("#patience", "0")
+        await page.click("#apply")
+
+    async def after(page: Page) -> None:
+        assert "got a patience of 0" in await page.text("#outcome")
+
+    without_its_gateway(operated, before, after)
+
+
+def test_escape_closes_the_question_for_the_key_and_the_focus_returns_to_the_button(operated: Site, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path, "--admin-key", "an-admin-key-of-the-test") as gateway, operated.browser.page() as page:
+            await page.open(gateway.url)
+            await page.until(f"{READY} && !document.querySelector('#apply').disabled")
+            await page.type("#size", "4")
+            await page.ask("document.querySelector('#apply').focus(); 1")
+            await page.click("#apply")
+            await page.until("document.querySelector('#key').open")
+            assert await page.ask("document.activeElement.id") == "key-value"
+            await page.press("Escape")
+            await page.until(
+                "!document.querySelector('#key').open && document.querySelector('#outcome').textContent.startsWith('Not changed')"
+            )
+            assert await page.ask("document.activeElement.id") == "apply"
+            assert CAPPED in await text_of(gateway)
+
+    operated.runner.run(main())
+
+
+def test_forget_key_ends_the_stream_that_was_opened_with_it(operated: Site, tmp_path: Path) -> None:
+    """Where the page itself needs a key: without it there is no stream, and the page asks again."""
+
+    async def main() -> None:
+        flags = ("--api-key", "an-api-key-of-the-test", "--metrics-need-key")
+        async with serving(tmp_path, *flags) as gateway, operated.browser.page() as page:
+            await page.open(gateway.url)
+            await page.until("document.querySelector('#key').open")
+            assert await page.ask("document.querySelector('#forget').hidden")
+            await offer(page, "an-api-key-of-the-test")
+            await page.until(READY)
+            assert not await page.ask("document.querySelector('#forget').hidden")
+            await page.until("document.querySelector('#action code')")
+            command = await page.ask("document.querySelector('#action code').textContent")
+            assert command.endswith("--num-prompts 500 --api-key KEY")
+            await page.click("#forget")
+            await page.until("document.querySelector('#key').open && document.body.dataset.link !== 'live'")
+            assert await page.ask("sessionStorage.length") == 0
+            assert await page.ask("document.querySelector('#forget').hidden")
+            await page.press("Escape")
+            await page.until("document.querySelector('h1').textContent === 'This page needs a key'")
+            assert "–" in await page.text("#now")
+
+    operated.runner.run(main())

@@ -94,3 +94,19 @@ def test_the_command_of_the_empty_page_is_broken_between_options_only(site: Site
             assert await page.ask("document.documentElement.scrollWidth") <= 320
 
     site.runner.run(main())
+
+
+@pytest.mark.parametrize(("switched", "says"), [(False, "No requests yet"), (True, "No requests in this epoch yet")])
+def test_no_requests_is_said_of_the_epoch_after_a_switch(site: Site, *, switched: bool, says: str) -> None:
+    def empty(topics: Topics) -> None:
+        topics["look"] = {"prediction": None, "reason": "0 requests of this epoch have ended; 50 are needed"}
+        topics["now"]["row"][topics["hello"]["columns"].index("arrival_rate")] = 0
+        first = topics["switches"][0] | {"first": True}
+        topics["switches"] = [first, first | {"first": False, "epoch": 3}] if switched else [first]
+
+    async def main() -> None:
+        async with staged(site.browser, site.gateway.url, empty) as page:
+            await page.until("document.querySelector('#action code')")
+            assert await page.text("h1") == says
+
+    site.runner.run(main())

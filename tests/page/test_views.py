@@ -13,6 +13,11 @@ from tests.page.staged import Topics, staged
 TIMES = "[...document.querySelectorAll('.plot[data-start]')].filter(e => e.offsetParent)"
 SPANS = f"{TIMES}.map(e => e.dataset.start + '-' + e.dataset.end)"
 CHARTS = 7  # over time
+DRAWN_TEXTS = """{
+  const real = CanvasRenderingContext2D.prototype.fillText;
+  window.texts = new Set();
+  CanvasRenderingContext2D.prototype.fillText = function (text, ...more) { window.texts.add(text); real.call(this, text, ...more); };
+}"""
 
 
 async def drag(page: Page, selector: str, start: float, end: float) -> None:
@@ -135,35 +140,34 @@ def test_engine_restarts_uptime_and_version_are_shown(site: Site) -> None:
 
 
 def test_a_mark_says_what_a_switch_changed(site: Site) -> None:
-    """Policy, token limit and patience, each where it changed; an epoch under the same setting is a calibration."""
-    changes: list[dict[str, Any]] = [
-        {"patience": 45.0},
-        {"max_output_tokens": 64},
-        {"policy": "elastic:max_batch_size=4", "patience": None},
-        {},
-        {"restarted": True},
-    ]
+    def patient(topics: Topics) -> None:
+        first = topics["switches"][0] | {"patience": None}
+        topics["switches"] = [first, first | {"at": topics["now"]["row"][0] - 3, "first": False, "patience": 45.0, "epoch": 9}]
 
-    def switching(topics: Topics) -> None:
-        now = topics["now"]["row"][0]
-        setting = topics["switches"][-1] | {"at": now - 280, "first": True, "policy": "single", "max_output_tokens": None, "patience": None}
-        topics["switches"] = [setting]
-        for number, change in enumerate(changes):
-            setting = setting | {"restarted": False} | change | {"at": now - 230 + 48 * number, "first": False, "epoch": 7 + number}
-            topics["switches"].append(setting)
-
-    async def main() -> list[str]:
-        async with staged(site.browser, site.gateway.url, switching, width=1600) as page:
+    async def main() -> None:
+        async with staged(site.browser, site.gateway.url, patient) as page:
             await page.until(f"{DRAWN} >= {CHARTS} - 1")
-            await page.ask(
-                "{ const real = CanvasRenderingContext2D.prototype.fillText; window.texts = new Set();"
-                "CanvasRenderingContext2D.prototype.fillText = function (text, ...more) { window.texts.add(text); real.call(this, text, ...more); } }"
-            )
+            await page.ask(DRAWN_TEXTS)
             await page.click("#stat input[value=p95]")
-            await page.click("#stat input[value=mean]")
-            await page.until("window.texts.has('engine restarted')")
-            return [text for text in await page.ask("[...window.texts]") if text[0].isalpha()]
+            await page.until("window.texts.has('patience 45\u202fs')")
 
-    said = set(site.runner.run(main()))
-    patience, without = "patience 45\u202fs", "elastic up to 4, no patience limit"
-    assert {patience, "token limit 64", without, "calibration", "engine restarted"} <= said
+    site.runner.run(main())
+
+
+def test_the_words_of_a_mark_are_those_of_what_changed(site: Site) -> None:
+    """An epoch under the same setting begins after a calibration."""
+    before = "{policy: 'capped:max_batch_size=8', max_output_tokens: 64, patience: 45}"
+    expected = {
+        f"changes({{...{before}, patience: 30}}, {before})": "patience 30\u202fs",
+        f"changes({{...{before}, patience: null}}, {before})": "no patience limit",
+        f"changes({{...{before}, max_output_tokens: null}}, {before})": "no token limit",
+        f"changes({{...{before}, policy: 'elastic', max_output_tokens: 32}}, {before})": "elastic, token limit 32",
+        f"changes({before}, {before})": "calibration",
+        f"changes({before})": "capped up to 8, token limit 64, patience 45\u202fs",
+    }
+
+    async def look(page: Page) -> None:
+        module = "document.querySelector('link[rel=modulepreload][href$=\"words.js\"]').href"
+        assert await page.ask(f"import({module}).then(({{changes}}) => [{', '.join(expected)}])") == list(expected.values())
+
+    site.run(look)
