@@ -1,4 +1,4 @@
-"""Policies compared: what each policy did with the traffic that it had."""
+"""Policies compared: each policy with the traffic of its epochs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ DELAY, SERVICE, SOJOURN = "kendall_queueing_delay_seconds", "kendall_service_tim
 def build() -> Dashboard:
     """A table of all that is shown, and each column over time."""
     says = (
-        "Each policy over the time that is shown. Traffic differs from epoch to epoch: `kendall sweep` compares on the same arrivals, "
-        "the what-if table of the theory dashboard at the same rate, lengths and speed."
+        "Each policy over the time range. Traffic differs from epoch to epoch: `kendall sweep` compares on the same arrivals, "
+        "the what-if table of the theory dashboard compares at the same rate, lengths and speed."
     )
     return dashboard("kendall-policies", "Kendall / Policies compared", says, [_table(), _bars(), _over_time()])
 
@@ -37,23 +37,23 @@ def _table() -> Section:
         Column("output tokens, mean", mean("kendall_output_tokens", window=RANGE), COUNT),
         Column("clipped", share(rate("kendall_clipped_requests_total", window=RANGE), completed), FRACTION),
     ]
-    return "All that is shown", [grid("Policies", "One row for each policy that was in force.", columns, key="policy")]
+    return "Whole time range", [grid("Policies", "One row for each policy that was in force.", columns, key="policy")]
 
 
 def _bars() -> Section:
     stat = by_policy("kendall_predicted_queueing_delay_seconds", 'stat="mean"')
     predicted = f"avg by (policy) (avg_over_time({stat}[{RANGE}]) >= 0)"
-    return "Side by side", [
+    return "Comparison", [
         bars(
             "Mean queueing delay, observed and predicted",
-            "Over all that is shown; predicted: the mean of the predictions made meanwhile.",
+            "Over the whole time range. Predicted: mean of the predictions made in it.",
             SECONDS,
             [Series(mean(DELAY, window=RANGE), "observed {{policy}}"), Series(predicted, "predicted {{policy}}")],
             limits=ATTENTION,
         ),
         bars(
-            "Completed requests a second",
-            "While the policy was in force or finishing what it had begun, spread over all that is shown.",
+            "Completed requests per second",
+            "Requests completed under each policy, divided by the length of the whole time range.",
             PER_SECOND,
             [Series(rate("kendall_requests_total", 'outcome="completed"', window=RANGE), "{{policy}}")],
         ),
@@ -62,26 +62,32 @@ def _bars() -> Section:
 
 def _over_time() -> Section:
     return "Over time", [
-        lines("Queueing delay, mean", "From arrival to dispatch.", SECONDS, [Series(mean(DELAY), "{{policy}}")], limits=ATTENTION),
-        lines("Queueing delay, p95", "From arrival to dispatch.", SECONDS, [Series(quantile(DELAY, 0.95), "{{policy}}")], limits=ATTENTION),
-        lines("Service time, mean", "From dispatch until the server was free again.", SECONDS, [Series(mean(SERVICE), "{{policy}}")]),
+        lines("Queueing delay, mean", "Time from arrival to dispatch.", SECONDS, [Series(mean(DELAY), "{{policy}}")], limits=ATTENTION),
+        lines(
+            "Queueing delay, p95",
+            "Time from arrival to dispatch.",
+            SECONDS,
+            [Series(quantile(DELAY, 0.95), "{{policy}}")],
+            limits=ATTENTION,
+        ),
+        lines("Service time, mean", "Time from dispatch until the server is free again.", SECONDS, [Series(mean(SERVICE), "{{policy}}")]),
         lines(
             "Sojourn time, p95",
-            "From arrival to the last byte.",
+            "Time from arrival to the last byte of the answer.",
             SECONDS,
             [Series(quantile(SOJOURN, 0.95), "{{policy}}")],
             limits=ATTENTION,
         ),
         lines(
             "Error of the prediction",
-            "Observed over predicted, less 1.",
+            "Observed / predicted - 1.",
             FRACTION,
             [Series(by_policy("kendall_prediction_error_ratio"), "{{policy}}")],
             limits=[(-1.0, "red"), (-0.25, "orange"), (-0.1, "green"), (0.1, "orange"), (0.25, "red")],
         ),
         lines(
-            "Waiting for company",
-            "Under fixed: until the batch's last member came or max_wait had passed.",
+            "Batch formation",
+            "Under fixed: time that a request waits for its batch to fill, or for max_wait.",
             SECONDS,
             [Series(mean("kendall_batch_forming_delay_seconds"), "{{policy}}")],
         ),

@@ -13,12 +13,12 @@ INSTANCE = ("instance",)
 
 def build() -> Dashboard:
     """What both count, side by side; then what only vLLM knows."""
-    says = "vLLM's own metrics (vllm:...) beside the gateway's, from the same scrape. An emulated engine has none of its own."
+    says = "vLLM's metrics (vllm:...) next to the gateway's, from the same scrape. An emulated engine has no vLLM metrics."
     return dashboard("kendall-engine", "Kendall / Engine", says, [_life(), _queues(), _times(), _tokens(), _process()])
 
 
 def _life() -> Section:
-    return "Life", [
+    return "Engine", [
         number(
             "Engine",
             "Engine, model and version of Kendall.",
@@ -27,14 +27,14 @@ def _life() -> Section:
             width=8,
         ),
         number(
-            "Serves",
-            "1: the engine serves; 0: it is being started again or is lost.",
+            "Engine up",
+            "1: the engine serves. 0: it is restarting or has failed for good.",
             COUNT,
             Series(gauge("kendall_engine_up"), "{{instance}}"),
         ),
         number(
             "Restarts",
-            "Times that a lost engine came up again since the gateway started.",
+            "Restarts of a failed engine since the gateway started.",
             COUNT,
             Series(gauge("kendall_engine_restarts"), "{{instance}}"),
             limits=[(1.0, "orange"), (3.0, "red")],
@@ -48,7 +48,7 @@ def _life() -> Section:
         ),
         number(
             "Speed",
-            "Measured service time over the calibrated law's: above 1 it is slower.",
+            "Measured service time divided by that of the calibrated law. Above 1 the engine is slower than at its calibration.",
             FRACTION,
             Series(gauge("kendall_engine_speed_ratio", known="> 0"), "{{instance}}"),
             limits=[(1.15, "orange"), (1.5, "red")],
@@ -57,29 +57,30 @@ def _life() -> Section:
 
 
 def _queues() -> Section:
-    return "Who waits where", [
+    return "Queues", [
         lines(
             "In service and running",
-            "The gateway's count and vLLM's. The gateway's is the larger for the moments between a dispatch and the engine's next step.",
+            "Sequences in service, counted by the gateway and by vLLM. The gateway's count is larger between a dispatch "
+            "and the engine's next step.",
             COUNT,
             _beside(gauge("kendall_in_service"), gauge("vllm:num_requests_running")),
         ),
         lines(
             "Waiting",
-            "Requests in the gateway's queue and in the engine's. The engine's stays at 0: all waiting is done in the gateway.",
+            "Requests in the gateway's queue and in the engine's. The engine's queue stays empty: all requests wait in the gateway.",
             COUNT,
             _beside(gauge("kendall_queue_length"), gauge("vllm:num_requests_waiting")),
         ),
         lines(
             "Queueing delay, mean",
-            "In the gateway's queue and in the engine's.",
+            "Mean time in the gateway's queue and in the engine's.",
             SECONDS,
             _beside(mean("kendall_queueing_delay_seconds", by=INSTANCE), mean("vllm:request_queue_time_seconds", by=INSTANCE)),
             limits=ATTENTION,
         ),
         lines(
             "Preemptions",
-            "Sequences a second that vLLM took out for want of KV memory. Above 0: lower max_num_seqs or the batch size.",
+            "Sequences per second that vLLM preempted because the KV cache was full. Above 0: lower max_num_seqs or the batch size.",
             PER_SECOND,
             [Series(rate("vllm:num_preemptions_total", by=INSTANCE), "{{instance}}")],
             limits=[(0.01, "red")],
@@ -91,7 +92,7 @@ def _times() -> Section:
     return "Times", [
         lines(
             "Time to first token, p95",
-            "Kendall: from arrival, the queue included. vLLM: from the hand-over.",
+            "Kendall: from arrival, queueing included. vLLM: from the dispatch to the engine.",
             SECONDS,
             _beside(
                 quantile("kendall_time_to_first_token_seconds", 0.95, by=INSTANCE),
@@ -107,13 +108,14 @@ def _times() -> Section:
         ),
         lines(
             "Service, mean",
-            "Kendall: dispatch until the server was free again. vLLM: first scheduled to last token of a request.",
+            "Kendall: from dispatch until the server is free again. vLLM: from scheduling to the last token of a request.",
             SECONDS,
             _beside(mean("kendall_service_time_seconds", by=INSTANCE), mean("vllm:request_inference_time_seconds", by=INSTANCE)),
         ),
         lines(
-            "Sequences of a batch",
-            "Kendall: mean sequences of a dispatch. vLLM: mean tokens of an engine step (while decoding, one a sequence).",
+            "Batch size",
+            "Kendall: mean number of sequences per dispatch. vLLM: mean number of tokens per engine step (one per sequence "
+            "while decoding).",
             COUNT,
             _beside(mean("kendall_batch_size", by=INSTANCE), mean("vllm:iteration_tokens_total", by=INSTANCE)),
         ),
@@ -124,16 +126,16 @@ def _tokens() -> Section:
     return "Tokens", [
         lines(
             "Output tokens",
-            "vLLM: made, padding of static batches included. Kendall: of completed answers.",
+            "vLLM: tokens generated, padding of static batches included. Kendall: tokens of completed answers.",
             TOKENS_PER_SECOND,
             [
-                Series(rate("vllm:generation_tokens_total", by=INSTANCE), "made by vLLM {{instance}}"),
-                Series(rate("kendall_output_tokens_sum", by=INSTANCE), "answered by Kendall {{instance}}"),
+                Series(rate("vllm:generation_tokens_total", by=INSTANCE), "generated by vLLM {{instance}}"),
+                Series(rate("kendall_output_tokens_sum", by=INSTANCE), "completed by Kendall {{instance}}"),
             ],
         ),
         lines(
             "Prompt tokens",
-            "Computed by vLLM; waiting in the gateway's queue they are at `kendall_queued_tokens`.",
+            "Prompt tokens computed by vLLM. Those still in the gateway's queue are `kendall_queued_tokens`.",
             TOKENS_PER_SECOND,
             [Series(rate("vllm:prompt_tokens_total", by=INSTANCE), "{{instance}}")],
         ),
@@ -144,7 +146,7 @@ def _process() -> Section:
     return "The gateway's process", [
         lines(
             "Processor",
-            "Fraction of one core that the gateway's own process takes; the engine has its own.",
+            "Processor time of the gateway process, as a fraction of one core; the engine runs in its own process.",
             FRACTION,
             [Series(rate("process_cpu_seconds_total", by=INSTANCE), "{{instance}}")],
             limits=[(0.7, "orange"), (0.9, "red")],
@@ -152,14 +154,15 @@ def _process() -> Section:
         ),
         lines(
             "Own time of a call, by stage",
-            "Mean stretch of the event loop's time; one call in 64 is measured. `prompt` waits for the tokeniser, `write` for the reader.",
+            "Mean time of the event loop per stage; one call in 64 is measured. `prompt` includes the wait for the "
+            "tokeniser, `write` the wait for the client.",
             SECONDS,
             [Series(mean("kendall_own_time_seconds", by=("stage",), window="5m"), "{{stage}}")],
             width=8,
         ),
         lines(
             "Memory",
-            "Resident memory of the gateway's own process.",
+            "Resident memory of the gateway process.",
             BYTES,
             [Series(gauge("process_resident_memory_bytes"), "{{instance}}")],
             width=8,

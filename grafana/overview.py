@@ -13,7 +13,7 @@ LEVELS = (0.5, 0.95, 0.99)
 
 def build() -> Dashboard:
     """Arrival rate, queue length, delays and service apart, utilisation."""
-    says = "Arrivals, queue, queueing delay and service time apart, utilisation: one look at each gateway."
+    says = "Arrival rate, queue length, queueing delay, service time and utilisation of each gateway."
     return dashboard("kendall", "Kendall / Overview", says, [_now(), _queue(), _delays(), _service(), _health()])
 
 
@@ -23,7 +23,8 @@ def _now() -> Section:
         number("Policy", "The policy in force.", STATE, Series(gauge("kendall_policy_info"), "{{policy}}")),
         number(
             "Load",
-            "Arrival rate over the largest that is stable under the policy in force, by the model. Above 0.9 the delay explodes.",
+            "Arrival rate divided by the largest stable arrival rate of the policy in force, by the model. Above 0.9 the "
+            "delay grows steeply.",
             FRACTION,
             Series(gauge("kendall_load", known=">= 0"), per_gateway),
             limits=LOAD,
@@ -35,9 +36,14 @@ def _now() -> Section:
             Series(gauge("kendall_utilisation"), per_gateway),
             limits=[(0.9, "orange")],
         ),
-        number("Arrival rate", "Requests that arrive.", PER_SECOND, Series(gauge("kendall_arrival_rate"), per_gateway)),
+        number(
+            "Arrival rate",
+            "Requests that arrive per second, averaged over the last minute.",
+            PER_SECOND,
+            Series(gauge("kendall_arrival_rate"), per_gateway),
+        ),
         number("Waiting", "Requests in the queue.", COUNT, Series(gauge("kendall_queue_length"), per_gateway)),
-        number("In service", "Sequences in the engine.", COUNT, Series(gauge("kendall_in_service"), per_gateway)),
+        number("In service", "Sequences in service in the engine.", COUNT, Series(gauge("kendall_in_service"), per_gateway)),
     ]
 
 
@@ -45,7 +51,7 @@ def _queue() -> Section:
     return "Arrivals and queue", [
         lines(
             "Arrival rate and throughput",
-            "Requests that arrive, over the last minute, and requests that are completed. Apart for long: the queue grows.",
+            "Requests that arrive, averaged over the last minute, and requests that complete. The queue grows while the first is larger.",
             PER_SECOND,
             [
                 Series(gauge("kendall_arrival_rate"), "arriving {{instance}}"),
@@ -72,28 +78,28 @@ def _delays() -> Section:
     return "Delays", [
         lines(
             "Queueing delay",
-            "From arrival to dispatch, of dispatched requests: what the policy decides.",
+            "Time from arrival to dispatch, of dispatched requests. It depends on the policy.",
             SECONDS,
             _quantiles("kendall_queueing_delay_seconds"),
             limits=ATTENTION,
         ),
         lines(
             "Service time",
-            "From dispatch until the server could be dispatched to again: what the engine takes.",
+            "Time from dispatch until the server can take the next dispatch. It depends on the engine.",
             SECONDS,
             _quantiles("kendall_service_time_seconds"),
             limits=ATTENTION,
         ),
         lines(
             "Sojourn time",
-            "From arrival to the last byte of the answer: what a client sees.",
+            "Time from arrival to the last byte of the answer, as a client measures it.",
             SECONDS,
             _quantiles("kendall_sojourn_time_seconds"),
             limits=ATTENTION,
         ),
         lines(
             "Time to first token",
-            "From arrival to the first token.",
+            "Time from arrival to the first token.",
             SECONDS,
             _quantiles("kendall_time_to_first_token_seconds"),
             limits=ATTENTION,
@@ -105,18 +111,19 @@ def _service() -> Section:
     return "Service", [
         lines(
             "Load and utilisation",
-            "Load: arrival rate over the largest stable one. Utilisation: fraction of time that a server is busy, seen and by the model.",
+            "Load: arrival rate divided by the largest stable one. Utilisation: fraction of time that a server is busy, "
+            "observed and predicted.",
             FRACTION,
             [
                 Series(gauge("kendall_load", known=">= 0"), "load {{instance}}"),
                 Series(gauge("kendall_utilisation"), "utilisation {{instance}}"),
-                Series(gauge("kendall_predicted_utilisation", known=">= 0"), "utilisation by the model {{instance}}"),
+                Series(gauge("kendall_predicted_utilisation", known=">= 0"), "utilisation, predicted {{instance}}"),
             ],
             limits=LOAD,
         ),
         lines(
             "Batch size",
-            "Mean sequences of a dispatch; for continuous: in service after it.",
+            "Mean number of sequences per dispatch; for continuous: in service after it.",
             COUNT,
             [Series(mean("kendall_batch_size"), "{{policy}}")],
         ),
@@ -129,7 +136,7 @@ def _health() -> Section:
     return "Health", [
         lines(
             "Outcomes",
-            "How requests ended: each exactly one way.",
+            "Requests by outcome. Every request has exactly one outcome.",
             PER_SECOND,
             [Series(rate("kendall_requests_total", by=("outcome",)), "{{outcome}}")],
             stacked=True,
@@ -137,7 +144,7 @@ def _health() -> Section:
         ),
         lines(
             "Clipped answers",
-            "Fraction of the completed answers that the gateway's token limit cut, and the most that is allowed.",
+            "Fraction of the completed answers that the gateway's token limit clipped, and the largest fraction that is allowed.",
             FRACTION,
             [
                 Series(share(rate("kendall_clipped_requests_total"), completed), "{{policy}}"),
@@ -147,7 +154,8 @@ def _health() -> Section:
         ),
         states(
             "Engine and self-checks",
-            "Whether the engine serves, and whether conservation, Little's law and the utilisation law hold in the gateway's own counters.",
+            "Whether the engine serves, and whether conservation, Little's law and the utilisation law hold between the "
+            "gateway's counters and its records.",
             [
                 Series(gauge("kendall_engine_up"), "engine {{instance}}"),
                 Series(gauge("kendall_self_check_holds"), "{{check}} {{instance}}"),

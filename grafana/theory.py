@@ -1,4 +1,4 @@
-"""Queueing theory: the prediction beside the observation, with intervals, and why they part."""
+"""Queueing theory: prediction and observation with intervals, and why they differ."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ PREDICTED = "kendall_predicted_queueing_delay_seconds"
 
 def build() -> Dashboard:
     """Everything that compares."""
-    says = "The queueing delay that theory predicts for the window's rate, lengths and speed, beside the one that was observed."
+    says = (
+        "The predicted queueing delay, computed from the window's arrival rate, output lengths and engine speed, next to the observed one."
+    )
     sections = [_delay(), _sojourn(), _verdict(), _distribution(), _laws(), _what_if()]
     return dashboard("kendall-theory", "Kendall / Queueing theory", says, sections)
 
@@ -46,11 +48,12 @@ def _delay() -> Section:
         _beside(
             "queueing_delay",
             "Mean queueing delay, observed and predicted",
-            "Over the same window. Dashed: theory, with the interval that the estimates leave. No delay enters it.",
+            "Both over the same window. Dashed: the prediction with its 95 % interval; no observed delay enters it.",
         ),
         lines(
             "Error of the prediction",
-            "Observed over predicted, less 1: by the gateway over its window, by Prometheus over five minutes. Continuous: of the sojourn.",
+            "Observed / predicted - 1, computed by the gateway over its window and by Prometheus over five minutes. For "
+            "continuous: of the sojourn time.",
             FRACTION,
             [
                 Series(by_policy("kendall_prediction_error_ratio"), "gateway {{policy}}"),
@@ -61,14 +64,14 @@ def _delay() -> Section:
         ),
         lines(
             "Quantiles of the queueing delay, observed",
-            "Over the window of the prediction.",
+            "Observed over the window of the prediction.",
             SECONDS,
             [Series(by_policy("kendall_observed_queueing_delay_seconds", 'stat=~"p.*"', known=">= 0"), "{{stat}} {{policy}}")],
             limits=ATTENTION,
         ),
         lines(
             "Quantiles of the queueing delay, predicted",
-            "By the same model; where it has no distribution there is nothing.",
+            "Predicted by the same model. Empty where the model gives no distribution.",
             SECONDS,
             [Series(by_policy("kendall_predicted_queueing_delay_seconds", 'stat=~"p.*"', known=">= 0"), "{{stat}} {{policy}}")],
             limits=ATTENTION,
@@ -77,12 +80,17 @@ def _delay() -> Section:
 
 
 def _sojourn() -> Section:
-    return "Sojourn time: what is compared under continuous, where waiting for the engine's next step belongs to service", [
-        _beside("sojourn_time", "Mean sojourn time, observed and predicted", "Observed where sojourns are compared: under continuous."),
+    return "Sojourn time (compared under continuous, where the wait for the engine's next step counts as service)", [
+        _beside(
+            "sojourn_time",
+            "Mean sojourn time, observed and predicted",
+            "The observed mean is available under continuous only, where sojourn times are compared.",
+        ),
         lines(
             "Little's law",
-            "Mean number waiting, as scraped, and arrival rate times mean queueing delay, as counted. They are equal in the long run, "
-            "whatever the policy; requests that give up or are lost wait without being dispatched.",
+            "Mean number of waiting requests, as scraped, and arrival rate times mean queueing delay, from the counters. "
+            "In the long run they "
+            "are equal under every policy, except for requests that abandon or fail before they are dispatched.",
             COUNT,
             [
                 Series("avg by (instance) (avg_over_time(" + gauge("kendall_queue_length") + "[5m]))", "L {{instance}}"),
@@ -93,16 +101,17 @@ def _sojourn() -> Section:
 
 
 def _verdict() -> Section:
-    return "Why they part", [
+    return "Why prediction and observation differ", [
         states(
             "Verdict",
-            "What the last look found: agree, disagree, or not enough data.",
+            "Result of the last assessment: agree, disagree, or not enough data.",
             [Series(_verdict_code(), "{{instance}}")],
             VERDICTS,
         ),
         states(
             "Assumptions",
-            "What theory assumes and the window is tested for. Red: it fails, and may be why they part. A gap: it cannot be told.",
+            "Assumptions of the theory, tested on the requests of the window. Red: it fails and may explain a difference. "
+            "A gap: not enough data to test it.",
             [Series(gauge("kendall_assumption_holds", known=">= 0"), "{{assumption}} {{instance}}")],
             HOLDS,
         ),
@@ -134,12 +143,12 @@ def _distribution() -> Section:
     return "Distribution", [
         density(
             "Distribution of the queueing delay",
-            "Dispatched requests a second by their delay; a bucket is a row.",
+            "Dispatched requests per second by queueing delay; one row per histogram bucket.",
             rate(f"{delay}_bucket", by=("le",)),
         ),
         bars(
-            "Quantiles, observed beside predicted",
-            "Over all that is shown: quantiles of what was observed, and the mean of what was predicted meanwhile.",
+            "Quantiles, observed and predicted",
+            "Over the whole time range: quantiles of the observed delays, and the mean of the predicted quantiles.",
             SECONDS,
             [each for pair in zip(observed, predicted, strict=True) for each in pair],
             limits=ATTENTION,
@@ -148,10 +157,10 @@ def _distribution() -> Section:
 
 
 def _laws() -> Section:
-    return "What the model knows", [
+    return "Estimates of the model", [
         lines(
             "Speed of the engine",
-            "Measured service time over the calibrated law's: above 1 it is slower than when it was calibrated.",
+            "Measured service time divided by that of the calibrated law. Above 1 the engine is slower than at its calibration.",
             FRACTION,
             [Series(gauge("kendall_engine_speed_ratio", known="> 0"), "{{instance}}")],
             limits=[(1.15, "orange"), (1.5, "red")],
@@ -170,7 +179,7 @@ def _laws() -> Section:
         ),
         lines(
             "Batch size, observed and predicted",
-            "Mean sequences of a dispatch. The model has none for continuous.",
+            "Mean number of sequences per dispatch. There is no prediction for continuous.",
             COUNT,
             [
                 Series(mean("kendall_batch_size", by=("instance",)), "observed {{instance}}"),
@@ -184,11 +193,11 @@ def _laws() -> Section:
 def _what_if() -> Section:
     name = "kendall_what_if_queueing_delay_seconds"
     columns = [Column(stat, f"max by (policy) ({gauge(name, _label('stat', stat), known='>= 0')})", SECONDS, ATTENTION) for stat in STATS]
-    return "What if another policy were in force", [
+    return "Other policies", [
         grid(
             "What if",
-            "The queueing delay that theory predicts for every other policy at the rate, lengths and speed of now, under the token limit "
-            "in force. A policy that would have no steady state is not there.",
+            "Predicted queueing delay of every other policy at the current arrival rate, output lengths, engine speed and token limit. "
+            "Policies without a steady state are left out.",
             columns,
             key="policy",
             ascending=True,
@@ -196,7 +205,7 @@ def _what_if() -> Section:
         ),
         lines(
             "What if, mean queueing delay",
-            "The same over time; looked at once a minute.",
+            "The same over time, computed once a minute.",
             SECONDS,
             [Series(gauge(name, 'stat="mean"', known=">= 0"), "{{policy}}")],
             limits=ATTENTION,
