@@ -20,20 +20,29 @@ SECONDS_TO_DRAW = 2.0
 PATIENCE = 60.0  # with the predicting process, which is niced and answers one question at a time
 
 
-def test_it_loads_without_a_complaint_or_a_request_to_elsewhere_in_less_than_200_kB_and_draws_within_2_s(site: Site) -> None:
+def test_it_loads_without_a_complaint_or_a_request_to_elsewhere_in_less_than_200_kB(site: Site) -> None:
+    async def main() -> None:
+        async with site.browser.page() as page:
+            await page.open(site.gateway.url)
+            await page.until(f"{DRAWN} >= {TIMES}")
+            assert page.received < MOST_BYTES, f"{page.received} bytes"
+            await page.until("document.querySelector('#distribution .plot').dataset.drawn === 'true'", PATIENCE)
+            assert page.complaints == []
+            assert page.outside(site.gateway.url) == []
+            assert len(page.urls) > 10, "it did ask for its own files"
+
+    site.runner.run(main())
+
+
+@pytest.mark.slow  # of real time
+def test_it_draws_within_2_s(site: Site) -> None:
     async def main() -> float:
         loop = asyncio.get_running_loop()
         async with site.browser.page() as page:
             start = loop.time()
             await page.open(site.gateway.url)
             await page.until(f"{DRAWN} >= {TIMES}")
-            taken = loop.time() - start
-            assert page.received < MOST_BYTES, f"{page.received} bytes"
-            await page.until("document.querySelector('#distribution .plot').dataset.drawn === 'true'", PATIENCE)
-            assert page.complaints == []
-            assert page.outside(site.gateway.url) == []
-            assert len(page.urls) > 10, "it did ask for its own files"
-            return taken
+            return loop.time() - start
 
     taken: list[float] = []
     while len(taken) < 3 and not (taken and min(taken) < SECONDS_TO_DRAW):  # a busy machine may be slow once or twice

@@ -291,6 +291,7 @@ def test_a_device_that_is_lost_ends_the_readings_with_one_line(caplog: pytest.Lo
     assert [record.getMessage() for record in caplog.records] == ["energy measurement stopped: NVML: GPU is lost"]
 
 
+@pytest.mark.slow  # of real time: a machine that stands still reads late
 def test_the_thread_reads_on_the_clock_of_the_loop() -> None:
     """At 10 Hz or more: a constant power over an interval of the loop's clock gives its joules, to the error of the reading."""
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's st
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
-    """Answers with the stamp and the number of bytes; `/block` keeps the loop busy for 0.2 s, `/wait` waits for the client to go."""
+    """Answers with the stamp and the number of bytes; `/block` stops the loop until released, `/wait` waits until the client goes."""
     if scope["type"] != "http":
         return
     size, more = 0, True
@@ -30,7 +30,8 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
         message = await receive()
         size, more = size + len(message.get("body", b"")), message.get("more_body", False)
     if scope["path"] == "/block":
-        time.sleep(0.2)  # noqa: ASYNC251 - on purpose
+        blocked.set()
+        released.wait(10)  # on purpose: the loop stands still
     if scope["path"] == "/wait":
         gone.clear()
         while (await receive())["type"] != "http.disconnect":
@@ -41,7 +42,13 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-gone = threading.Event()
+gone, blocked, released = threading.Event(), threading.Event(), threading.Event()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_blocked() -> None:
+    blocked.clear()
+    released.clear()
 
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"], scope="module")
@@ -91,12 +98,13 @@ def test_a_request_to_a_busy_loop_arrives_when_it_comes_in(port: int) -> None:
         first.answer()
         second.answer()
         first.send("/block")
-        time.sleep(0.05)
+        assert blocked.wait(10)
         sent = now()
         second.send("/")
-        received = second.answer()["received_at"]
-        assert now() - sent > 0.1  # the loop was busy
-        assert -0.001 < received - sent < 0.02
+        time.sleep(0.2)
+        free = now()
+        released.set()
+        assert sent - 0.001 < second.answer()["received_at"] < free - 0.1
         first.answer()
 
 
@@ -108,7 +116,7 @@ def test_the_last_byte_counts(port: int) -> None:
         client.socket.sendall(b"cd")
         answer = client.answer()
         assert answer["size"] == 4
-        assert -0.001 < answer["received_at"] - sent < 0.02
+        assert sent - 0.001 < answer["received_at"] <= now()
 
 
 def test_a_fresh_connection_is_stamped_too(port: int) -> None:
@@ -116,7 +124,7 @@ def test_a_fresh_connection_is_stamped_too(port: int) -> None:
         sent = now()
         with Client(port) as client:
             client.send("/")
-            assert -0.001 < client.answer()["received_at"] - sent < 0.05
+            assert sent - 0.001 < client.answer()["received_at"] <= now()
 
 
 def test_bodies_larger_than_the_buffers_arrive_whole(port: int) -> None:
@@ -138,16 +146,22 @@ def test_a_client_that_goes_is_noticed_and_leaves_no_descriptor_behind(port: int
     with Client(port) as client:
         client.send("/")
         client.answer()
-    time.sleep(0.1)
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     for _ in range(5):
         with Client(port) as client:
             gone.clear()
             client.send("/wait")
             time.sleep(0.05)
         assert gone.wait(5)
-    time.sleep(0.2)
-    assert len(os.listdir("/proc/self/fd")) <= before
+    for _ in range(200):
+        if descriptors() <= before:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{descriptors()} descriptors, {before} before")
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
 
 def test_a_client_that_half_closes_gets_the_end_of_the_connection(port: int) -> None:

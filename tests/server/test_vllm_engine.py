@@ -397,22 +397,19 @@ def test_a_refused_request_fails_alone(house: House) -> None:
 
 
 def test_death_fails_every_stream_and_a_new_start_serves_again(house: House) -> None:
-    async def call() -> float:
+    async def call() -> None:
         heard = house.dispatch(work(1500), work(1500))
         await heard[0].at_least(3)
-        loop = asyncio.get_running_loop()
-        killed_at = loop.time()
         os.kill(house.engine.process_id, signal.SIGKILL)
-        await asyncio.gather(*(one.over.wait() for one in heard))
-        took = loop.time() - killed_at
+        async with asyncio.timeout(20):  # 0.1 s on a quiet machine
+            await asyncio.gather(*(one.over.wait() for one in heard))
         await asyncio.sleep(0.3)
         assert [len(one.failures) for one in heard] == [1, 1]
         (late,) = house.dispatch(work(5))
         await late.over.wait()
         assert late.failures
-        return took
 
-    assert house.run(call()) < 2.0  # 0.1 s on a quiet machine
+    house.run(call())
     assert len(house.deaths) == 1
     assert not house.run(house.engine.healthy())
     house.run(house.engine.start(), 120)

@@ -166,7 +166,8 @@ export class Controls {
     }
     this.busy = false;
     if (this.state) this.update(this.state);
-    if (document.activeElement === document.body) control.focus(); // it was disabled meanwhile, and a dialog may have had the focus
+    const focused = document.activeElement;
+    if (focused === document.body || focused.disabled || byId("key").contains(focused)) control.focus(); // it was disabled meanwhile, or the dialog had the focus
   }
 
   /** The gateway answers again: that it did not is no longer true. */
