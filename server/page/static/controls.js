@@ -182,7 +182,7 @@ export class Controls {
 
   showAutopilot({ bounds, decisions }) {
     this.showSteering();
-    say(byId("bounds"), `“Act” lets it change the setting by itself, among ${bounds.policies.join(", ")}, and cut at most ${percent(bounds.max_clipped_fraction)} of the answers.`);
+    say(byId("bounds"), `With “Act” the gateway changes the setting automatically: policy ${bounds.policies.join(" or ")}, and a token limit that clips at most ${percent(bounds.max_clipped_fraction)} of the answers.`);
     fill(byId("decisions"), ...[...decisions].reverse().slice(0, 4).map((each) => h("li", {}, h("b", {}, each.kind), each.says.slice(each.kind.length))));
   }
 

@@ -24,7 +24,7 @@ export function updateNow(state) {
   say(byId("about"), about(gateway, state.hello, row[0]));
 }
 
-/** What serves, since when, in which version. */
+/** Model, engine, uptime, restarts and versions. */
 function about(gateway, hello, at) {
   if (!gateway?.engine) return "";
   const { restarts, servers, versions } = gateway;

@@ -31,7 +31,7 @@ function sentence(state) {
   if (gateway.state === "starting") return { says: ["The engine is starting"], short: "Engine starting", why: "The gateway accepts requests as soon as the engine is ready. This page then fills by itself." };
   if (gateway.state === "restarting") return { says: ["The engine is restarting"], short: "Engine restarting", alarm: true, why: "The engine failed and is being restarted. Waiting requests keep their places; interrupted answers continue where that is possible.", title: "Restarting" };
   if (gateway.state === "stuck") return { says: ["The engine makes no progress"], short: "No progress", alarm: true, why: `${ended(gateway.reason ?? "Requests are in service and no tokens arrive")}See the log, and KendallQueueStuck in the operating guide.`, title: "Stuck" };
-  if (gateway.state === "calibrating") return { says: ["Measuring the engine’s latency law"], short: "Calibrating", why: "This takes less than a minute. Arriving requests wait in the queue meanwhile." };
+  if (gateway.state === "calibrating") return { says: ["Measuring the engine’s latency law"], short: "Calibrating", why: "Requests in service finish first; the measurement then takes less than a minute. Arriving requests wait in the queue." };
   const coming = (now?.row[columns.indexOf("arrival_rate")] ?? 0) > 0;
   const found = look?.prediction ? compared(look.prediction, state) : unknown(state, coming);
   return gateway.state === "draining" ? { ...found, short: "Draining", why: "The gateway is draining: it answers the requests that it has and accepts no new ones." } : found;
