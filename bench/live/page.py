@@ -22,9 +22,9 @@ INTRODUCTION = """\
 
 `bench/live_validation.py` starts a gateway with the tiny model, calibrates the law's shape once, and sends every policy stationary
 Poisson load. While it serves, the gateway estimates rate, lengths, speed and residual from its own window and predicts
-the mean and the quantiles of the queueing delay; no delay enters. The last prediction is made while requests still arrive and is compared with
-the gateway's records of the same window. For continuous the sojourn time is compared, because the wait for the
-engine's next step counts as service there. All numbers below are computed from the files in [live-validation/](live-validation/).
+the mean and the quantiles of the queueing delay; no delay enters. The last prediction is made while requests still arrive
+and is compared with the gateway's records of the same window. For continuous the sojourn time is compared, because the wait
+for the engine's next step counts as service there. All numbers below are computed from the files in [live-validation/](live-validation/).
 """
 TABLE_SAYS = """\
 load: asked, in brackets what the live model took it for. s: seconds of load (t: ended by time). gateway: observed over measured
