@@ -42,6 +42,24 @@ def test_durations_that_are_set_beside_each_other_have_one_unit(site: Site) -> N
     assert "0.0060\u202fs" in text, "small ones keep their digits"
 
 
+@pytest.mark.parametrize("width", [360, 390, 720, 1280])
+def test_the_what_if_table_and_the_bar_fit_with_long_durations_and_a_patience(site: Site, width: int) -> None:
+    def patient(topics: Topics) -> None:
+        _slow(topics)
+        topics["gateway"]["in_force"] |= {"patience": 45.0}
+        topics["look"]["prediction"]["comparison"]["verdict"] = "not enough data"
+        topics["what_if"][0]["queueing_delay"] |= {"mean": 44.975, "p99": 45.0}
+
+    async def main() -> None:
+        async with staged(site.browser, site.gateway.url, patient, width=width) as page:
+            await page.until("document.querySelector('table.whatif')")
+            box = "document.querySelector('#whatif .scroll')"
+            assert await page.ask(f"{box}.scrollWidth <= {box}.clientWidth")
+            assert await page.ask("document.querySelector('.bar').getBoundingClientRect().height") <= 125
+
+    site.runner.run(main())
+
+
 @pytest.mark.parametrize(
     ("missing", "rate", "says"),
     [
