@@ -119,7 +119,7 @@ def _failed(error: Exception, name: str, arguments: list[str]) -> int:
         case SpecError():
             return _complain(f"{error}{_origin(str(error), name, arguments)}", 2)
         case TyperException():
-            return _complain(one_line(error, arguments), 2)
+            return _complain(one_line(error, _command(name), arguments), 2)
         case CommandError() | PredictionError():
             return _complain(str(error), 1)
         case Abort():

@@ -1,20 +1,23 @@
-"""What typer finds wrong with the arguments, in this project's words: got, expected, in one line."""
+"""What typer finds wrong with the arguments, in this project's words: got, expected, what to do, in one line."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
+
+from policies.text import suggest
 
 KINDS = {bool: "true or false", int: "a whole number", float: "a number"}
 
 
-def one_line(error: Any, arguments: Sequence[str]) -> str:
-    """The message, with the value that was got and where it came from. `error` is typer's."""
+def one_line(error: Any, command: Any, arguments: Sequence[str]) -> str:
+    """The message, with the value that was got and where it came from. `error` is typer's; `command` the one that was run."""
     message = " ".join(error.format_message().split())
     parameter, context = getattr(error, "param", None), getattr(error, "ctx", None)
     if parameter is None or context is None:
-        return message
+        return _usage(error, message, command)
     name = parameter.opts[0] if parameter.param_type_name == "option" else parameter.metavar
     if type(error).__name__ == "MissingParameter":
         return f"got no {name}; expected {_wanted(parameter)}"
@@ -28,6 +31,41 @@ def one_line(error: Any, arguments: Sequence[str]) -> str:
         case _:
             value = _value(parameter, arguments)
             return message if value is None else f"got {name} {value:.80}; expected {_expected(parameter, message)}"
+
+
+def _usage(error: Any, message: str, command: Any) -> str:
+    """What no single parameter's value is to blame for; the message as it is where typer says something new."""
+    more = f"`kendall {command.name} --help` lists them"
+    match type(error).__name__:
+        case "NoSuchOption":
+            near = _near_option(error.option_name, command)
+            return f"got {error.option_name}; expected an option of `kendall {command.name}`{near or ';'} {more}"
+        case "BadOptionUsage":
+            return _bad_usage(error, message, command)
+        case _ if extra := re.search(r"unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
+            arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
+            expected = "options only" if not arguments else f"one {arguments[0].metavar} and options"
+            return f"got {extra[1]!r:.80} too many; expected {expected}; `kendall {command.name} --help` lists the options"
+        case _:
+            return message
+
+
+def _bad_usage(error: Any, message: str, command: Any) -> str:
+    parameter = next((parameter for parameter in command.params if error.option_name in parameter.opts), None)
+    if parameter is None:
+        return message
+    if "not take a value" in message:
+        return f"got {error.option_name} with a value; expected {error.option_name} alone"
+    return f"got {error.option_name} without a value; expected {_wanted(parameter)}"
+
+
+def _near_option(flag: str, command: Any) -> str:
+    """`"; did you mean --request-rate?"` for --rate: an option that ends so, else one that is spelled nearly so."""
+    known = [opt for parameter in command.params for opt in parameter.opts if opt.startswith("--")]
+    tails = [opt for opt in known if opt.endswith(f"-{flag.lstrip('-')}")]
+    if len(tails) == 1:
+        return f"; did you mean {tails[0]}?"
+    return suggest(flag, tuple(known)).replace("'", "")
 
 
 def _wanted(parameter: Any) -> str:

@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from policies.text import SpecError
+from queueing.paths import FileToWrite
 
 if TYPE_CHECKING:
     from loadgen.assertions import Assertion
@@ -46,12 +47,22 @@ def compare_command(
         int | None, _option("--max-num-seqs", "Most sequences in the engine at once, for predictions. Default: no limit.")
     ] = None,
     output: Annotated[
-        list[Path] | None, _option("--output", "File to write; its suffix says what: .html, .csv, .png, .svg, .pdf. Repeatable.")
+        list[Path] | None,
+        _option(
+            "--output", "File to write; its suffix says what: .html, .csv, .png, .svg, .pdf. Repeatable.", parser=FileToWrite("report.html")
+        ),
     ] = None,
-    html: Annotated[Path | None, _option("--html", "Write a self-contained HTML report to this file.")] = None,
-    csv: Annotated[Path | None, _option("--csv", "Write the table to this file, in milliseconds.")] = None,
+    html: Annotated[
+        Path | None, _option("--html", "Write a self-contained HTML report to this file.", parser=FileToWrite("report.html"))
+    ] = None,
+    csv: Annotated[
+        Path | None, _option("--csv", "Write the table to this file, in milliseconds.", parser=FileToWrite("report.csv"))
+    ] = None,
     picture: Annotated[
-        Path | None, _option("--picture", "Write a plot of observed and predicted delays to this file: .png, .svg or .pdf.")
+        Path | None,
+        _option(
+            "--picture", "Write a plot of observed and predicted delays to this file: .png, .svg or .pdf.", parser=FileToWrite("report.png")
+        ),
     ] = None,
     assertions: Annotated[
         list[str] | None,

@@ -74,7 +74,7 @@ class Plan:
         for policy in self.policies:
             parse_policy(policy)
         if self.folder.exists() and not self.folder.is_dir():
-            raise SpecError(f"got --result-dir {self.folder}, which is a file; expected a folder")
+            raise SpecError(f"got --output {self.folder}, which is a file; expected a folder")
 
     @property
     def cells(self) -> list[tuple[float, str]]:

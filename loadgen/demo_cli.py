@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from queueing.paths import folder_to_write
+
 if TYPE_CHECKING:
     from loadgen.demo import Plan
 
@@ -28,7 +30,9 @@ def demo_command(
         list[float] | None,
         typer.Option(help="Measure at this load, a fraction of the policy's largest stable rate; repeatable. Default: two loads."),
     ] = None,
-    result_dir: Annotated[Path, typer.Option("--output", "--result-dir", help="Folder for run files and the plot.")] = Path("runs/demo"),
+    result_dir: Annotated[
+        Path, typer.Option("--output", "--result-dir", help="Folder for run files and the plot.", parser=folder_to_write)
+    ] = Path("runs/demo"),
 ) -> None:
     """Calibrate a real engine, load it under every policy at two loads, and compare observed with predicted delays."""
     if sys.stderr.isatty():

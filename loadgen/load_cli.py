@@ -21,6 +21,7 @@ from loadgen.run_writer import cannot_write
 from loadgen.termination import until_sigterm
 from policies.durations import Duration
 from queueing.environment_twins import flags_first, from_environment
+from queueing.paths import FileToWrite, file_or_folder, folder_to_write
 from queueing.remote import CACERT, INSECURE
 from queueing.terminal import console
 
@@ -167,21 +168,43 @@ def load(
     ] = None,
     output: Annotated[
         Path | None,
-        option("--output", "Run file to write, replaced if it exists, or a folder for it. Default: runs/load-<time>.jsonl.", SAID),
+        option(
+            "--output",
+            "Run file to write, replaced if it exists, or a folder for it. Default: runs/load-<time>.jsonl.",
+            SAID,
+            parser=file_or_folder,
+        ),
     ] = None,
     no_save: Annotated[bool, option("--no-save", "Write no run file.", SAID)] = False,
     save_result: Annotated[
         Path | None,
-        option("--save-result", "Write run file, timetable and a result in the JSON of `vllm bench serve`; a FILE may follow.", SAID),
+        option(
+            "--save-result",
+            "Write run file, timetable and a result in the JSON of `vllm bench serve`; a FILE may follow.",
+            SAID,
+            parser=file_or_folder,
+        ),
     ] = None,
     save_detailed: Annotated[bool, option("--save-detailed", "Add a value per request to vLLM's JSON.", SAID)] = False,
     append_result: Annotated[bool, option("--append-result", "Append a line to vLLM's JSON instead of replacing it.", SAID)] = False,
     result_dir: Annotated[
-        Path | None, option("--result-dir", "Folder for the files of --save-result; alone, it saves them as load-SEED.jsonl.", SAID)
+        Path | None,
+        option(
+            "--result-dir",
+            "Folder for the files of --save-result; alone, it saves them as load-SEED.jsonl.",
+            SAID,
+            parser=folder_to_write,
+        ),
     ] = None,
     result_filename: Annotated[str | None, option("--result-filename", "Name for the files of --save-result.", SAID)] = None,
     save_timetable: Annotated[
-        Path | None, option("--save-timetable", "Write the timetable to this file; --timetable sends it again.", SAID)
+        Path | None,
+        option(
+            "--save-timetable",
+            "Write the timetable to this file; --timetable sends it again.",
+            SAID,
+            parser=FileToWrite("load.timetable"),
+        ),
     ] = None,
     label: Annotated[str | None, option("--label", "Label in the names of the files and in vLLM's JSON.", SAID)] = None,
     metadata: Annotated[list[str] | None, option("--metadata", "KEY=VALUE pairs to store in vLLM's JSON.", SAID)] = None,

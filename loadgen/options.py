@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from policies.text import SpecError, suggest
-from queueing.remote import Trust
+from queueing.remote import Trust, check_no_credentials
 
 DATASETS = ("random", "sharegpt", "jsonl", "custom")
 SOURCES = "--request-rate, --arrivals, --ramp-up-strategy, --trace, --timetable; or --max-concurrency alone, a closed loop"
@@ -122,9 +122,8 @@ class LoadOptions:
 
 def check_base_url(url: str) -> None:
     """Raises SpecError; a message never repeats a password."""
+    check_no_credentials(url, "--base-url")
     parts = urlsplit(url)
-    if "@" in parts.netloc:
-        raise SpecError("got --base-url with a user name or password; expected http://HOST:PORT, with --api-key KEY for a key")
     if parts.scheme not in {"http", "https"} or not parts.netloc:
         raise SpecError(f"got --base-url {url}; expected http://HOST:PORT{f', for example http://{url}' if '://' not in url else ''}")
     if parts.query or parts.fragment:

@@ -35,6 +35,16 @@ QUANTILE_HEADINGS = (
     "as printed\n(ms)",
     "live\n(ms)",
 )
+QUANTILE_NOTES = (
+    "above: observed, below: predicted at the run's speed; live: theory with the run's own rate and lengths",
+    "as printed: the formula of the documents as they print it, at the run's speed; -: they print none for this queue",
+)
+PART_NOTES = (
+    "observed - predicted a priori as a sum (ms); !: beyond chance",
+    "theory: error of the formula; arrivals: requests drawn against those asked; sender: arrivals against the timetable",
+    "speed: machine against the calibration; scatter: residual cv against the calibration's; shape: what neither explains",
+    "gateway: time lost before dispatches; docs/agreement.md explains each column",
+)
 SHORT = {"too short": "short", "sampling noise": "chance", "no prediction": "-"}
 PART_HEADINGS = ("load", "a priori\n(ms)", *(f"{part}\n(ms)" for part in PARTS), "observed\n(ms)", "verdict")
 
@@ -89,10 +99,12 @@ def show(comparisons: Sequence[Comparison], to: Console) -> None:
     if any(comparison.quantity.a_priori for comparison in comparisons):
         say(to, "")
         to.print(quantile_table(comparisons))
-        say(to, "above: observed, below: predicted at the run's speed; live: theory with the run's own rate and lengths")
+        for line in QUANTILE_NOTES:
+            say(to, line)
         say(to, "")
         to.print(part_table(comparisons))
-        say(to, "observed - predicted a priori as a sum (ms); !: beyond chance")
+        for line in PART_NOTES:
+            say(to, line)
         for line in reasons(comparisons):
             say(to, line)
 

@@ -24,6 +24,7 @@ from loadgen.run_writer import cannot_write
 from loadgen.target import LoadError
 from loadgen.timetable import save_timetable
 from policies.text import SpecError
+from queueing.paths import is_folder
 
 RUNS = Path("runs")
 
@@ -99,10 +100,12 @@ def result_files(
     if output is not None and (given not in ([], ["--save-result"]) or save not in (None, Path())):
         raise SpecError(f"got --output {output} with {given[-1]}; expected one name for the run file")
     if given:
+        if output is not None and is_folder(output):
+            output, folder = None, output
         chosen = str(output) if output is not None else name
         return _three_files(save=save, folder=folder, name=chosen, save_table=save_table, seed=seed, label=label, **settings)
-    unnamed = output is None or output.is_dir()
-    run = (output or RUNS) / f"{label or 'load'}-{_now()}.jsonl" if unnamed else output
+    unnamed = output is None or is_folder(output)
+    run = Path(output or RUNS) / f"{label or 'load'}-{_now()}.jsonl" if unnamed else output
     return ResultFiles(run=None if no_save else run, timetable=save_table, bench=None, named_by_time=unnamed, label=label, **settings)
 
 
@@ -114,8 +117,9 @@ def _now() -> str:
 def _three_files(
     *, save: Path | None, folder: Path | None, name: str | None, save_table: Path | None, seed: int, label: str | None, **settings: Any
 ) -> ResultFiles:
-    chosen = name if name is not None else str(save) if save not in (None, Path()) else f"{label or 'load'}-{seed}.jsonl"
-    stem = (folder or Path()) / chosen
+    default = f"{label or 'load'}-{seed}.jsonl"
+    saved = default if save is None else str(save / default) if is_folder(save) else str(save)
+    stem = Path(folder or "") / (saved if name is None else name)
     run = stem.with_suffix(".jsonl") if stem.suffix in {".json", ".jsonl"} else stem
     return ResultFiles(
         run=run,

@@ -9,7 +9,7 @@ from policies.text import SpecError, parse_number, split_spec, suggest
 
 def read_spec(text: str, noun: str, examples: Mapping[str, str], optional: frozenset[str] = frozenset()) -> tuple[str, dict[str, str]]:
     """Name and pairs of a text; the keys of a name are those of its example. Raises SpecError: unknown or missing."""
-    name, pairs = split_spec(text)
+    name, pairs = split_spec(text, examples)
     if name not in examples:
         raise SpecError(f"got {noun} {name!r}; expected one of {', '.join(examples)}{suggest(name, tuple(examples))}")
     keys = tuple(split_spec(examples[name])[1])

@@ -12,6 +12,7 @@ import typer
 from loadgen.keys import Keys
 from policies.durations import Duration
 from policies.text import SpecError
+from queueing.paths import folder_to_write
 from queueing.remote import CACERT, INSECURE, Trust
 
 if TYPE_CHECKING:
@@ -81,7 +82,10 @@ def sweep_command(
         int | None, _option(GATEWAY, "Repeat a cell up to this often if the speed changed by over 15 % around it.")
     ] = None,
     result_dir: Annotated[
-        Path, _option(RESULT, "Folder of all results; an interrupted sweep in it is continued.", "--output", "--result-dir")
+        Path,
+        _option(
+            RESULT, "Folder of all results; an interrupted sweep in it is continued.", "--output", "--result-dir", parser=folder_to_write
+        ),
     ] = Path("runs/sweep"),
     resume: Annotated[Path | None, _option(RESULT, "Continue the sweep in this folder with its own options.")] = None,
     dry_run: Annotated[bool, _option(RESULT, "Print the cells and how long each takes; measure nothing.", "--dry-run")] = False,

@@ -13,7 +13,7 @@ from decimal import Decimal
 from policies.errors import SpecError
 
 UNITS = {"ns": "1e-9", "us": "1e-6", "µs": "1e-6", "ms": "1e-3", "s": "1", "min": "60", "m": "60", "h": "3600"}  # seconds
-EXAMPLES = "2s, 100ms, 500us, 1.5min, 1h or a bare number of seconds"
+EXAMPLES = "2s, 100ms, 500us, 1.5min (or 1.5m), 1h or a bare number of seconds"
 _PART = re.compile(r"\s*((?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(ns|us|µs|ms|s|min|m|h)(?![a-zµ])\s*")
 
 

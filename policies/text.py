@@ -23,10 +23,15 @@ POLICIES: dict[str, type[Policy]] = {
     "continuous": Continuous,
 }
 ORDERS = ("fcfs",)
+EXAMPLES = {  # of the policies with a batch size
+    "fixed": "fixed:batch_size=8",
+    **{name: f"{name}:max_batch_size=8" for name in ("capped", "elastic", "continuous")},
+}
 __all__ = [
     "ORDERS",
     "POLICIES",
     "SpecError",
+    "counted",
     "format_number",
     "format_policy",
     "parse_number",
@@ -38,27 +43,41 @@ __all__ = [
 ]
 
 
-def split_spec(text: str) -> tuple[str, dict[str, str]]:
-    """`"name:a=1,b=2"` as `("name", {"a": "1", "b": "2"})`. Raises SpecError where the grammar is broken."""
+def split_spec(text: str, examples: Mapping[str, str] | None = None) -> tuple[str, dict[str, str]]:
+    """`"name:a=1,b=2"` as `("name", {"a": "1", "b": "2"})`. Raises SpecError where the grammar is broken; `examples` by name."""
     name, colon, rest = text.strip().partition(":")
     if not name:
         raise SpecError(f"got {text!r}; expected name[:key=value,...]")
+    example = (examples or {}).get(name, "")
     if colon and not rest:
-        raise SpecError(f"got {text!r}; expected key=value after the colon")
-    return name, split_pairs(rest, context=text) if rest else {}
+        raise SpecError(f"got {text!r}; expected key=value after the colon{_as_in(example)}")
+    return name, split_pairs(rest, context=text, example=example) if rest else {}
 
 
-def split_pairs(text: str, context: str) -> dict[str, str]:
+def split_pairs(text: str, context: str, example: str = "") -> dict[str, str]:
     """`"a=1,b=2"` as a dict. Raises SpecError on an empty or repeated key."""
     pairs: dict[str, str] = {}
     for item in text.split(","):
         key, equals, value = (part.strip() for part in item.partition("="))
         if not (key and equals and value):
-            raise SpecError(f"got {item!r} in {context!r}; expected key=value")
+            raise SpecError(f"got {item!r} in {context!r}; expected key=value{_as_in(_filled(example, text))}")
         if key in pairs:
             raise SpecError(f"got {key} twice in {context!r}; expected it once")
         pairs[key] = value
     return pairs
+
+
+def _as_in(example: str) -> str:
+    return f", for example {example}" if example else ""
+
+
+def _filled(example: str, values: str) -> str:
+    """The example with the values that were given without their keys, where there is one for each: `geometric:mean=64` for `64`."""
+    name, _, rest = example.partition(":")
+    keys, given = [pair.partition("=")[0] for pair in rest.split(",")], values.split(",")
+    if not rest or "=" in values or not all(value.strip() for value in given) or len(keys) != len(given):
+        return example
+    return f"{name}:" + ",".join(f"{key}={value.strip()}" for key, value in zip(keys, given, strict=True))
 
 
 def short_form(text: str) -> str:
@@ -71,6 +90,11 @@ def suggest(word: str, known: Mapping[str, Any] | tuple[str, ...]) -> str:
     """`"; did you mean X?"` where one of the known words is near, else nothing."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """`"1 request"`, `"2,000 requests"`; a plural that is not the noun and an s is given."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def parse_number(key: str, text: str, context: str) -> float:
@@ -91,7 +115,7 @@ def format_number(value: float) -> str:
 
 def parse_policy(text: str) -> Policy:
     """The policy that a text names. Raises SpecError: unknown name or key, missing key, value out of range."""
-    name, pairs = split_spec(text)
+    name, pairs = split_spec(text, EXAMPLES)
     if name not in POLICIES:
         raise SpecError(f"got policy {name!r}; expected one of {', '.join(POLICIES)}{suggest(name, POLICIES)}")
     cls = POLICIES[name]

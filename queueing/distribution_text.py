@@ -51,8 +51,8 @@ class DistributionText:
 
 def read_text(text: str) -> DistributionText:
     """The text, taken apart. Raises SpecError: unknown or missing name or key, not a number, a mixture within a mixture."""
-    name, pairs = split_spec(text)
-    _check_number(name)
+    _check_number(text.strip())
+    name, pairs = split_spec(text, EXAMPLES)
     _check_keys(name, pairs)
     if name == "empirical":
         return DistributionText(name, path=pairs["path"])

@@ -124,7 +124,7 @@ def slow_law(law: LatencyModel) -> str | None:
 
 def parse_law(text: str) -> LatencyModel:
     """`k1=..,k2=..,k3=..,k4=..[,kp,cv,turnaround,speed]`, or `a=..,c=..` for single requests (S = a n + c)."""
-    pairs = split_pairs(text, context=text)
+    pairs = split_pairs(text, context=text, example="k1=0.001,k2=0.01,k3=0.0001,k4=0.005")
     numbers = {key: _coefficient(key, value, text) for key, value in pairs.items()}
     if "a" in numbers or "c" in numbers:
         if set(numbers) - {"a", "c", "cv", "speed"} or "a" not in numbers:

@@ -19,6 +19,7 @@ from queueing.optimisation.rates import largest_rate
 from queueing.optimisation.search import Optimum, Point
 from queueing.optimisation.servers import fewest_servers
 from queueing.optimisation.token_limit import best_token_limit
+from queueing.optimisation.words import legend, result_line
 from queueing.terminal import Column, Table, say
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -147,9 +148,11 @@ def _needed(rate: float | None) -> float:
 
 
 def print_optimum(found: Optimum, to: Console) -> None:
-    """The curve about the best point, which is marked."""
+    """The curve about the best point, which is marked, and the result in a sentence."""
     say(to, f"{found.target} for {found.objective}")
     to.print(_table(found))
+    say(to, result_line(found))
+    say(to, legend(found))
     if found.note is not None:
         say(to, found.note)
 

@@ -13,6 +13,7 @@ from policies.text import SpecError
 from queueing.latency import LatencyModel, parse_law
 
 SCHEMA_VERSION = 1
+LEAST_R2 = 0.9  # quiet runs gave 0.940 to 0.998: vLLM 0.32.0 on 2 virtual cores, 2026-11 (docs/sweep, demo, live-validation, batch-law)
 SHIPPED = Path(__file__).parent / "profiles"
 
 
@@ -51,6 +52,14 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
             return msgspec.convert(value, cls)
         except msgspec.ValidationError as error:
             raise SpecError(f"expected a profile: {error}") from None
+
+    @property
+    def poor_fit(self) -> str | None:
+        """A sentence where the law explains too little of what was measured; None elsewhere."""
+        if self.r2 is None or self.r2 >= LEAST_R2:
+            return None
+        advice = "stop what else runs on the machine and calibrate again, with more --repeats"
+        return f"the law fits poorly: R2 {self.r2:.2f}, where a quiet machine gives at least {LEAST_R2:g}; {advice}"
 
     def save(self, path: Path) -> None:
         """Write it; the folder is made."""

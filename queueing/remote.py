@@ -11,6 +11,7 @@ import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from policies.text import SpecError
 
@@ -28,6 +29,12 @@ def server_root(url: str) -> str:
     'https://host/llm'
     """
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def check_no_credentials(url: str, name: str) -> None:
+    """Raises SpecError: a password would end in files and logs; the message does not repeat it."""
+    if "@" in urlsplit(url).netloc:
+        raise SpecError(f"got {name} with a user name or password; expected http://HOST:PORT, with --api-key KEY for a key")
 
 
 def tls_context(cacert: str | None = None, *, insecure: bool = False) -> ssl.SSLContext:

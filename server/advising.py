@@ -19,7 +19,7 @@ from rich.console import Console
 from policies.text import SpecError, short_form
 from queueing.environment_twins import fitting
 from queueing.errors import CommandError
-from queueing.remote import CACERT, INSECURE, SYSTEM, Trust, reason, server_root
+from queueing.remote import CACERT, INSECURE, SYSTEM, Trust, check_no_credentials, reason, server_root
 from queueing.terminal import Column, Table, console, say
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -67,6 +67,7 @@ def advise(
     given = fitting(ctx, given, _read_by(objective, slo))
     params = {name: str(value) for name, value in (given | {"family": family, "target": target}).items() if value is not None}
     _check(params)
+    check_no_credentials(url, "a URL")
     found = ask(url, params, admin_key or api_key, Trust(cacert, insecure))
     if as_json:
         sys.stdout.write(json.dumps(found) + "\n")

@@ -25,7 +25,7 @@ from server.call import answer, direct, parse
 from server.errors import ApiError
 from server.exposition import exposition
 from server.gateway import Gateway
-from server.law.calibration import Calibrator
+from server.law.calibration import Calibrator, warn_of_fit
 from server.page import Feed, add_page
 from server.schema import AutopilotChange, CalibrationRequest, ChatRequest, CompletionRequest, PolicyChange
 from server.security.cors import cors
@@ -218,6 +218,8 @@ def _add_calibration(app: FastAPI, gateway: Gateway) -> None:
         plan = await parse(request.receive, CalibrationRequest, gateway.settings.security.max_body_bytes)
         gateway.admit()
         profile: Profile = await Calibrator(gateway).run(plan)
+        if not plan.speed_only:
+            warn_of_fit(profile)
         return profile.to_dict()
 
     @app.post("/admin/drain", responses=errors(401, 403, 500))

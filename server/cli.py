@@ -11,6 +11,7 @@ import typer
 from policies import SpecError, format_policy, parse_policy
 from policies.durations import Duration
 from queueing.environment_twins import by_flag
+from queueing.paths import FileToWrite
 from queueing.remote import CACERT, INSECURE, Trust
 from server.configuration.file import ENGINE_TABLE, JSON, take_file
 from server.logs import LogSettings, check_format, check_level, configure_logs
@@ -109,7 +110,10 @@ def serve_command(
         float, _option(MODEL, "Length of the window that estimates and observed delays are taken from.", parser=Duration(10.0))
     ] = 300.0,
     state_file: Annotated[
-        Path | None, _option(MODEL, "File that keeps the latency law and the estimates over a restart. Default: none.")
+        Path | None,
+        _option(
+            MODEL, "File that keeps the latency law and the estimates over a restart. Default: none.", parser=FileToWrite("state.json")
+        ),
     ] = None,
     autopilot: Annotated[str, _option(AUTOPILOT, "off | advise (log what it would change) | act (change policy and token limit).")] = "off",
     autopilot_policies: Annotated[
@@ -189,7 +193,10 @@ def serve_command(
     ssl_ca_certs: Annotated[
         Path | None, _option(SECURITY, "TLS certificates, PEM, one of which must have signed the client's (vLLM's name).")
     ] = None,
-    record_file: Annotated[Path | None, _option(LOGS, "Write one JSON line per finished request to this file. Default: none.")] = None,
+    record_file: Annotated[
+        Path | None,
+        _option(LOGS, "Write one JSON line per finished request to this file. Default: none.", parser=FileToWrite("gateway.jsonl")),
+    ] = None,
     log_level: Annotated[str, _option(LOGS, "debug | info | warning | error.")] = "info",
     log_format: Annotated[str, _option(LOGS, "text | json (one object per line).")] = "text",
     log_prompts: Annotated[bool, _option(LOGS, "Log every prompt in full.", "--log-prompts")] = False,
@@ -339,6 +346,7 @@ def calibrate_command(
         _option(
             RESULT,
             "File to write. Default: in the user's cache; none for an emulated engine or --speed-only.",
+            parser=FileToWrite("law.json"),
         ),
     ] = None,
     json_output: Annotated[bool, _option(RESULT, "Print the profile as one JSON object and nothing else.", "--json")] = False,

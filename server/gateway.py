@@ -106,10 +106,11 @@ class Gateway:
         log.info("ready: %s, %s://%s:%d", named, scheme, self.settings.host, self.settings.port)
         self.live.restore()
         if self.settings.calibrate:
-            from server.law.calibration import Calibrator  # noqa: PLC0415 - it needs scipy, and few start with it
+            from server.law.calibration import Calibrator, warn_of_fit  # noqa: PLC0415 - it needs scipy, and few start with it
 
             profile = await Calibrator(self).run(CalibrationRequest())
             log.info("calibrated: %s", profile.law)
+            warn_of_fit(profile)
         if self.settings.idle_probes:
             from server.law.idle_probes import IdleProbes  # noqa: PLC0415 - it needs scipy
 

@@ -32,6 +32,7 @@ from server.supervision.supervisor import EngineLostError
 
 log = logging.getLogger("kendall")
 LAST_WORDS = 2.0  # seconds that answers which were given up have to leave, when the gateway stops
+OnReady, OnSignal = Callable[[Gateway], Any], Callable[[int], Any]
 PINNED_CPUS = range(2, 5)  # with this many, engine and gateway get CPUs of their own
 
 
@@ -94,9 +95,10 @@ def bind(host: str, port: int) -> socket.socket:
 class _Server(uvicorn.Server):
     """uvicorn, with a drain on the first signal, an end on the second, and the engine let go in every case."""
 
-    def __init__(self, config: uvicorn.Config, gateway: Gateway) -> None:
+    def __init__(self, config: uvicorn.Config, gateway: Gateway, on_signal: OnSignal | None = None) -> None:
         super().__init__(config)
         self._gateway = gateway
+        self._on_signal = on_signal
         self._signals = 0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -104,7 +106,9 @@ class _Server(uvicorn.Server):
 
         uvicorn's own would raise the signal again at the end: status -15 for an orderly end, and nothing tidied up at exit.
         """
-        del sig, frame
+        del frame
+        if self._on_signal is not None:
+            self._on_signal(sig)
         self._signals += 1
         loop = asyncio.get_running_loop()
         if self._signals == 1:
@@ -133,8 +137,8 @@ class _Server(uvicorn.Server):
         asyncio.get_running_loop().call_later(LAST_WORDS, setattr, self, "force_exit", True)
 
 
-def serve(settings: Settings, *, on_ready: Callable[[Gateway], Any] | None = None) -> int:
-    """Serve until stopped; returns the exit status. `on_ready` is called on the loop once the engine serves."""
+def serve(settings: Settings, *, on_ready: OnReady | None = None, on_signal: OnSignal | None = None) -> int:
+    """Serve until stopped; returns the exit status. `on_ready` is called on the loop once the engine serves, `on_signal` per signal."""
     raise_descriptor_limit()
     sock = bind(settings.host, settings.port)
     warn_of(settings.host, settings.security)
@@ -147,7 +151,7 @@ def serve(settings: Settings, *, on_ready: Callable[[Gateway], Any] | None = Non
     log.info("listening on %s://%s:%d; the engine starts (/ready answers 200 when it serves)", scheme, settings.host, sock.getsockname()[1])
     runner = asyncio.Runner(loop_factory=_loop_factory())
     with sock, runner:
-        failures = runner.run(_serve(lambda: Gateway(settings, engine, law), sock, on_ready))
+        failures = runner.run(_serve(lambda: Gateway(settings, engine, law), sock, on_ready, on_signal))
     if failures:
         if isinstance(failures[0], EngineStartError):
             raise SpecError(str(failures[0])) from failures[0]
@@ -155,7 +159,9 @@ def serve(settings: Settings, *, on_ready: Callable[[Gateway], Any] | None = Non
     return 0
 
 
-async def _serve(make: Callable[[], Gateway], sock: socket.socket, on_ready: Callable[[Gateway], Any] | None) -> list[BaseException]:
+async def _serve(
+    make: Callable[[], Gateway], sock: socket.socket, on_ready: OnReady | None, on_signal: OnSignal | None
+) -> list[BaseException]:
     gateway = make()
     failures: list[BaseException] = []
 
@@ -184,7 +190,7 @@ async def _serve(make: Callable[[], Gateway], sock: socket.socket, on_ready: Cal
         server_header=False,
         **uvicorn_tls(gateway.settings.security.tls),
     )
-    server = _Server(config, gateway)
+    server = _Server(config, gateway, on_signal)
     await server.serve(sockets=[sock])
     return failures
 

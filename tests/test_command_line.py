@@ -342,6 +342,30 @@ MODEL = ("--output-tokens", "geometric:mean=64", "--latency", LAW)
         (("load",), ("got no arrivals; expected one of --request-rate, ",)),
         (("prdict",), ("got command 'prdict'", "did you mean 'predict'?")),
         (("compare", "--output", "report.docx", "run.jsonl"), ("got --output report.docx", ".html")),
+        (("load", "--rate", "20"), ("got --rate; expected an option of `kendall load`; did you mean --request-rate?",)),
+        (("predict", "--rate", "20"), ("did you mean --arrival-rate? `kendall predict --help` lists them",)),
+        (("load", "--requset-rate", "20"), ("got --requset-rate", "did you mean --request-rate?")),
+        (("load", "-x"), ("got -x; expected an option of `kendall load`; `kendall load --help` lists them",)),
+        (("load", "one", "two"), ("got 'one two' too many; expected options only",)),
+        (("serve", "tiny", "more"), ("got 'more' too many; expected one MODEL and options",)),
+        (("predict", "--policy"), ("got --policy without a value; expected --policy TEXT: single | dynamic",)),
+        (("load", "--json=3"), ("got --json with a value; expected --json alone",)),
+        (("predict", "--policy", "capped:8", "--arrival-rate", "1", *MODEL), ("expected key=value, for example capped:max_batch_size=8",)),
+        (("predict", "--policy", "fixed:", "--arrival-rate", "1", *MODEL), ("after the colon, for example fixed:batch_size=8",)),
+        (
+            ("predict", "--policy", "single", "--arrival-rate", "1", "--output-tokens", "geometric:64", "--latency", LAW),
+            ("got '64' in 'geometric:64'; expected key=value, for example geometric:mean=64",),
+        ),
+        (("load", "--arrivals", "mmpp:5"), ("expected key=value, for example mmpp:rates=5/50,durations=10/1",)),
+        (("load", "--request-rate", "5", "--duration", "3x"), ("1.5min (or 1.5m)",)),
+        (("compare", "--html", "new/", "run.jsonl"), ("got --html new/; expected a file, for example new/report.html",)),
+        (("calibrate", "tiny", "--output", "new/"), ("got --output new/; expected a file, for example new/law.json",)),
+        (("serve", "--record-file", "/tmp"), ("got --record-file /tmp; expected a file",)),
+        (("load", "--request-rate", "5", "--save-timetable", "new/"), ("got --save-timetable new/; expected a file",)),
+        (("load", "--request-rate", "5", "--result-dir", __file__), ("got --result-dir ", "expected a folder")),
+        (("sweep", "--output", __file__), ("got --output ", "expected a folder")),
+        (("demo", "--output", __file__), ("got --output ", "expected a folder")),
+        (("reproduce", "chapter-case", "--output", __file__), ("got --output ", "expected a folder")),
     ],
 )
 def test_what_is_wrong_is_one_line_with_what_was_got_and_what_is_expected(
@@ -350,6 +374,22 @@ def test_what_is_wrong_is_one_line_with_what_was_got_and_what_is_expected(
     said = complaint(capsys, *arguments, status=2)
     for part in parts:
         assert part in said
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("load", "--request-rate", "5", "--base-url", "http://user:hidden@host"),
+        ("sweep", "--request-rates", "5", "--base-url", "http://user:hidden@host"),
+        ("sweep", "--dry-run", "--request-rates", "5", "--base-url", "http://user:hidden@host"),
+        ("advise", "http://user:hidden@host"),
+        ("calibrate", "http://user:hidden@host"),
+    ],
+)
+def test_a_url_with_a_password_is_refused_without_repeating_it(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    said = complaint(capsys, *arguments, status=2)
+    assert "with a user name or password; expected http://HOST:PORT, with --api-key KEY for a key" in said
+    assert "hidden" not in said
 
 
 def test_optimize_without_a_rate_where_none_is_needed(capsys: pytest.CaptureFixture[str]) -> None:

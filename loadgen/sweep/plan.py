@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from loadgen.options import check_base_url
 from loadgen.sweep.slo import parse_slo
 from policies import format_policy, parse_policy
 from policies.text import SpecError
@@ -87,6 +88,8 @@ def _shown(value: Any) -> str:
 
 
 def _check(plan: Plan) -> None:
+    if plan.base_url is not None:
+        check_base_url(plan.base_url)
     if not plan.policies or len(set(plan.policies)) < len(plan.policies):
         raise SpecError(f"got the policies {', '.join(plan.policies) or 'none'}; expected at least one, each once")
     if not (plan.loads or plan.request_rates or searches_of(plan)):

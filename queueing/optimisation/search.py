@@ -67,12 +67,22 @@ def choose(target: str, objective: str, curve: Sequence[Point], note: str | None
         raise NoStableChoiceError(f"{len(curve)} choices of {target}", why, min(point["load"] for point in curve))
     best = min(allowed, key=lambda point: float(point["score"]))  # of equal scores the first
     if by_sojourn:
-        nil = NIL * min(map(_sojourn, allowed))
-        least = best["score"] + TIE * abs(best["score"]) + (nil if math.isfinite(nil) else 0.0)
-        near = [point for point in allowed if point["score"] <= least]
-        shortest = min(map(_sojourn, near))
-        best = next(point for point in near if _sojourn(point) <= (1 + TIE) * shortest)
+        best = near_sojourns(near_scores(allowed))[0]
     return Optimum(target, objective, best, list(curve), note)
+
+
+def near_scores(allowed: Sequence[Point]) -> list[Point]:
+    """Those whose score is the least one, within the tolerances."""
+    nil = NIL * min(map(_sojourn, allowed))
+    least = min(float(point["score"]) for point in allowed)
+    limit = least + TIE * abs(least) + (nil if math.isfinite(nil) else 0.0)
+    return [point for point in allowed if point["score"] <= limit]
+
+
+def near_sojourns(points: Sequence[Point]) -> list[Point]:
+    """Those whose sojourn is the shortest, within the tolerance."""
+    shortest = min(map(_sojourn, points))
+    return [point for point in points if _sojourn(point) <= (1 + TIE) * shortest]
 
 
 def _sojourn(point: Point) -> float:

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from queueing.paths import folder_to_write
 from queueing.reproduction.artefact import Artefact
 from queueing.reproduction.catalogue import CATALOGUE, chosen, make
 from queueing.reproduction.picture import draw_artefact
@@ -69,7 +70,8 @@ def told(name: str) -> Iterator[Steps]:
 def reproduce(
     what: Annotated[list[str], typer.Argument(help="all | yang | inoue | chapter, or tables and figures by name, for example yang-fig4.")],
     output: Annotated[
-        Path | None, typer.Option("--output", help="Folder for plots and data; with `all` also for the page README.md.")
+        Path | None,
+        typer.Option("--output", help="Folder for plots and data; with `all` also for the page README.md.", parser=folder_to_write),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:

@@ -176,5 +176,11 @@ def adopt(gateway: Gateway, profile: Profile) -> None:
     gateway.law, gateway.profile = profile.law, profile
 
 
+def warn_of_fit(profile: Profile) -> None:
+    """In the log, where the law fits poorly; it is in force all the same."""
+    if profile.poor_fit is not None:
+        log.warning("%s", profile.poor_fit)
+
+
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from policies import SpecError
 from queueing.errors import CommandError
 from queueing.profile import Profile, profile_path
-from queueing.remote import SYSTEM, Trust, reason, server_root
+from queueing.remote import SYSTEM, Trust, check_no_credentials, reason, server_root
 from queueing.terminal import Column, Table, console, say
 from server.gateway import Gateway
 from server.law.calibration import Calibrator
@@ -32,12 +33,15 @@ def calibrate(
 ) -> None:
     """Measure, save, and say what was found."""
     request = CalibrationRequest.model_validate(plan)
+    check_no_credentials(target, "a URL")
     if _ADDRESS.fullmatch(target) and not Path(target).exists():
         raise SpecError(f"got {target}; {GATEWAY}")
     profile = _remote(target, request, key, trust) if target.startswith(("http://", "https://")) else _local(target, request)
     path, why_not = _place(profile, request, output)
     if path is not None:
         profile.save(path)
+    if not request.speed_only and profile.poor_fit is not None:
+        sys.stderr.write(f"kendall: warning: {profile.poor_fit}\n")
     if json_output:
         sys.stdout.write(profile.to_json() + "\n")
         return
@@ -102,13 +106,14 @@ def _refusal(url: str, status: int, answer: Any) -> str:
 
 
 def _local(model: str, request: CalibrationRequest) -> Profile:
-    """An engine of its own on a free port, stopped afterwards."""
+    """An engine of its own on a free port, stopped afterwards. Raises Exit where a signal ends it before the law is known."""
     import asyncio  # noqa: PLC0415
     import os  # noqa: PLC0415
     import signal  # noqa: PLC0415
 
     found: list[Profile] = []
     failures: list[BaseException] = []
+    signals: list[int] = []
     tasks: list[asyncio.Task[None]] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
 
@@ -125,10 +130,12 @@ def _local(model: str, request: CalibrationRequest) -> Profile:
         progress.add_task("engine starts", total=None)
         settings = Settings(model=model, served_model_name=model.rstrip("/").rsplit("/", 1)[-1], port=0, prediction_interval=0)
         try:
-            serve(settings, on_ready=lambda gateway: tasks.append(asyncio.ensure_future(measure(gateway))))
-        except KeyboardInterrupt:
-            if not (found or failures):
-                raise
+            serve(settings, on_ready=lambda gateway: tasks.append(asyncio.ensure_future(measure(gateway))), on_signal=signals.append)
+        except KeyboardInterrupt:  # before the server took the signals
+            signals.append(signal.SIGINT)
     if failures:
         raise failures[0]
+    if not found:
+        sys.stderr.write("kendall: interrupted before the law was known; nothing was saved\n")
+        raise typer.Exit(128 + signals[0])
     return found[0]

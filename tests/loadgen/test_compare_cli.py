@@ -17,6 +17,8 @@ from policies.text import SpecError
 from queueing.record import Header, Record, write_run
 from tests.loadgen.driver import LAW, drive
 
+ROOT = Path(__file__).parents[2]
+
 LENGTHS = "uniform:low=1,high=60"
 
 
@@ -133,3 +135,13 @@ def test_arguments_that_contradict_each_other_raise_a_spec_error(tmp_path: Path)
     assert isinstance(invoke("--sweep", str(tmp_path), "run.jsonl").exception, SpecError)
     assert isinstance(invoke("--sweep", str(tmp_path), "--latency", "reference").exception, SpecError)
     assert isinstance(invoke("--sweep", str(tmp_path)).exception, SpecError)
+
+
+def test_every_part_and_theory_of_the_tables_is_explained_below_them_and_in_the_documentation() -> None:
+    from loadgen.report import PART_NOTES, QUANTILE_NOTES
+    from loadgen.residual import PARTS
+
+    notes, page = " ".join((*QUANTILE_NOTES, *PART_NOTES)), (ROOT / "docs" / "agreement.md").read_text(encoding="utf-8")
+    for name in (*PARTS, "live", "as printed"):
+        assert f"{name}: " in notes
+        assert f"\n| {name} | " in page

@@ -6,12 +6,14 @@ import asyncio
 import dataclasses
 import json
 import math
+import re
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +29,7 @@ from loadgen.plan import plan_load
 from loadgen.target import LoadError
 from loadgen.timetable import save_timetable
 from policies.text import SpecError
+from queueing.paths import file_or_folder
 from queueing.record import read_run
 from tests.loadgen.fake_server import Handler, answer, serving
 
@@ -358,7 +361,7 @@ def test_the_run_file_has_one_name(flags: tuple[str, ...]) -> None:
 
 def test_a_file_that_cannot_be_written_is_said_before_anything_is_sent(server_url: str, tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file, not a folder")
-    for flags in ((), ("--output", "runs/mine.jsonl"), ("--save-result", str(tmp_path))):
+    for flags in ((), ("--output", "runs/mine.jsonl"), ("--save-result", "runs/mine")):
         result = load(server_url, *flags)
         assert result.exit_code == 1, result.output
         assert "cannot write" in (said := f"{result.stderr}{result.exception}")
@@ -381,3 +384,25 @@ def test_ctrl_c_keeps_what_was_recorded(server_url: str, tmp_path: Path) -> None
     assert b"interrupted" in out, err
     _, records = read_run(tmp_path / "run.jsonl")
     assert 5 < len(records) < 500
+
+
+@pytest.mark.parametrize(
+    ("given", "run", "bench"),
+    [
+        ({"output": "new/"}, r"new/load-\d{8}-\d{6}\.jsonl", None),
+        ({"output": "new/run.jsonl"}, r"new/run\.jsonl", None),
+        ({"save": "new/"}, r"new/load-7\.jsonl", "new/load-7.json"),
+        ({"save": "new/a"}, r"new/a", "new/a.json"),
+        ({"save": ".", "output": "new/"}, r"new/load-7\.jsonl", "new/load-7.json"),
+        ({"save": "."}, r"load-7\.jsonl", "load-7.json"),
+    ],
+)
+def test_a_slash_at_the_end_names_a_folder_that_does_not_exist_yet(
+    given: dict[str, str], run: str, bench: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    paths: dict[str, Any] = {"output": None, "save": None} | {key: file_or_folder(text) for key, text in given.items()}
+    shown: dict[str, Any] = {"append": False, "detailed": False, "metadata": {}}
+    files = loadgen.result_files.result_files(**paths, no_save=False, folder=None, name=None, save_table=None, seed=7, label=None, **shown)
+    assert re.fullmatch(run, str(files.run))
+    assert files.bench == (None if bench is None else Path(bench))

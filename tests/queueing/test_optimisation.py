@@ -189,6 +189,49 @@ def test_the_table_marks_the_best_row(capsys: pytest.CaptureFixture[str]) -> Non
     assert "> " in next(line for line in capsys.readouterr().out.splitlines() if "elastic" in line)
 
 
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_the_result_is_a_sentence_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--target", "batch-size", "--policy", "elastic", "--arrival-rate", "100", "--largest", "8") == 0
+    text = said(capsys)
+    assert "best: batch size 8, the shortest mean queueing delay >" in text
+    assert "> marks the best choice; score: the mean queueing delay in seconds (less is better); - as a score: unstable" in text
+
+
+def test_of_batch_sizes_with_one_delay_the_sentence_says_that_it_is_the_smallest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--target", "batch-size", "--policy", "capped:max_batch_size=2", "--arrival-rate", "20", "--largest", "20", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    near = [point for point in found["curve"] if point["score"] <= 1.001 * min(point["score"] for point in found["curve"])]
+    assert len(near) > 1
+    assert run("--target", "batch-size", "--policy", "capped:max_batch_size=2", "--arrival-rate", "20", "--largest", "20") == 0
+    size = found["best"]["batch_size"]
+    reason = f"the smallest of {len(near)} choices with the shortest mean queueing delay, within 0.1 %"
+    assert f"best: batch size {size}, {reason}" in said(capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence", "score"),
+    [
+        (
+            "--target servers --objective slo --slo p99_queueing_delay=2s --arrival-rate 20",
+            "1 server, the fewest that keep the SLO",
+            "servers",
+        ),
+        ("--target arrival-rate --objective throughput", "requests per second, the highest stable rate", ""),
+        ("--target arrival-rate --objective slo --slo p99_queueing_delay=2s", "the largest that keeps the SLO", "minus the load"),
+        ("--target max-output-tokens --arrival-rate 20", "a limit of 1 output token, the shortest mean queueing delay", "in seconds"),
+        ("--target policy --objective throughput", "dynamic, the highest stable rate", "minus the largest stable rate"),
+    ],
+)
+def test_every_target_has_its_sentence_and_its_score(arguments: str, sentence: str, score: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*arguments.split()) == 0
+    text = said(capsys)
+    assert sentence in text[text.index("best: ") :]
+    assert score in text[text.index("> marks") :]
+
+
 def test_no_stable_choice_exits_3_and_wrong_arguments_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--target", "policy", "--arrival-rate", "1e6", "--candidates", "single") == 3
     assert "none is stable" in capsys.readouterr().err

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
 
+import queueing.profile
+import server.serving
+from kendall import cli
 from queueing.latency import parse_law
 from queueing.profile import Profile, profile_path
 from server.law import calibration
+from server.engines.base import Capabilities
+from server.engines.emulated import EmulatedEngine
 from server.law.command import calibrate
 from server.law.designed import DesignedBatches
 from tests.server.asgi import Call, call, completion, running
@@ -149,3 +156,58 @@ def test_a_profile_of_the_cache_is_replaced_only_by_a_measured_law(
     calibrate("http://127.0.0.1:8080", plan, tmp_path / "asked.json", json_output=True)
     assert (tmp_path / "asked.json").is_file(), "--output always saves"
     assert profile_path("tiny").is_file() == (saved_as == "tiny")
+
+
+def test_a_law_that_fits_poorly_is_stored_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for r2, warned in ((0.4, True), (0.94, False)):
+        profile = Profile(name="tiny", law=LAW, engine="vllm", r2=r2, mape=0.3)
+        monkeypatch.setattr(httpx, "post", lambda *_, profile=profile, **__: httpx.Response(200, json=profile.to_dict()))
+        calibrate("http://127.0.0.1:8080", {}, None, json_output=False)
+        lines = capsys.readouterr().err.splitlines()
+        assert lines == (
+            [
+                f"kendall: warning: the law fits poorly: R2 {r2:.2f}, where a quiet machine gives at least 0.9; "
+                "stop what else runs on the machine and calibrate again, with more --repeats"
+            ]
+            if warned
+            else []
+        )
+        assert profile_path("tiny").is_file()
+
+
+def test_the_gateway_logs_that_a_law_fits_poorly(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with running() as (app, _):
+            answer = await call(app, "POST", "/admin/calibrate", {"max_batch_size": 2, "max_output_tokens": 4, "repeats": 2})
+            assert answer.status == 200, answer.body
+
+    run_virtual(main())
+    assert "the law fits poorly" not in caplog.text
+    monkeypatch.setattr(queueing.profile, "LEAST_R2", 1.1)
+    run_virtual(main())
+    assert "the law fits poorly" in caplog.text
+
+
+class Starting(EmulatedEngine):
+    """An engine whose start a signal interrupts."""
+
+    signal: ClassVar[signal.Signals]
+
+    async def start(self) -> Capabilities:
+        """Never returns."""
+        os.kill(os.getpid(), self.signal)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_engine_starts_ends_a_calibration_in_one_line(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Starting, "signal", number, raising=False)
+    monkeypatch.setattr(server.serving, "choose_engine", lambda _: (Starting(LAW), LAW))
+    assert cli._run("calibrate", ["tiny"]) == 128 + number
+    assert capsys.readouterr().err.splitlines()[-1] == "kendall: interrupted before the law was known; nothing was saved"

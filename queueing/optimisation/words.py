@@ -1,0 +1,87 @@
+"""What an optimisation found, in a sentence, and what the columns of its table mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from policies.text import counted
+from queueing.optimisation.search import TIE, Optimum, Point, near_scores, near_sojourns
+
+SHORTEST_DELAY, HIGHEST_RATE = "the shortest mean queueing delay", "the highest stable rate"
+GOALS = {  # what the least score is, by objective
+    "delay": SHORTEST_DELAY,
+    "throughput": HIGHEST_RATE,
+    "v1": "the largest V1",
+    "v2": "the largest V2",
+    "clipped": f"{SHORTEST_DELAY} with no more clipped answers than allowed",
+    "slo": f"{SHORTEST_DELAY} that keeps the SLO",
+}
+SLO_GOALS = {  # of --objective slo, where a target has its own
+    "max-output-tokens": "the largest limit that keeps the SLO",
+    "servers": "the fewest that keep the SLO",
+    "arrival-rate": "the largest that keeps the SLO",
+}
+SCORES = {  # by objective
+    "delay": "the mean queueing delay in seconds",
+    "throughput": "minus the largest stable rate in requests per second",
+    "v1": "-V1",
+    "v2": "-V2",
+    "clipped": "the mean queueing delay in seconds",
+    "slo": "the mean queueing delay in seconds",
+}
+SLO_SCORES = {"max-output-tokens": "minus the limit", "servers": "the number of servers", "arrival-rate": "minus the load"}
+
+
+def result_line(found: Optimum) -> str:
+    """Which choice is best, and why."""
+    return f"best: {_choice(found)}, {_reason(found)}"
+
+
+def legend(found: Optimum) -> str:
+    """The mark and the score."""
+    if found.best.get("score") is None:
+        return "> marks the best choice"
+    score = _by_target(found, SLO_SCORES) or SCORES[found.objective]
+    text = f"> marks the best choice; score: {score} (less is better)"
+    if all(point["score"] is not None for point in found.curve):
+        return text
+    if all(point["score"] is not None for point in found.curve if point.get("stable", True)):
+        return f"{text}; - as a score: unstable"
+    return f"{text}; - as a score: unstable, or outside the constraint"
+
+
+def _by_target(found: Optimum, texts: dict[str, str]) -> str | None:
+    return texts.get(found.target) if found.objective == "slo" else None
+
+
+def _choice(found: Optimum) -> str:
+    match found.target:
+        case "max-output-tokens":
+            return f"a limit of {counted(found.best['max_output_tokens'], 'output token')}"
+        case "batch-size":
+            return f"batch size {found.best['batch_size']}"
+        case "servers":
+            return counted(found.best["servers"], "server")
+        case "arrival-rate":
+            return f"{found.best['arrival_rate']:.5g} requests per second"
+        case _:
+            return str(found.best["policy"])
+
+
+def _reason(found: Optimum) -> str:
+    goal = _by_target(found, SLO_GOALS) or GOALS[found.objective]
+    if found.target not in ("batch-size", "policy") or found.objective == "throughput":
+        equal = [point for point in found.curve if point.get("score") == found.best.get("score")]
+        return goal if len(equal) == 1 else f"{_first(found)} {len(equal)} with {goal}"
+    near = near_scores([point for point in found.curve if point["score"] is not None])
+    if len(near) == 1:
+        return goal
+    return f"{_tie(found, near_sojourns(near))} {len(near)} choices with {goal}, within {TIE:.1%}".replace("%", " %")
+
+
+def _tie(found: Optimum, nearest: Sequence[Point]) -> str:
+    return "the one with the shortest sojourn time of" if len(nearest) == 1 else _first(found)
+
+
+def _first(found: Optimum) -> str:
+    return "the first of" if found.target == "policy" else "the smallest of"
