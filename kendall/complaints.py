@@ -38,6 +38,8 @@ def _usage(error: Any, message: str, command: Any) -> str:
     more = f"`kendall {command.name} --help` lists them"
     match type(error).__name__:
         case "NoSuchOption":
+            if command.name == "serve" and (argument := error.option_name.lstrip("-").replace("-", "_")) in _engine_arguments():
+                return f"got {error.option_name}, an engine argument of vLLM; expected --engine-arg {argument}=VALUE"
             near = _near_option(error.option_name, command)
             return f"got {error.option_name}; expected an option of `kendall {command.name}`{near or ';'} {more}"
         case "BadOptionUsage":
@@ -66,6 +68,12 @@ def _near_option(flag: str, command: Any) -> str:
     if len(tails) == 1:
         return f"; did you mean {tails[0]}?"
     return suggest(flag, tuple(known)).replace("'", "")
+
+
+def _engine_arguments() -> frozenset[str]:
+    from server.engines.vllm_options import argument_names
+
+    return argument_names()
 
 
 def _wanted(parameter: Any) -> str:

@@ -49,18 +49,26 @@ def choose_engine(settings: Settings) -> tuple[Engine, LatencyModel | None]:
 
         law = law or load_law("reference")
         log.warning("the engine is EMULATED: its timing follows the latency law, its text is meaningless")
-        bounds = {key: int(value) for key, value in settings.engine_args.items()}
-        return EmulatedEngine(law, **bounds), law
+        return EmulatedEngine(law, **{key: _whole(key, value) for key, value in settings.engine_args.items()}), law
     if importlib.util.find_spec("vllm") is None:
         raise SpecError("got --engine vllm, but vLLM is not installed here; expected --engine emulated, or run `make setup` first")
     return _vllm_engine(settings), law
+
+
+def _whole(key: str, value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise SpecError(f"got --engine-arg {key}={value}; expected a whole number, as the emulated engine's arguments are") from None
 
 
 def _vllm_engine(settings: Settings) -> Engine:
     from server.engines.hub import check_name  # noqa: PLC0415
     from server.engines.tiny import make_tiny  # noqa: PLC0415
     from server.engines.vllm_engine import VllmEngine, prepare  # noqa: PLC0415
+    from server.engines.vllm_options import check_names  # noqa: PLC0415
 
+    check_names(settings.engine_args)
     if settings.model != "tiny" and not Path(settings.model).exists():
         check_name(settings.model, settings.engine_args)
     gateway_cpus, engine_cpus = split_cpus()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
+import importlib.util
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from policies.text import SpecError, suggest
 
 from .base import EngineStartError
 
 EXECUTOR = "server.engines.executor.InProcessExecutor"
+ARGUMENT_CLASSES = ("EngineArgs", "AsyncEngineArgs")  # in vllm/engine/arg_utils.py; their annotated fields are the arguments
 MAX_NUM_SEQS = 64
 MIN_BATCHED_TOKENS = 8192  # a batch of 64 prompts of 128 tokens begins in one step
 LARGEST_SIZED_KV = 512 << 20  # bytes; up to here every sequence gets its full context, beyond vLLM decides
@@ -38,9 +43,38 @@ def parsed(value: Any) -> Any:
         return value
 
 
+def check_names(given: Iterable[str]) -> None:
+    """Before the engine starts, which takes a minute. Raises SpecError for a name that the installed vLLM does not have."""
+    known = argument_names()
+    for name in map(_own_name, given):
+        if known and name not in known:
+            near = suggest(name, tuple(sorted(known)))
+            raise SpecError(
+                f"got --engine-arg {name}=..; expected an engine argument of the installed vLLM, as `vllm serve` takes it{near}"
+            )
+
+
+def argument_names() -> frozenset[str]:
+    """Of vLLM's source, which is not imported; none where it is not installed or no longer keeps them there."""
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or not spec.submodule_search_locations:
+        return frozenset()
+    try:
+        tree = ast.parse((Path(spec.submodule_search_locations[0]) / "engine" / "arg_utils.py").read_text(encoding="utf-8"))
+    except (OSError, SyntaxError):
+        return frozenset()
+    classes = (part for part in tree.body if isinstance(part, ast.ClassDef) and part.name in ARGUMENT_CLASSES)
+    fields = (field.target for part in classes for field in part.body if isinstance(field, ast.AnnAssign))
+    return frozenset(target.id for target in fields if isinstance(target, ast.Name))
+
+
+def _own_name(name: str) -> str:
+    return name.lstrip("-").replace("-", "_")
+
+
 def engine_arguments(model: str, given: Mapping[str, Any], *, cpu: bool) -> dict[str, Any]:
     """All arguments for vLLM: the user's own, and defaults where the user is silent."""
-    own = {key.lstrip("-").replace("-", "_"): parsed(value) for key, value in given.items()}
+    own = {_own_name(key): parsed(value) for key, value in given.items()}
     defaults: dict[str, Any] = {"model": model, "seed": 0, "use_tqdm_on_load": False}
     if cpu:
         defaults |= _cpu_defaults(_config_of(model), own)

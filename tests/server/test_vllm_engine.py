@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import importlib.util
 import itertools
 import os
@@ -30,6 +31,7 @@ from server.engines.base import (
 )
 from server.engines.tiny import EOS, VOCABULARY, make_tiny
 from server.engines.vllm_engine import VllmEngine, prepare
+from server.engines.vllm_options import argument_names
 
 pytestmark = [
     pytest.mark.engine,
@@ -499,6 +501,12 @@ def test_arguments_that_vllm_refuses_are_told_in_one_line(model: Path, arguments
         return str(caught.value)
 
     assert "\n" not in asyncio.run(call())
+
+
+def test_the_names_read_from_vllms_source_are_its_arguments() -> None:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    assert argument_names() == {field.name for field in dataclasses.fields(AsyncEngineArgs)}
 
 
 def alive(pid: int) -> bool:

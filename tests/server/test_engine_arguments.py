@@ -1,0 +1,73 @@
+"""A misspelt engine argument is refused before the engine starts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from kendall import cli
+from policies.text import SpecError
+from server.engines.vllm_options import argument_names, check_names
+from server.serving import choose_engine
+from server.settings import Settings
+
+SOURCE = """
+class Other:
+    not_an_argument: int = 0
+
+class EngineArgs:
+    model: str = "x"
+    max_num_seqs: int | None = None
+    tensor_parallel_size: int = 1
+
+    def method(self):
+        inside: int = 3
+
+class AsyncEngineArgs(EngineArgs):
+    enable_log_requests: bool = False
+"""
+
+
+@pytest.fixture
+def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package of that name with the file that names the arguments."""
+    (tmp_path / "vllm" / "engine").mkdir(parents=True)
+    (tmp_path / "vllm" / "__init__.py").write_text("raise AssertionError('imported')")
+    (tmp_path / "vllm" / "engine" / "arg_utils.py").write_text(SOURCE)
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.usefixtures("vllm")
+def test_the_names_are_read_without_importing_vllm() -> None:
+    assert argument_names() == {"model", "max_num_seqs", "tensor_parallel_size", "enable_log_requests"}
+    check_names(["max-num-seqs", "--tensor_parallel_size"])
+
+
+@pytest.mark.usefixtures("vllm")
+def test_a_misspelt_name_is_refused_before_the_engine_starts() -> None:
+    with pytest.raises(SpecError, match=r"got --engine-arg max_num_seq=\.\.; expected an engine argument .*did you mean 'max_num_seqs'\?"):
+        choose_engine(Settings(model="tiny", served_model_name="tiny", engine="vllm", engine_args={"max-num-seq": "3"}))
+
+
+@pytest.mark.usefixtures("vllm")
+def test_an_argument_of_vllm_as_an_option_of_serve_names_the_option_that_takes_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli._run("serve", ["tiny", "--tensor-parallel-size", "2"]) == 2
+    said = capsys.readouterr().err
+    assert said.endswith("got --tensor-parallel-size, an engine argument of vLLM; expected --engine-arg tensor_parallel_size=VALUE\n")
+
+
+def test_without_the_source_nothing_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").touch()
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert argument_names() == frozenset()
+    check_names(["anything"])
+
+
+def test_the_emulated_engine_takes_whole_numbers() -> None:
+    with pytest.raises(SpecError, match="got --engine-arg max_num_seqs=many; expected a whole number"):
+        choose_engine(Settings(model="tiny", served_model_name="tiny", engine="emulated", engine_args={"max_num_seqs": "many"}))
