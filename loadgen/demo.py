@@ -32,6 +32,7 @@ from loadgen.sweep.status import Status, duration
 from loadgen.theory import theory_of
 from loadgen.timetable import Timetable, draw
 from policies import SpecError, parse_policy, policy_batch_size
+from policies.text import counted
 from queueing.distributions import parse_distribution
 from queueing.latency import LatencyModel
 from queueing.prediction import largest_stable_rate
@@ -125,7 +126,7 @@ class Progress(Status):
         if not math.isnan(self._cell_ends):
             ahead[0] = max(0.0, self._cell_ends - now)
         seconds = sum(ahead) + max(0.0, self._phase_ends - now)
-        cells = "1 cell" if len(ahead) == 1 else f"{len(ahead)} cells"
+        cells = counted(len(ahead), "cell")
         answered = "" if self._tally is None else f" {self._tally.completed}/{self._tally.asked}"
         return f"{cells} to go, {duration(seconds)}: {self._phase}{answered}"
 
@@ -187,7 +188,7 @@ class _Demo:
             self._progress.phase(f"{policy} at {load:g}: prediction")
             comparison = await asyncio.to_thread(self._compare, records, law, rate)
             cells.append(Cell(policy, load, comparison, (speed, after)))
-            self._progress.note(f"{policy} at {load:g}: {comparison.n} requests, {cells[-1].verdict.text}")
+            self._progress.note(f"{policy} at {load:g}: {counted(comparison.n, 'request')}, {cells[-1].verdict.text}")
             speed = after
         self._progress.over()
         return cells

@@ -81,10 +81,10 @@ async def _look(client: httpx.AsyncClient, url: str, model: str, limit: float) -
             f"{where} answered {response.status_code}: {read_error(response.content)[1]}; expected an --api-key that it accepts"
         )
     if response.is_redirect:
-        raise LoadError(f"{where} redirects to {response.headers['location']}; redirects are not followed; is --base-url right?")
+        raise LoadError(f"{where} redirects to {response.headers['location']}; expected the server itself: give that address as --base-url")
     endpoint = _read(response.content) if response.status_code == httpx.codes.OK else UNKNOWN
     if not (endpoint.models or model):
-        raise LoadError(f"{where} {_no_models(response)}; is --base-url right? else give --model")
+        raise LoadError(f"{where} {_no_models(response)}; expected a list of models: correct --base-url, or name the model with --model")
     if endpoint.kendall:
         if (await _get(client, "/ready", url, limit)).status_code != httpx.codes.OK:
             raise _NotReadyError(f"the gateway at {url} is not ready: its engine is starting or lost, or it is shutting down")

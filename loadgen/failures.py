@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loadgen.metrics import began_at
-from policies.text import SpecError
+from policies.text import SpecError, counted
 from queueing.record import Record
 
 ALLOWED = 0.01  # share of the requests
@@ -49,7 +49,7 @@ class Failures:
 
     def empty_text(self) -> str:
         """One line."""
-        return f"{self.empty} of {self.requests} requests completed without a token ({percent(self.empty / self.requests)})"
+        return f"{self.empty} of {counted(self.requests, 'request')} completed without a token ({percent(self.empty / self.requests)})"
 
     def lines(self) -> list[str]:
         """For a terminal."""
@@ -57,7 +57,7 @@ class Failures:
         if self.empty:
             told.append(f"{'empty':<14}{self.empty_text()}")
         if self.refused:
-            share = f"{self.refused} of {self.requests} requests ({percent(self.refused / self.requests)})"
+            share = f"{self.refused} of {counted(self.requests, 'request')} ({percent(self.refused / self.requests)})"
             told.append(f"{'refused':<14}{share} rejected or abandoned by the server; durations are those of the others")
         return told
 
@@ -65,7 +65,7 @@ class Failures:
         """One line."""
         first = "" if self.first_at is None else f", the first {self.first_at:.3g} s after the start"
         why = f": {self.first_error}" if self.first_error else ""
-        return f"{self.failed} of {self.requests} requests failed ({percent(self.share)}){first}{why}"
+        return f"{self.failed} of {counted(self.requests, 'request')} failed ({percent(self.share)}){first}{why}"
 
     def as_object(self) -> dict[str, Any]:
         """For JSON."""

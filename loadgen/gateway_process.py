@@ -15,6 +15,7 @@ from typing import Any, Self
 import httpx
 
 from loadgen.keys import NO_KEYS, Keys
+from loadgen.stream import read_error
 from queueing.errors import CommandError
 from queueing.remote import reason, server_root
 
@@ -53,7 +54,7 @@ class GatewayClient:
         except httpx.TransportError as error:
             raise GatewayLostError(f"{method} {self.url}{path}: {reason(error)}") from None
         if response.status_code != 200:
-            raise GatewayError(f"{method} {path}: {response.status_code} {response.text}")
+            raise GatewayError(f"{method} {self.url}{path} answered {response.status_code}: {read_error(response.content)[1]}")
         return dict(response.json())
 
     async def is_ready(self) -> bool:
@@ -125,7 +126,7 @@ class GatewayProcess(GatewayClient):
             if await self.is_ready():
                 return
             await asyncio.sleep(0.1)
-        raise GatewayError(f"the gateway was not ready after {START_LIMIT:.0f} s; its log is {self._log_file}")
+        raise GatewayError(f"the gateway was not ready after {START_LIMIT:.0f} s; {self._log_file} says what it did")
 
     async def finished(self) -> None:
         """Wait until the gateway ends by itself."""
@@ -148,4 +149,4 @@ def free_port(wanted: int) -> int:
     for port in (wanted, 0):
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)) as server:
             return int(server.getsockname()[1])
-    raise GatewayError("no free port on 127.0.0.1")
+    raise GatewayError("found no free port on 127.0.0.1; expected one: end a process that listens, or name another --port")

@@ -9,6 +9,7 @@ from loadgen.datasets import Prompts
 from loadgen.target import Target
 from loadgen.timetable import FloatArray, IntArray, Timetable
 from loadgen.wire import Address
+from policies.text import counted
 from queueing.record import Record
 
 
@@ -26,7 +27,7 @@ class Tally:
 
     def missing(self) -> str | None:
         """What a run that stopped has left undone."""
-        return None if self.stopped is None else f"{self.stopped}; {self.asked - self.sent} of {self.asked} requests were not sent"
+        return None if self.stopped is None else f"{self.stopped}; {self.asked - self.sent} of {counted(self.asked, 'request')} not sent"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

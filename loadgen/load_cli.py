@@ -244,8 +244,8 @@ def load(
 
 def _run(options: LoadOptions, plan: LoadPlan, wishes: Wishes, files: ResultFiles) -> Report:
     plan, note = asyncio.run(plan.for_server())
-    if note is not None:
-        typer.echo(f"kendall: {note}", err=True)
+    for line in filter(None, (note, plan.announced)):
+        typer.echo(f"kendall: {line}", err=True)
     files = files.reserved()
     saved = save_plan(files, plan)
     result = asyncio.run(until_sigterm(plan.run(for_stderr(), files.run, saved)))

@@ -18,7 +18,7 @@ from loadgen.audit import ALL_AT_ONCE, Stream, sent_stream
 from loadgen.failures import ALLOWED, Failures, count_failures, percent
 from loadgen.run import LoadResult
 from policies.durations import parse_duration
-from policies.text import SpecError
+from policies.text import SpecError, counted
 from queueing.arrival_audit import Audit, Budget
 
 BUDGET = Budget(mean=0.001, p99=0.005)  # seconds
@@ -84,7 +84,7 @@ class LoadVerdict:
         if self.loop == "closed":
             return "closed: who sends waits for answers, so a slow server is asked less and its delay is flattered"
         return (
-            f"partly closed: {self.held} requests waited for a place, {self.held_for:.3g} s on average; "
+            f"partly closed: {counted(self.held, 'request')} waited for a place, {self.held_for:.3g} s on average; "
             "the wait counts in their delay, not as lateness of the sender"
         )
 
@@ -133,7 +133,7 @@ def _reasons(result: LoadResult, stream: Stream, audit: Audit | None, failures: 
         yield Reason("records", "no request completed")
     unsent = [record for record in result.records if record.sent_at is None]
     if stream.process == ALL_AT_ONCE and unsent and not result.interrupted:
-        yield Reason("records", f"{len(unsent)} of {len(result.records)} requests were not sent")
+        yield Reason("records", f"{len(unsent)} of {counted(len(result.records), 'request')} not sent")
     if audit.valid is False:
         yield Reason("lateness", _too_late(audit))
     if strange(audit, stream):

@@ -21,8 +21,11 @@ from loadgen.options import LoadOptions
 from loadgen.run import VOCABULARY, LoadResult, Progress, run_load
 from loadgen.target import LoadError, Target
 from loadgen.timetable import Timetable, streams, with_predictions
+from policies.durations import rounded_duration
 from policies.text import SpecError
 from queueing.remote import tls_context
+
+LONG = 600.0  # seconds of a timetable from which its length is announced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,14 @@ class LoadPlan:
     max_errors: int = 0
     ready_timeout: float | None = None  # seconds to wait for a server that is not ready; None looks once, 0 not at all
     lengths_open: bool = False  # drawn lengths are to be met in the way that the server accepts
+
+    @property
+    def announced(self) -> str | None:
+        """A sentence before the start of a long run; None where it is short, or nobody knows."""
+        if self.closed_loop is not None or not len(self.timetable) or (last := float(self.timetable.intended_at[-1])) < LONG:
+            return None
+        number = "1 request is" if len(self.timetable) == 1 else f"last of {len(self.timetable):,} requests is"
+        return f"the {number} due {rounded_duration(last)} after the start; a higher rate or fewer requests (--num-prompts) shorten the run"
 
     async def for_server(self) -> tuple[LoadPlan, str | None]:
         """The plan for the server as it is, after a look at it, and a note on how lengths are set. Raises LoadError."""

@@ -55,7 +55,7 @@ def _result(parts: Sequence[tuple[Path, Header, list[Record]]]) -> LoadResult:
     asked, ended = header.configuration.get("num_prompts"), header.configuration.get("interrupted")
     missing = tuple(header.configuration.get("missing") or ())
     if ended is None and isinstance(asked, int) and len(records) < asked:
-        missing = (f"the run was killed, or still goes on: {len(records)} of {asked} requests have a record",)
+        missing = (f"the run was killed, or still goes on: {len(records)} of {asked} requests recorded",)
     missing += tuple(_repeated(records))
     return LoadResult(header, records, lateness(records), bool(ended), held_back(records), missing)
 

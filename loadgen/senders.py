@@ -25,6 +25,7 @@ import numpy as np
 from loadgen.job import ClosedLoop, Job, Tally, row_of
 from loadgen.target import LoadError
 from loadgen.timetable import split
+from policies.text import counted
 from queueing.record import Header, Record, read_run, to_line
 
 START_DELAY = 0.3  # seconds between the last sender's readiness and instant 0
@@ -168,7 +169,7 @@ class Sender:
             return None if left is None else f"sender {self.job.sender_id}: {left}"
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
         lost = sorted(set(self.job.rows.tolist()) - {row_of(record) for record in self.records()})
-        return f"sender {self.job.sender_id} ended {how}: {len(lost)} of its {len(self.job)} requests have no record"
+        return f"sender {self.job.sender_id} ended {how}: {len(lost)} of its {counted(len(self.job), 'request')} without a record"
 
 
 async def _add_up(senders: Sequence[Sender], tally: Tally) -> None:

@@ -49,6 +49,15 @@ def _bare(text: str) -> float | None:
         return None
 
 
+def rounded_duration(seconds: float) -> str:
+    """For a person who plans by it: `90 s`, `45 min`, `2.5 h`, `12 days`."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:,.0f} days"
+
+
 @dataclass(frozen=True, slots=True)
 class Duration:
     """The type of an option that takes a duration, as text or as a number of seconds; `least` may be set."""

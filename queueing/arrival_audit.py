@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from policies.text import counted
 from queueing import arrival_tests as tests
 from queueing.arrival_tests import Finding, FloatArray
 from queueing.arrival_words import SLEEP, disease, in_words
@@ -260,5 +261,5 @@ def _verdict(n: int, process: str, reasons: Sequence[str], late: Lateness | None
         kept = f"mean {late.mean * 1e3:.3g} ms, p99 {late.p99 * 1e3:.3g} ms late"
         return f"{'not as asked' if reasons else 'as asked'} ({process}): its timetable, {kept}"
     if n < ENOUGH:
-        return f"too few to say: {n} arrivals; expected at least {ENOUGH}"
+        return f"too few to say: {counted(n, 'arrival')}; expected at least {ENOUGH}"
     return "not poisson: " + "; ".join(reasons[:2]) if reasons else "poisson"

@@ -31,6 +31,7 @@ from typing import Any, Literal
 import numpy as np
 
 from policies.core import Policy
+from policies.durations import rounded_duration
 from policies.immediate import Single
 from policies.text import SpecError
 from queueing.batch_means import TOO_WIDE, FloatArray, batch_means_interval, normal
@@ -118,7 +119,7 @@ def describe(advice: RunLength) -> str:
     """One line."""
     name, width = advice.quantity.replace("_", " "), 100 * advice.relative_half_width
     return (
-        f"load {advice.load:.2f}: {_rounded(advice.requests):,} requests ({_duration(advice.seconds)}) for +-{width:.3g} % "
+        f"load {advice.load:.2f}: {_rounded(advice.requests):,} requests ({rounded_duration(advice.seconds)}) for +-{width:.3g} % "
         f"of the mean {name} in nine runs of ten ({advice.how})"
     )
 
@@ -166,9 +167,3 @@ def _rounded(count: int) -> int:
     """Up to two figures and a half: advice is no more exact."""
     step = int(max(1, 5 * 10 ** (len(str(count)) - 3)))
     return -(-count // step) * step
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies.core import Dispatch, Policy, Preempt, QueueState, Request, Server, Waiting
-from policies.text import SpecError, format_policy
+from policies.text import SpecError, counted, format_policy
 from queueing.errors import PredictionError
 from queueing.latency import LatencyModel
 from queueing.ledger import Batch, Started, ended, formed_at, lost
@@ -112,7 +112,7 @@ class _Driver:
                 self._carry_out(now)
             self._ask(now)
         if self.queue:
-            raise PredictionError(f"{len(self.queue)} requests wait forever: policy {self.policy} never dispatches them")
+            raise PredictionError(f"{counted(len(self.queue), 'request')} never dispatched by policy {self.policy}")
         return self.records
 
     def _arrive(self) -> None:

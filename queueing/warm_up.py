@@ -50,10 +50,12 @@ def find_warm_up(delays: FloatArray) -> WarmUp:
     """What to leave out of a run that began empty, from all its delays in order of arrival."""
     n, most = delays.size, warm_up(delays.size)
     if n < 2:
-        return WarmUp(0, math.nan, f"nothing of {n} requests is left out")
+        done = "no request was completed" if n == 0 else "one request was completed"
+        return WarmUp(0, math.nan, f"{done}: too few to leave out a warm-up")
     memory = batch_means_interval(delays).memory
     needed = math.ceil(MEMORIES * memory)
-    told = f"of {n:,} requests left out, for the run began empty and remembers over {memory:,.3g} requests"
+    over = "1 request" if f"{memory:.3g}" == "1" else f"{memory:,.3g} requests"
+    told = f"of {n:,} requests left out, for the run began empty and remembers over {over}"
     if needed <= most:
         return WarmUp(needed, memory, f"{needed:,} {told}: twice as many")
     return WarmUp(most, memory, f"{most:,} {told}: twice as many would exceed 5 %")

@@ -20,6 +20,7 @@ from loadgen.html_report.tails import tails_figure
 from loadgen.html_report.text import LIMITS, READING, captions
 from loadgen.html_report.words import accuracy, causes, facts, headline, title
 from loadgen.report import notes
+from policies.text import counted
 
 ROOT = resources.files("loadgen.html_report")
 
@@ -76,7 +77,7 @@ def _header(data: ReportData) -> str:
 
 
 def _cells(count: int) -> str:
-    return f"{count} cell" if count == 1 else f"{count} cells"
+    return counted(count, "cell")
 
 
 def _warning(data: ReportData) -> str:
@@ -86,7 +87,7 @@ def _warning(data: ReportData) -> str:
     invalid = sum(cell.invalid for cell in data.cells)
     if invalid:
         said.append(
-            f"INVALID: in {invalid} of {len(data.cells)} cells requests reached the gateway outside the lateness budget."
+            f"INVALID: in {invalid} of {counted(len(data.cells), 'cell')} requests reached the gateway outside the lateness budget."
             " They are not the run that was asked for, and are not counted; see “Arrivals and sender”."
         )
     return "".join(f'<p class="warning">{escape(line)}</p>' for line in said)

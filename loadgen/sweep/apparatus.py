@@ -96,7 +96,7 @@ class Apparatus:
             self.store.append("restarted", number=self.restarts, reason=reason)
             self.status.note(f"the gateway was lost ({reason}) and is there again ({self.restarts} of {RESTARTS} times)")
             return
-        raise GatewayError(f"the gateway was lost {RESTARTS + 1} times, last: {reason}")
+        raise GatewayError(f"the gateway was lost {RESTARTS + 1} times, the last time: {reason}; the same command continues the sweep")
 
     async def close(self) -> None:
         """Stop what was started."""

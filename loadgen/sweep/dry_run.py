@@ -11,7 +11,7 @@ from rich.console import Console
 from loadgen.sweep.grid import Basis, Bounds, Cell
 from loadgen.sweep.plan import Plan, searches_of
 from loadgen.sweep.status import duration
-from policies.text import short_form
+from policies.text import counted, short_form
 from queueing.profile import load_law
 from queueing.terminal import Column, Table, say
 
@@ -67,7 +67,7 @@ def _remarks(plan: Plan, cells: list[Cell]) -> Iterator[str]:
         yield "not run: at load >= 1 there is no steady state (--allow-unstable runs it)"
     if searches := searches_of(plan):
         yield f"and {len(searches)} searches, each of about five probes"
-    yield f"{len(cells)} cells, about {duration(total_seconds(plan, cells))} in all, without the engine's start and calibration"
+    yield f"{counted(len(cells), 'cell')}, about {duration(total_seconds(plan, cells))} in all, without the engine's start and calibration"
 
 
 def _policy_form(plan: Plan, width: int) -> Callable[[str], str]:

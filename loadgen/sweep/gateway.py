@@ -110,7 +110,7 @@ class GivenGateway:
             await asyncio.sleep(1)
         named = (await self.client.ask("GET", "/admin/state")).get("record_file")
         if not named or not _is_file(named):
-            raise GatewayError(f"the gateway at {self.client.url} writes no run file that can be read here: start it with --record-file")
+            raise GatewayError(f"the gateway at {self.client.url} writes no run file that can be read here; start it with --record-file")
         self.record_file = Path(named)
 
     async def _not_there(self) -> GatewayError:
@@ -150,7 +150,7 @@ async def until_idle(client: GatewayClient) -> None:
         if not (state["unanswered"] or state["in_service"] or state["queue_length"]):
             return
         if loop.time() > deadline:
-            raise GatewayError(f"the gateway is still busy after {IDLE_LIMIT:.0f} s: does somebody else send to it?")
+            raise GatewayError(f"the gateway is still busy after {IDLE_LIMIT:.0f} s; stop what else sends requests to it")
         await asyncio.sleep(POLL)
 
 

@@ -69,7 +69,7 @@ class Search:
         await self.sweep.measure(cell, f"{self.goal}, probe {self.probes}")
         known = self.sweep.store.progress.of(cell.name)
         if known.done is None:
-            raise GatewayError(f"the search for {self.goal} under {self.policy} cannot go on: {known.reason}")
+            raise GatewayError(f"the search for {self.goal} under {self.policy} stopped: {known.reason}; the same command continues it")
         self.speeds += [speed for speed in known.done["speeds"] if speed is not None]
         if cell.cut:
             self.notes.append("probes shorter than they should be (--cell-limit): the bracket may be off")

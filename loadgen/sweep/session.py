@@ -43,6 +43,10 @@ async def run_session(plan: Plan, folder: Path, port: int, assertions: Sequence[
                 interrupted = True
                 if (task := asyncio.current_task()) is not None:
                     task.uncancel()
+                if store.is_unmeasured():
+                    store.journal.close()
+                    _say(f"interrupted before a cell was measured; the same command, or another plan in {folder}/, starts anew")
+                    return INTERRUPTED
             except GatewayError as lost:
                 if store.is_unmeasured():
                     store.journal.close()

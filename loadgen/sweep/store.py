@@ -13,7 +13,7 @@ sweep.json             plan, what is missing and why, unstable points, searches
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +51,7 @@ class Store:
         return cls(folder, journal, Progress.fold(journal.events))
 
     def is_unmeasured(self) -> bool:
-        """Whether no cell was ever begun."""
+        """Whether no cell was begun that did not fail."""
         return not _has_begun(self.journal.events)
 
     def append(self, event: str, **fields: Any) -> Event:
@@ -131,8 +131,9 @@ def _begin_anew(folder: Path, plan: Plan, different: Iterable[str]) -> None:
     save_plan(folder / "plan.json", plan)
 
 
-def _has_begun(events: Iterable[Event]) -> bool:
-    return any(event["event"] == "started" for event in events)
+def _has_begun(events: Sequence[Event]) -> bool:
+    begun, failed = ({event["cell"] for event in events if event["event"] == name} for name in ("started", "failed"))
+    return bool(begun - failed)
 
 
 @contextmanager

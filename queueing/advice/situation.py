@@ -16,6 +16,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from policies import parse_policy
+from policies.text import counted
 from queueing.advice.answer import own_error, precise, rough
 from queueing.advice.forecast import Forecast, Knobs
 from queueing.advice.known_lengths import FEWEST, KnownLengths, known_lengths
@@ -72,9 +73,8 @@ class Situation:
     def refusal(self, limit: int | None) -> str | None:
         """Why no setting with that token limit can be forecast; None where it can."""
         if self.lengths is None:
-            return (
-                f"nothing is known of the lengths yet: got {self.estimates.output_tokens.counts.size} answers, expected at least {FEWEST}"
-            )
+            known = self.estimates.output_tokens.counts.size
+            return f"nothing is known of the lengths yet: got {counted(known, 'answer')}, expected at least {FEWEST}"
         if not self.rate > 0:
             return "nothing arrived in the window: there is no rate to forecast at"
         return self.lengths.refusal(limit)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from policies.text import counted
 from queueing.advice.answer import quick
 from queueing.advice.situation import Situation
 from queueing.autopilot.look import Look
@@ -62,10 +63,10 @@ def learn(seen: Look, state: State, rules: Rules) -> Knowledge | str:
     speed = _sharper(found.speed, state.speed_before, seen.now, rules)
     state.rate, state.speed = (Carried(each, seen.now, found.epoch) for each in (rate, speed))
     if not rate.known or not rate.value > 0 or rate.effective_n < rules.fewest_arrivals:
-        return f"{rate.effective_n:.0f} arrivals are known, {rules.fewest_arrivals} are needed"
+        return f"{counted(round(rate.effective_n), 'arrival')} known, {rules.fewest_arrivals} are needed"
     ended = int(np.count_nonzero(~found.output_tokens.censored))
     if ended < rules.fewest_ended:
-        return f"{ended} answers have ended, {rules.fewest_ended} are needed"
+        return f"{counted(ended, 'answer')} ended, {rules.fewest_ended} are needed"
     if not speed.known:
         value = seen.shape.speed
         speed = symmetric(value, rules.unseen_speed * value, 0.0)

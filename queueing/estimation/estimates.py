@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from policies import Policy, parse_policy
+from policies.text import counted
 from queueing.distributions import TokenDistribution
 from queueing.estimation.arrivals import arrival_rate, dispersion
 from queueing.estimation.batch_times import SLOT_ERROR, BatchTimes, batch_times
@@ -173,7 +174,7 @@ def _speed(times: BatchTimes, slow: Wander, *, continuous: bool) -> Estimate:
 
 def _notes(seen: Snapshot) -> tuple[str, ...]:
     earlier = int(np.count_nonzero(seen.column("epoch") != seen.epoch))
-    return (f"lengths of {earlier} requests of earlier epochs are used: they do not depend on the policy",) if earlier else ()
+    return (f"lengths of {counted(earlier, 'request')} of earlier epochs are used: they do not depend on the policy",) if earlier else ()
 
 
 def _lengths(sample: Lengths) -> dict[str, Any]:

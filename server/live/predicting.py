@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from policies import SpecError, parse_policy
+from policies.text import counted
 from queueing.advice.advise import TARGETS, advise, parse_objective
 from queueing.advice.situation import Situation
 from queueing.advice.what_if import what_ifs
@@ -125,7 +126,7 @@ def _answer(question: Question, seen: Snapshot, found: Assessment) -> Answer:
 
 
 def _too_few(ended: int) -> str:
-    return f"{ended} requests of this epoch have ended; {ENOUGH} are needed"
+    return f"{counted(ended, 'request')} of this epoch {'has' if ended == 1 else 'have'} ended; {ENOUGH} are needed"
 
 
 def _ahead(found: Assessment) -> BatchService | SlotService | None:

@@ -16,6 +16,7 @@ import msgspec
 from prometheus_client import Counter
 
 from policies import Request
+from policies.text import counted
 from queueing.record import Record
 from queueing.waiting import WaitingQueue
 from queueing.waiting_by_priority import MOST, PriorityQueue
@@ -205,16 +206,18 @@ class Overload:
         over = batcher.unanswered + sequences - self._concurrency()
         if over > 0 and self._adaptive is not None:
             self._adaptive.refused()
-            return self._queue_full("adaptive_concurrency", sequences, f"{batcher.unanswered} requests are in the system", self._gone(over))
+            return self._queue_full(
+                "adaptive_concurrency", sequences, f"{counted(batcher.unanswered, 'request')} in the system", self._gone(over)
+            )
         if settings.max_num_queued_reqs is not None:
             over = batcher.unanswered + sequences - settings.max_num_queued_reqs
             if over > 0:
                 return self._queue_full(
-                    "max_num_queued_reqs", sequences, f"{batcher.unanswered} requests are in the system", self._gone(over)
+                    "max_num_queued_reqs", sequences, f"{counted(batcher.unanswered, 'request')} in the system", self._gone(over)
                 )
         if settings.max_num_queued_tokens is not None and batcher.waiting_tokens >= settings.max_num_queued_tokens:
             after = self._until_fewer_tokens(settings.max_num_queued_tokens)
-            return self._queue_full("max_num_queued_tokens", sequences, f"{batcher.waiting_tokens} prompt tokens wait", after)
+            return self._queue_full("max_num_queued_tokens", sequences, f"{counted(batcher.waiting_tokens, 'prompt token')} waiting", after)
         return None
 
     def _too_late(self, sequences: int, request: Request | None, budgets: Sequence[DelayTarget]) -> ApiError | None:

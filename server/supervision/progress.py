@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
+from policies.text import counted
 from server.clock import clock_of
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class StuckWatch:
         limit = self.limit()
         if still > limit:
             self._stillness = Stillness()
-            why = batcher.failing or f"{batcher.in_service} sequences in service"
+            why = batcher.failing or f"{counted(batcher.in_service, 'sequence')} in service"
             self._on_stuck(f"nothing moved for {still:.0f} s ({why}, {batcher.queue_length} waiting)")
 
     def limit(self) -> float:

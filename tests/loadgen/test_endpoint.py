@@ -114,7 +114,7 @@ def test_a_run_stops_when_its_server_has_died(processes: str) -> None:
     found = json.loads(result.stdout)
     assert result.exit_code in (1, 3)
     assert found["valid"] is False
-    assert any("stopped after" in line and "were not sent" in line for line in found["missing"])
+    assert any("stopped after" in line and "not sent" in line for line in found["missing"])
     assert 20 <= found["outcomes"]["failed"] < 1000
     records = read_run(Path(found["files"][0]))[1]
     assert sum(found["outcomes"].values()) == len(records) < 2000
@@ -252,8 +252,10 @@ def test_without_a_check_and_without_a_model_the_model_is_asked_for() -> None:
 def test_a_page_or_a_redirect_in_the_place_of_models_is_named() -> None:
     with failing_server("--html") as port:
         said = one_line(load(local(port)))
-        assert "answered 200 with text/html, not with a list of models; is --base-url right?" in said
+        assert "answered 200 with text/html, not with a list of models; expected a list of models: correct --base-url" in said
     with failing_server("--moved", "http://elsewhere/v1") as port:
-        assert "redirects to http://elsewhere/v1; redirects are not followed" in one_line(load(local(port)))
+        assert "redirects to http://elsewhere/v1; expected the server itself: give that address as --base-url" in one_line(
+            load(local(port))
+        )
         result = load(local(port), "--ready-check-timeout", "0", "--model", "m", "--json")
         assert json.loads(result.stdout)["failures"]["first_error"] == "307 redirects to http://elsewhere/v1; redirects are not followed"

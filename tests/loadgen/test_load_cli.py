@@ -21,6 +21,7 @@ from click.testing import Result
 from typer.main import get_command
 from typer.testing import CliRunner
 
+import loadgen.plan
 import loadgen.result_files
 from loadgen.flags import spelled_out
 from loadgen.load_cli import app
@@ -406,3 +407,22 @@ def test_a_slash_at_the_end_names_a_folder_that_does_not_exist_yet(
     files = loadgen.result_files.result_files(**paths, no_save=False, folder=None, name=None, save_table=None, seed=7, label=None, **shown)
     assert re.fullmatch(run, str(files.run))
     assert files.bench == (None if bench is None else Path(bench))
+
+
+@pytest.mark.parametrize(
+    ("rate", "count", "says"),
+    [(1e-9, 5, r"the last of 5 requests is due [\d,]{5,} days after the start"), (0.001, 20, "h after the start"), (1.0, 20, None)],
+)
+def test_a_long_timetable_is_announced(rate: float, count: int, says: str | None) -> None:
+    announced = plan_load(LoadOptions(base_url="http://x", request_rate=rate, num_prompts=count)).announced
+    if says is None:
+        assert announced is None
+    else:
+        assert announced is not None
+        assert re.search(says, announced)
+
+
+def test_the_announcement_comes_before_the_first_request(server_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loadgen.plan, "LONG", 0.0)
+    result = load(server_url, "--request-rate", "100", "--num-prompts", "1", "--no-save")
+    assert "\nkendall: the 1 request is due 0 s after the start; " in result.stderr

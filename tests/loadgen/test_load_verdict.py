@@ -185,7 +185,7 @@ def test_a_burst_out_of_order_or_not_whole_is_invalid() -> None:
     assert kinds(judge(run_of(at_once, sent[::-1], rate=None))) == ["lateness"]
     run = run_of(at_once, sent, rate=None)
     run.records[3] = Record(request_id="load-1-3", outcome="cancelled", intended_at=5.0)
-    assert "1 of 100 requests were not sent" in [reason.text for reason in judge(run, max_failed=0.5).reasons]
+    assert "1 of 100 requests not sent" in [reason.text for reason in judge(run, max_failed=0.5).reasons]
 
 
 def test_what_counts_as_a_failure() -> None:

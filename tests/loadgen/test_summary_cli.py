@@ -77,7 +77,7 @@ def test_a_run_that_was_killed_is_reported_as_far_as_it_came(processes: str, cap
     found = json.loads(capsys.readouterr().out)
     assert found["outcomes"]["completed"] > 0
     assert found["valid"] is False
-    assert f"{sum(found['outcomes'].values())} of 9000 requests have a record" in found["missing"][0]
+    assert f"{sum(found['outcomes'].values())} of 9000 requests recorded" in found["missing"][0]
     assert kendall("summary", "run.jsonl") == 1
     assert "end to end" in capsys.readouterr().out
 
@@ -97,7 +97,7 @@ def test_a_last_line_that_was_cut_is_left_out_and_several_files_are_reported_in_
     out = capsys.readouterr().out
     assert out.startswith("a.jsonl\nrequests      5 completed")
     assert "b.jsonl\nrequests      4 completed" in out
-    assert "4 of 9 requests have a record" in " ".join(out.split())
+    assert "4 of 9 requests recorded" in " ".join(out.split())
     kendall("summary", "a.jsonl", "b.jsonl", "--json")
     assert [run["run"] for run in json.loads(capsys.readouterr().out)["runs"]] == ["a.jsonl", "b.jsonl"]
 

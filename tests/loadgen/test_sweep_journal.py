@@ -111,6 +111,17 @@ def test_a_folder_without_a_measured_cell_takes_another_plan(tmp_path: Path) -> 
     assert second.journal.events == []  # nor the law of the other
 
 
+def test_a_folder_whose_cells_all_failed_takes_another_plan(tmp_path: Path) -> None:
+    first = Store.open(tmp_path / "sweep", Plan(loads=(0.3,), duration=2.0))
+    first.append("started", cell="x", attempt=1)
+    assert not first.is_unmeasured()
+    first.append("failed", cell="x", reason="no request was completed")
+    assert first.is_unmeasured()
+    first.journal.close()
+    Store.open(tmp_path / "sweep", Plan(loads=(0.3,), duration=3.0)).journal.close()
+    assert load_plan(tmp_path / "sweep/plan.json").duration == 3.0
+
+
 def test_records_of_a_file_that_another_gateway_writes_now_are_not_taken(tmp_path: Path) -> None:
     path = tmp_path / "gateway.jsonl"
     records = [Record(request_id=str(i), outcome="completed", epoch=i % 2) for i in range(6)]

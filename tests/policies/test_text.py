@@ -22,7 +22,7 @@ from policies import (
     parse_policy,
     policy_batch_size,
 )
-from policies.text import format_number, parse_number
+from policies.text import counted, format_number, parse_number
 from tests.policies.states import policies, waits
 
 CANONICAL = [
@@ -153,3 +153,8 @@ def test_numbers_are_short(value: float, text: str) -> None:
 )
 def test_the_batch_that_a_policy_asks_for(policy: Policy, size: int | None) -> None:
     assert policy_batch_size(policy) == size
+
+
+def test_what_is_counted_is_singular_for_one() -> None:
+    assert [counted(n, "request") for n in (0, 1, 2, 1234)] == ["0 requests", "1 request", "2 requests", "1,234 requests"]
+    assert counted(2, "batch", "batches") == "2 batches"

@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
+from policies.text import counted
 from queueing import arrival_tests
 from queueing.arrival_audit import Budget, audit_arrivals, resolution
 from queueing.arrival_words import disease
@@ -247,7 +248,7 @@ def test_a_stall_that_is_made_up_is_a_pause_not_a_lost_schedule():
 @pytest.mark.parametrize("instants", [[], [3.0], list(range(49))])
 def test_too_few_arrivals_are_not_judged(instants):
     audit = audit_arrivals(np.array(instants, dtype=np.float64))
-    assert audit.verdict == f"too few to say: {len(instants)} arrivals; expected at least 50"
+    assert audit.verdict == f"too few to say: {counted(len(instants), 'arrival')}; expected at least 50"
     assert (audit.poisson, audit.tests, audit.good) == (None, (), True)
 
 

@@ -137,7 +137,7 @@ def test_patience_ends_a_wait_but_not_a_service() -> None:
 
 
 def test_a_queue_that_is_never_served_is_an_error() -> None:
-    with pytest.raises(PredictionError, match="wait forever"):
+    with pytest.raises(PredictionError, match="never dispatched"):
         run("continuous", jobs((0, 1)), max_batch_size=0)
 
 

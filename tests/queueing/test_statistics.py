@@ -244,3 +244,17 @@ def test_a_summary_of_nothing_is_not_a_number() -> None:
     assert np.isnan(summarise(np.array([])).mean)
     summary = summarise(np.arange(101.0))
     assert (summary.mean, summary.p50, summary.p99, summary.max, summary.n) == (50.0, 50.0, 99.0, 100.0, 101)
+
+
+@pytest.mark.parametrize(
+    ("delays", "why"),
+    [
+        ([], "no request was completed: too few to leave out a warm-up"),
+        ([0.1], "one request was completed: too few to leave out a warm-up"),
+        ([0.1] * 30, "remembers over 1 request"),
+    ],
+)
+def test_the_note_on_the_warm_up_of_a_tiny_run_can_be_read(delays: list[float], why: str) -> None:
+    said = find_warm_up(np.array(delays)).why
+    assert why in said
+    assert "1 requests" not in said

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from policies.text import counted
 from queueing.advice.forecast import Knobs
 from queueing.estimation.feed import Feed
 from server.live import predicting
@@ -89,5 +90,7 @@ def test_after_few_requests_the_reason_counts_them(ended: int, monkeypatch: pyte
     feed.begin_epoch(0, 0.0)
     question = Question(news=feed.take(), at=10.0, window=300.0, shape=LAW, knobs=knobs, max_num_seqs=8, longest=64)
     answer = predicting.look(question)
-    assert answer["reason"] == f"{ended} requests of this epoch have ended; {predicting.ENOUGH} are needed"
+    assert answer["reason"] == (
+        f"{counted(ended, 'request')} of this epoch {'has' if ended == 1 else 'have'} ended; {predicting.ENOUGH} are needed"
+    )
     assert answer["prediction"] is None
