@@ -32,7 +32,8 @@ from server.supervision.supervisor import EngineLostError
 
 log = logging.getLogger("kendall")
 LAST_WORDS = 2.0  # seconds that answers which were given up have to leave, when the gateway stops
-OnReady, OnSignal = Callable[[Gateway], Any], Callable[[int], Any]
+OnReady = Callable[[Gateway], Any]
+OnSignal = Callable[[int], Any]
 PINNED_CPUS = range(2, 5)  # with this many, engine and gateway get CPUs of their own
 
 

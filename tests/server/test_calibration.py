@@ -16,9 +16,9 @@ import server.serving
 from kendall import cli
 from queueing.latency import parse_law
 from queueing.profile import Profile, profile_path
-from server.law import calibration
 from server.engines.base import Capabilities
 from server.engines.emulated import EmulatedEngine
+from server.law import calibration
 from server.law.command import calibrate
 from server.law.designed import DesignedBatches
 from tests.server.asgi import Call, call, completion, running
