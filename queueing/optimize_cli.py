@@ -8,18 +8,22 @@ import typer
 from rich.console import Console
 
 from policies.text import SpecError, parse_policy, short_form, suggest
+from queueing.advice.answer import SIMULATED, rough
 from queueing.cli import EngineBound, Json, Latency, OutputTokens, PadPrompts, Patience, PromptTokens, Servers, TokenLimit, law_of, show
 from queueing.distributions import SUPPORT_LIMIT, parse_distribution
 from queueing.environment_twins import fitting
 from queueing.errors import NoStableChoiceError
 from queueing.model import Model
 from queueing.optimisation.choices import best_batch_size, best_policy
-from queueing.optimisation.objective import Objective, parse_slo
+from queueing.optimisation.objective import Objective, Slo, parse_slo
+from queueing.optimisation.quantity import WORDS
 from queueing.optimisation.rates import largest_rate
-from queueing.optimisation.search import Optimum, Point
+from queueing.optimisation.search import Optimum, Point, Predict
 from queueing.optimisation.servers import fewest_servers
 from queueing.optimisation.token_limit import best_token_limit
 from queueing.optimisation.words import legend, result_line
+from queueing.prediction import predict_model
+from queueing.result import Prediction
 from queueing.terminal import Column, Table, say
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -27,12 +31,15 @@ TARGETS = ("max-output-tokens", "batch-size", "policy", "servers", "arrival-rate
 CANDIDATES = ("single", "dynamic", *(f"{name}:max_batch_size=8" for name in ("capped", "elastic", "continuous")), "fixed:batch_size=8")
 SHOWN = 15  # rows of the table
 LEAST = 1e-12  # what is smaller is rounding error, or happens to nobody
+LEAST_SECONDS = 1e-6  # no gateway is quicker
 HEADINGS = {
     "queueing_delay": "queueing\ndelay (s)",
     "p99_queueing_delay": "p99 queueing\ndelay (s)",
     "sojourn_time": "sojourn\ntime (s)",
+    "time_to_first_token": "first\ntoken (s)",
     "max_output_tokens": "max output\ntokens",
 }
+DURATIONS = ("queueing_delay", "p99_queueing_delay", "sojourn_time", "time_to_first_token")
 NEVER = 1e-6  # limits that cut fewer requests than this are not listed
 WEIGHS = {"theta": ("v1", "v2"), "loss_cost": ("v2",), "max_clipped_fraction": ("clipped",)}
 
@@ -43,7 +50,10 @@ def optimize(
     *,
     target: Annotated[str, typer.Option("--target", help=f"What to choose: {' | '.join(TARGETS)}.")],
     objective: Annotated[
-        str, typer.Option("--objective", help="What to optimise: delay | throughput | v1 | v2 | clipped | slo.")
+        str,
+        typer.Option(
+            "--objective", help="What to optimise: delay | throughput | v1 | v2 | clipped | slo. Policies are compared by sojourn time."
+        ),
     ] = "delay",
     arrival_rate: Annotated[
         float | None,
@@ -64,7 +74,10 @@ def optimize(
         float | None, typer.Option("--max-clipped-fraction", help="Largest fraction of clipped answers. Default: 0.05.")
     ] = None,
     slo: Annotated[
-        str | None, typer.Option("--slo", help="Service level objective of --objective slo, for example p99_queueing_delay=2s.")
+        str | None,
+        typer.Option(
+            "--slo", help="Service level objective of --objective slo, for example p99_queueing_delay=2s or mean_time_to_first_token=1s."
+        ),
     ] = None,
     max_output_tokens: TokenLimit = None,
     patience: Patience = None,
@@ -128,14 +141,27 @@ def _search(target: str, model: Model, rate: float | None, goal: Objective, cand
     if rate is not None and not rate > 0:
         raise SpecError(f"got --arrival-rate {rate:g}; expected requests per second > 0")
     limit: dict[str, Any] = {} if largest is None else {"largest": largest}
+    limit["predict"] = _predicting(goal.slo)
     if target == "max-output-tokens":
         return best_token_limit(model, _needed(rate), goal, **limit)
     rate = rate if goal.name == "throughput" else _needed(rate)
     if target == "batch-size":
         return best_batch_size(model, rate, goal, **limit)
     if target == "policy":
-        return best_policy(model, candidates, rate, goal)
+        return best_policy(model, candidates, rate, goal, limit["predict"])
     return fewest_servers(model, _needed(rate), goal, **limit)
+
+
+def _predicting(slo: Slo | None) -> Predict:
+    """Simulated where the method does not give the quantile that the SLO bounds."""
+
+    def predict(model: Model, arrival_rate: float) -> Prediction:
+        found = predict_model(model, arrival_rate)
+        if slo is None or slo.value(found) is not None:
+            return found
+        return rough(model, arrival_rate, slo, SIMULATED)
+
+    return predict
 
 
 def _needed(rate: float | None) -> float:
@@ -149,7 +175,8 @@ def _needed(rate: float | None) -> float:
 
 def print_optimum(found: Optimum, to: Console) -> None:
     """The curve about the best point, which is marked, and the result in a sentence."""
-    say(to, f"{found.target} for {found.objective}")
+    by = "" if found.compared is None else f", by mean {WORDS[found.compared]}"
+    say(to, f"{found.target} for {found.objective}{by}")
     to.print(_table(found))
     say(to, result_line(found))
     say(to, legend(found))
@@ -159,9 +186,12 @@ def print_optimum(found: Optimum, to: Console) -> None:
 
 def _table(found: Optimum) -> Table:
     rows = _around(found)
-    names = [name for name in max(rows, key=len) if name not in ("stable", "method") and any(row.get(name) is not None for row in rows)]
+    hidden = {"stable", "method"} | (set() if any(row.get("loss_fraction") for row in rows) else {"loss_fraction"})
+    hidden |= set() if found.target == "policy" or found.compared == "time_to_first_token" else {"time_to_first_token"}
+    names = [name for name in max(rows, key=len) if name not in hidden and any(row.get(name) is not None for row in rows)]
     columns = [Column(heading=HEADINGS.get(name, name.replace("_", "\n")), left=name == "policy", short=short_form) for name in names]
-    marked = [[">" if row == found.best else "", *(_cell(row.get(name)) for name in names)] for row in rows]
+    least = dict.fromkeys(DURATIONS, LEAST_SECONDS)
+    marked = [[">" if row == found.best else "", *(_cell(row.get(name), least.get(name, LEAST)) for name in names)] for row in rows]
     return Table([Column(heading=""), *columns], marked, keys=2)
 
 
@@ -173,12 +203,12 @@ def _around(found: Optimum) -> list[Point]:
     return [point for i, point in enumerate(curve) if i == place or i % max(1, len(curve) // SHOWN) == 0]
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any, least: float) -> str:
     if value is None:
         return "-"
     if not isinstance(value, float):
         return str(value)
-    return f"< {LEAST:g}" if 0 < abs(value) < LEAST else f"{value:.5g}"
+    return f"< {least:g}" if 0 < abs(value) < least else f"{value:.5g}"
 
 
 if __name__ == "__main__":

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 FALLBACK = "simulation, not "  # how the assumption begins that says why `auto` simulated
+Quantity = Literal["queueing_delay", "sojourn_time", "time_to_first_token"]
+_DELAYS, _AFTER = ("queueing_delay", "served_queueing_delay"), ("sojourn_time", "time_to_first_token")
 LEVELS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
@@ -71,7 +73,7 @@ class Prediction:
     batch_size: Mean = field(default_factory=Mean)
     loss_fraction: float | None = 0.0
     served_queueing_delay: Quantiles = field(default_factory=Quantiles)
-    time_to_first_token: Mean = field(default_factory=Mean)  # arrival to first token, of the served
+    time_to_first_token: Mean | Quantiles = field(default_factory=Mean)  # arrival to first token, of the served
     inter_token_latency: Mean = field(default_factory=Mean)  # from one token of an answer to its next
     bounds: Mapping[str, float] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
@@ -81,6 +83,20 @@ class Prediction:
     def fallback(self) -> str | None:
         """Why `auto` simulated; None where it did not."""
         return next((text for text in self.assumptions if text.startswith(FALLBACK)), None)
+
+    def with_turnaround(self, seconds: float) -> Prediction:
+        """As a gateway measures it that needs `seconds` itself from an arrival to its dispatch: no delay is shorter.
+
+        Waiting and the gateway's own work overlap, so only what is missing is added, also to all that follows the dispatch.
+        """
+        mean = self.served_queueing_delay.mean
+        later = 0.0 if mean is None else max(0.0, seconds - mean)
+        if not seconds > 0:
+            return self
+        delays: dict[str, Any] = {name: _mapped(getattr(self, name), lambda value: max(value, seconds)) for name in _DELAYS}
+        after: dict[str, Any] = {name: _mapped(getattr(self, name), lambda value: value + later) for name in _AFTER}
+        bounds = {name: max(value, seconds) if name == "queueing_delay_upper" else value for name, value in self.bounds.items()}
+        return dataclasses.replace(self, bounds=bounds, **delays, **after)
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON object of the contract; an infinite number, which JSON does not have, is null."""
@@ -99,6 +115,11 @@ class Prediction:
         if not self.stations:
             del answer["stations"]
         return answer
+
+
+def _mapped(value: Quantiles | Mean, change: Callable[[float], float]) -> Quantiles | Mean:
+    numbers: dict[str, Any] = {name: None if number is None else change(number) for name, number in dataclasses.asdict(value).items()}
+    return type(value)(**numbers | {"standard_error": value.standard_error})
 
 
 def _without_empty_error(value: Quantiles | Mean) -> dict[str, float | None]:

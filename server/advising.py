@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 
 from policies.text import SpecError, short_form
+from queueing.advice.percent import seconds, share
 from queueing.environment_twins import fitting
 from queueing.errors import CommandError
 from queueing.remote import CACERT, INSECURE, SYSTEM, Trust, check_no_credentials, reason, server_root
@@ -29,6 +30,10 @@ COLUMNS = (
     *(Column(heading=name, left=True, short=short_form) for name in ("in force", "best")),
     *(Column(heading=name) for name in ("gain", "95 %")),
 )
+PREDICTED = (
+    Column(heading="target", left=True),
+    *(Column(heading=heading) for heading in ("queueing delay\nin force", "\nbest", "sojourn time\nin force", "\nbest")),
+)
 GATEWAY = "expected the URL of a running `kendall serve`, for example http://127.0.0.1:8080"
 
 
@@ -38,10 +43,17 @@ def advise(
     url: Annotated[str, typer.Argument(help="URL of a running gateway, for example http://127.0.0.1:8080.")],
     *,
     objective: Annotated[
-        str | None, typer.Option(help="What to optimise: delay | throughput | v1 | v2 | clipped | slo. Default: delay, or slo with --slo.")
+        str | None,
+        typer.Option(
+            help="What to optimise: delay | throughput | v1 | v2 | clipped | slo. Default: delay, or slo with --slo. "
+            "Policies are compared by their mean sojourn time."
+        ),
     ] = None,
     slo: Annotated[
-        str | None, typer.Option(help="Service level objective, for example p99_queueing_delay=2s; implies --objective slo.")
+        str | None,
+        typer.Option(
+            help="Service level objective, for example p99_queueing_delay=2s or mean_time_to_first_token=1s; implies --objective slo."
+        ),
     ] = None,
     theta: Annotated[
         float | None, typer.Option(help="Weight of the answer's utility against the delay in v1 and v2. Default: 0.5.")
@@ -120,15 +132,20 @@ def ask(url: str, params: Mapping[str, str], key: str | None = None, trust: Trus
 
 
 def show(advice: Sequence[Mapping[str, Any]], to: Console) -> None:
-    """One row a target, then the sentences."""
-    rows = []
+    """One row a target, what is predicted of both settings, then the sentences."""
+    rows, predicted = [], []
     for each in advice:
         gain = each["gain"]
+        known = gain["value"] is not None and each["current"]["stable"]
         ends = f"{_percent(gain['low'])} to {_percent(gain['high'])}"
         now, best = (_setting(each[which], each["target"]) for which in ("current", "best"))
-        rows.append([each["target"], now, best, _percent(gain["value"]), ends if gain["value"] is not None else "-"])
+        rows.append([each["target"], now, best, _percent(gain["value"]) if known else "-", ends if known else "-"])
+        means = [_mean(each[which], quantity) for quantity in ("queueing_delay", "sojourn_time") for which in ("current", "best")]
+        predicted.append([each["target"], *means])
     say(to, f"objective {advice[0]['objective']}")
     to.print(Table(COLUMNS, rows))
+    say(to, "predicted means")
+    to.print(Table(PREDICTED, predicted))
     for each in advice:
         say(to, f"{each['target']}: {each['says']}")
 
@@ -144,8 +161,18 @@ def _setting(forecast: Mapping[str, Any] | None, target: str) -> str:
     return str(forecast["policy"])
 
 
+def _mean(forecast: Mapping[str, Any] | None, quantity: str) -> str:
+    """`none` without a steady state."""
+    if forecast is None:
+        return "-"
+    if not forecast["stable"]:
+        return "none"
+    found = (forecast.get(quantity) or {}).get("mean")
+    return "?" if found is None else seconds(found)
+
+
 def _percent(value: float | None) -> str:
-    return "?" if value is None else f"{100 * value:.0f} %"
+    return "?" if value is None else f"{share(value)} %"
 
 
 if __name__ == "__main__":

@@ -195,7 +195,8 @@ def _add_live(app: FastAPI, gateway: Gateway) -> None:
         if what_if:
             await live.update_what_if()
         reason = live.why_nothing() if live.prediction is None else None
-        return {"prediction": live.prediction, "what_if": live.what_if, "what_if_at": live.what_if_at, "reason": reason}
+        others = {"what_if": live.what_if, "what_if_in_force": live.what_if_in_force, "what_if_at": live.what_if_at}
+        return {"prediction": live.prediction, **others, "reason": reason}
 
     @app.get("/admin/advice", responses=errors(400, 401, 403, 500, 503), openapi_extra={"parameters": ADVICE_QUERY})
     async def advice(request: Request) -> dict[str, Any]:

@@ -83,6 +83,16 @@ class Metrics:
             "Predicted queueing delay under another policy, all other settings unchanged",
             ["policy", "stat"],
         )
+        self.what_if_sojourn = self._gauge(
+            "what_if_sojourn_time_seconds",
+            "Predicted sojourn time under another policy, all other settings unchanged; compare policies by this",
+            ["policy", "stat"],
+        )
+        self.what_if_first_token = self._gauge(
+            "what_if_time_to_first_token_seconds",
+            "Predicted mean time to first token under another policy, all other settings unchanged",
+            ["policy", "stat"],
+        )
         self.assumption_holds = self._gauge(
             "assumption_holds", "Whether an assumption of the model holds: 1 yes, 0 no, NaN unknown", ["assumption"]
         )

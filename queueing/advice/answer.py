@@ -20,11 +20,13 @@ from queueing.experiment import simulate_model, simulate_run
 from queueing.model import Model
 from queueing.optimisation.objective import Slo
 from queueing.prediction import best_method, infinite_mean, predict_model, without_means
-from queueing.result import LEVELS, Prediction, Quantiles
+from queueing.result import LEVELS, Prediction, Quantiles, Quantity
 
 SIMULATED, ROUGH = 100_000, 30_000  # requests
 LARGEST_EXACT = 64
-APPROXIMATE = 0.04  # relative standard error of the continuous approximation where it is not in doubt (table in queueing.continuous)
+# relative standard errors of the continuous approximation where it is not in doubt (table in queueing.continuous)
+APPROXIMATE, APPROXIMATE_SERVICE = 0.04, 0.015  # of the delay; of all that follows the dispatch
+SHORT, APPROXIMATE_SHORT = 0.02, 0.8  # a delay below this share of the sojourn is up to 80 % off
 NOTE = f"simulated with {SIMULATED:,} requests: an exact answer takes longer than this may"
 
 
@@ -68,6 +70,7 @@ def rough(model: Model, arrival_rate: float, slo: Slo | None = None, requests: i
         queueing_delay=_of(every, slo, "queueing_delay"),
         sojourn_time=_of(run.sojourn_time[served], slo, "sojourn_time"),
         served_queueing_delay=Quantiles(float(own.mean())),
+        time_to_first_token=_of((run.first_token_at - run.arrived_at)[served], slo, "time_to_first_token"),
         loss_fraction=lost,
     )
 
@@ -83,12 +86,23 @@ def searched(model: Model, arrival_rate: float, slo: Slo | None = None) -> Predi
     return without_means(found) if infinite_mean(model, model.load(arrival_rate)) else found
 
 
-def own_error(prediction: Prediction) -> float:
-    """Relative standard error that the method itself leaves in the mean delay."""
-    found = prediction.queueing_delay
+def own_error(prediction: Prediction, quantity: Quantity = "queueing_delay") -> float:
+    """Relative standard error that the method itself leaves in a mean."""
+    found = getattr(prediction, quantity)
     if prediction.method == "approximation":
+        return _approximate(prediction, quantity)
+    return float(found.standard_error / found.mean) if found.standard_error and found.mean else 0.0
+
+
+def _approximate(prediction: Prediction, quantity: Quantity) -> float:
+    delay, found = prediction.queueing_delay.mean, getattr(prediction, quantity).mean
+    sojourn = prediction.sojourn_time.mean
+    if delay is None or not found or sojourn is None:
         return APPROXIMATE
-    return found.standard_error / found.mean if found.standard_error and found.mean else 0.0
+    of_delay = APPROXIMATE if delay > SHORT * sojourn else APPROXIMATE_SHORT
+    if quantity == "queueing_delay":
+        return of_delay
+    return math.hypot(of_delay * delay / found, APPROXIMATE_SERVICE)
 
 
 def _checked(model: Model, arrival_rate: float) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from queueing.estimation.interval import Estimate
-from queueing.result import Prediction
+from queueing.estimation.interval import UNKNOWN, Estimate
+from queueing.result import Prediction, Quantity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,7 @@ class Forecast:
     load: float
     prediction: Prediction | None  # None: no steady state there, or no answer (`notes` say which)
     mean: Estimate  # queueing delay of dispatched requests, seconds, with what the estimates leave open
+    sojourn: Estimate = UNKNOWN  # likewise
     clipped_fraction: float | None  # of all requests, by the gateway's limit; None where it is not known
     notes: tuple[str, ...] = ()
 
@@ -49,7 +50,9 @@ class Forecast:
             "method": None if found is None else found.method,
             "queueing_delay": None if found is None else found.queueing_delay.as_dict(),
             "sojourn_time": None if found is None else found.sojourn_time.as_dict(),
+            "time_to_first_token": None if found is None else found.time_to_first_token.as_dict(),
             "interval": self.mean.to_dict(),
+            "sojourn_interval": self.sojourn.to_dict(),
             "clipped_fraction": self.clipped_fraction,
             "notes": list(self.notes),
         }
@@ -66,12 +69,14 @@ class Advice:
     gain: Estimate  # 1 - best / current of the objective's measure; 1 where the current setting is unstable
     curve: tuple[Mapping[str, Any], ...]
     says: str  # one sentence for the operator
+    compared: Quantity | None = "queueing_delay"  # the duration that chose and that the gain is of; None for throughput, v1, v2
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
         return {
             "target": self.target,
             "objective": self.objective,
+            "compared": self.compared,
             "current": self.current.to_dict(),
             "best": None if self.best is None else self.best.to_dict(),
             "gain": self.gain.to_dict(),

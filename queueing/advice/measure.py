@@ -1,9 +1,9 @@
 """What an objective compares two settings by: one number of a setting, smaller is better; and what an objective forbids.
 
-delay, clipped    mean queueing delay, seconds
+delay, clipped    mean of the duration that compares the settings (queueing.optimisation.quantity), seconds
 throughput        1 / largest stable rate, seconds a request
 v1, v2            theta (1 - E[u]) + (1 - theta) E[Wq] + l pi: how far the objective V stays below theta, its value without any loss
-slo               the quantity that the SLO bounds, seconds
+slo               what the SLO bounds; as delay where that is the queueing delay of different families, seconds
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from queueing.advice.forecast import Forecast
 from queueing.distributions import TokenDistribution
 from queueing.model import Model
 from queueing.optimisation.objective import Objective, Slo, parse_slo, utilities
-from queueing.result import Prediction
+from queueing.optimisation.quantity import WORDS, mean_of
+from queueing.result import Prediction, Quantity
 
 WEIGHS = {"theta": ("v1", "v2"), "loss_cost": ("v2",), "max_clipped_fraction": ("delay", "throughput", "clipped")}
 FIELDS = ("objective", "slo", *WEIGHS)
@@ -41,14 +42,22 @@ def parse_objective(params: Mapping[str, str]) -> Objective:
 
 @dataclass(frozen=True)
 class Measure:
-    """Of an objective; without one the mean queueing delay of dispatched requests."""
+    """Of an objective; without one the mean of `quantity`, of dispatched requests."""
 
     objective: Objective | None = None
+    quantity: Quantity = "queueing_delay"
 
     @property
     def slo(self) -> Slo | None:
         """The SLO that it needs the quantile of."""
-        return None if self.objective is None else self.objective.slo
+        slo = None if self.objective is None else self.objective.slo
+        return slo if slo is not None and slo.field == self.quantity else None
+
+    @property
+    def compared(self) -> Quantity | None:
+        """The duration that it is about; None of throughput, v1 and v2."""
+        plain = self.objective is None or self.objective.name in ("delay", "clipped", "slo")
+        return self.quantity if plain else None
 
     @property
     def has_pole(self) -> bool:
@@ -64,9 +73,10 @@ class Measure:
     def name(self) -> str:
         """As in a sentence."""
         if self.slo is not None:
-            return f"{self.slo.metric} of the {self.slo.field.replace('_', ' ')}"
+            return f"{self.slo.metric} of the {WORDS[self.slo.field]}"
         named = {"throughput": "time a request takes of the full engine", "v1": "loss of v1", "v2": "loss of v2"}
-        return "mean queueing delay" if self.objective is None else named.get(self.objective.name, "mean queueing delay")
+        plain = f"mean {WORDS[self.quantity]}"
+        return plain if self.objective is None else named.get(self.objective.name, plain)
 
     @property
     def seconds(self) -> bool:
@@ -81,9 +91,13 @@ class Measure:
         if self.slo is not None:
             found = self.slo.value(prediction)
             return math.nan if found is None else found
-        mean = (prediction.served_queueing_delay if goal is None or goal.name == "v2" else prediction.queueing_delay).mean
-        if mean is None or goal is None or goal.name not in ("v1", "v2"):
+        if goal is None or goal.name not in ("v1", "v2"):
+            alone = goal is None and self.quantity == "queueing_delay"
+            mean = prediction.served_queueing_delay.mean if alone else mean_of(prediction, self.quantity)
             return math.nan if mean is None else mean
+        mean = (prediction.served_queueing_delay if goal.name == "v2" else prediction.queueing_delay).mean
+        if mean is None:
+            return math.nan
         kept = float(utilities(whole)[model.output_tokens.longest])
         lost = goal.loss_cost * (prediction.loss_fraction or 0.0) if goal.name == "v2" else 0.0
         return goal.theta * (1 - kept) + (1 - goal.theta) * mean + lost

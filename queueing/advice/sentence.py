@@ -6,22 +6,23 @@ from collections.abc import Sequence
 
 from queueing.advice.forecast import Advice, Forecast
 from queueing.advice.measure import Measure, forbidden
+from queueing.advice.percent import seconds, share
 from queueing.estimation.interval import Estimate
 from queueing.optimisation.objective import Objective
 
 HALF_A_PERCENT = 0.005  # percent() prints whole ones
 
 
-def sentence(advice: Advice, best: Forecast, objective: Objective, values: Sequence[float | None]) -> str:
-    """For an advice that has a best choice; `values`: what the objective measures in force, and then."""
+def sentence(advice: Advice, best: Forecast, objective: Objective, measure: Measure, values: Sequence[float | None]) -> str:
+    """For an advice that has a best choice; `values`: what is measured in force, and then."""
     now, gain, target = advice.current, advice.gain, advice.target
     here, there = setting(now, target), setting(best, target)
-    before, after = (_number(value, objective) for value in values)
-    change = f"{Measure(objective).name} {before} -> {after}"
+    before, after = (_number(value, measure) for value in values)
+    change = f"{measure.name} {before} -> {after}"
     against = forbidden(objective, now, limits_tokens=target == "max-output-tokens")
     if now.knobs == best.knobs:
         held = "" if against is None else f", though it {against}"
-        text = f"{there} is the best choice already{held}: {Measure(objective).name} {before}"
+        text = f"{there} is the best choice already{held}: {measure.name} {before}"
     elif now.prediction is None and not now.load >= 1:
         text = f"set {there}: {change}; what is in force cannot be forecast"
     elif against is not None:
@@ -35,7 +36,15 @@ def sentence(advice: Advice, best: Forecast, objective: Objective, values: Seque
         text = f"{met}no change is worth making: {there} instead of {here} gives {percent(gain)}"
     else:
         text = f"set {there} instead of {here}: {change}, {percent(gain)}"
-    return text + "".join(f"; {note}" for note in best.notes)
+    return text + _beside(now, best, measure) + "".join(f"; {note}" for note in best.notes)
+
+
+def _beside(now: Forecast, best: Forecast, measure: Measure) -> str:
+    """The queueing delays too, where sojourn times were compared."""
+    if measure.compared in (None, "queueing_delay") or now.knobs == best.knobs:
+        return ""
+    delays = [None if each.prediction is None else each.prediction.queueing_delay.mean for each in (now, best)]
+    return f"; mean queueing delay {seconds(delays[0])} -> {seconds(delays[1])}"
 
 
 def setting(found: Forecast, target: str) -> str:
@@ -50,9 +59,9 @@ def setting(found: Forecast, target: str) -> str:
 
 def percent(gain: Estimate) -> str:
     """`34 % less (28 to 40 %)`; an interval open below says so."""
-    low, high = (f"{100 * end:.0f}" if abs(end) < 100 else "minus much" for end in (gain.low, gain.high))
+    low, high = (share(end) if abs(end) < 100 else "minus much" for end in (gain.low, gain.high))
     words = "less" if gain.value >= 0 else "more"
-    return f"{abs(100 * gain.value):.0f} % {words} (95 %: {low} to {high} % less)"
+    return f"{share(abs(gain.value))} % {words} (95 %: {low} to {high} % less)"
 
 
 def _too_small(gain: Estimate) -> bool:
@@ -60,9 +69,5 @@ def _too_small(gain: Estimate) -> bool:
     return min(gain.low, gain.value) < HALF_A_PERCENT
 
 
-def _number(value: float | None, objective: Objective) -> str:
-    if value is None:
-        return "without bound"
-    if not Measure(objective).seconds:
-        return f"{value:.4g}"
-    return f"{value:.3g} s" if value >= 1 else f"{1e3 * value:.3g} ms"
+def _number(value: float | None, measure: Measure) -> str:
+    return seconds(value) if value is None or measure.seconds else f"{value:.4g}"

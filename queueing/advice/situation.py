@@ -1,5 +1,6 @@
 """A window's estimates as the common ground on which settings are compared: the same rate, lengths, speed and residual for all.
 
+No delay that is printed is shorter than the gateway's own way from an arrival to a dispatch (`Estimates.turnaround`).
 A window says how fast the engine runs, not how: the speed that one policy's batches showed is taken for every policy's. Steps of a
 continuous engine show no residual, so from there other policies get the calibrated one.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -27,10 +29,11 @@ from queueing.errors import UnstableQueueError
 from queueing.estimation.assess import Limits
 from queueing.estimation.band import Sensitivity
 from queueing.estimation.estimates import Estimates
-from queueing.estimation.interval import UNKNOWN, Estimate
+from queueing.estimation.interval import NORMAL, UNKNOWN, Estimate
 from queueing.latency import LatencyModel
 from queueing.model import Model
 from queueing.optimisation.search import Predict
+from queueing.result import Prediction, Quantity
 
 STEP = 0.05  # relative and downwards: never into an unstable queue, and wide enough to stand out of a simulation's noise
 UNKNOWN_HALF = 2.0  # half width of the logarithm of what was not seen
@@ -108,6 +111,14 @@ class Situation:
             self._responses[knobs, measure] = self._response(knobs, measure)
         return self._responses[knobs, measure]
 
+    def predicted(self, knobs: Knobs, predict: Predict | None = None) -> Prediction:
+        """The setting's steady state as the gateway would measure it. Raises UnstableQueueError."""
+        return (predict or self.predict)(self.model(knobs), self.rate).with_turnaround(self.estimates.turnaround)
+
+    def at_rate(self, knobs: Knobs, measure: Measure, factor: float) -> float:
+        """What is measured of the setting at another arrival rate, by simulation. Where it has a steady state there."""
+        return self._ask(knobs, measure, rate=factor).value
+
     def _response(self, knobs: Knobs, measure: Measure) -> Response:
         patient = self.limits.patience is None
         base, pole = self._ask(knobs, measure), measure.has_pole and patient
@@ -117,12 +128,14 @@ class Situation:
         loads, smooth = self._by_lengths(knobs, measure, base, more, pole=pole)
         found = self.forecast(knobs).prediction
         return Response(
-            smooth=np.concatenate([[more * rate, slower * speed, self._by_residual(knobs, measure, base)], smooth]),
-            loads=np.concatenate([[rate, speed, 0.0], loads]),
+            smooth=np.concatenate(
+                [[more * rate, slower * speed, self._by_residual(knobs, measure, base), self._by_stalls(knobs, measure, base)], smooth]
+            ),
+            loads=np.concatenate([[rate, speed, 0.0, 0.0], loads]),
             load=base.load,
             pole=pole,
             needs_stability=patient and measure.needs_stability,
-            own=0.0 if found is None else own_error(found),
+            own=0.0 if found is None else own_error(found, measure.quantity),
         )
 
     def _by_lengths(self, knobs: Knobs, measure: Measure, base: Asked, more: float, *, pole: bool) -> tuple[Vector, Vector]:
@@ -137,6 +150,18 @@ class Situation:
         degrees = len(loads) - 1
         scale = float(stdtrit(degrees, 0.975)) * self.lengths.to_error / math.sqrt(degrees)
         return scale * (np.array(loads) - np.mean(loads)), scale * (np.array(smooth) - np.mean(smooth))
+
+    def _by_stalls(self, knobs: Knobs, measure: Measure, base: Asked) -> float:
+        """Of n stalls, each as likely as any other moment, what they add to M has the relative error 1 / sqrt(n)."""
+        if not self.law.stall_share:
+            return 0.0
+        assert self.lengths is not None
+        without = self._asked(knobs, measure, self.law.without_stalls(), self.lengths.whole, 1.0)
+        return NORMAL * (1 - without.value / base.value) / math.sqrt(max(1, self.estimates.stalls.count)) if base.value else 0.0
+
+    @cached_property
+    def _simulated(self) -> dict[Hashable, Prediction]:
+        return {}
 
     @cached_property
     def _responses(self) -> dict[tuple[Knobs, Measure], Response]:
@@ -154,21 +179,23 @@ class Situation:
         model, notes = self.model(knobs), self.lengths.notes(knobs.max_output_tokens)
         load = model.load(self.rate)
         try:
-            found = self.predict(model, self.rate)
+            found = self.predicted(knobs)
         except UnstableQueueError as error:
             return Forecast(knobs=knobs, load=load, prediction=None, mean=UNKNOWN, clipped_fraction=cut, notes=(*notes, str(error)))
         bare = Forecast(knobs=knobs, load=load, prediction=found, mean=UNKNOWN, clipped_fraction=cut, notes=notes)
         self._forecasts[knobs] = bare  # `response` reads its method's error
-        return dataclasses.replace(bare, mean=self._interval(bare, known if not notes else None))
+        sojourn = self._interval(bare, "sojourn_time")
+        return dataclasses.replace(bare, mean=self._interval(bare, "queueing_delay", known if not notes else None), sojourn=sojourn)
 
-    def _interval(self, bare: Forecast, known: Sensitivity | None) -> Estimate:
+    def _interval(self, bare: Forecast, quantity: Quantity, known: Sensitivity | None = None) -> Estimate:
         assert bare.prediction is not None
-        mean = bare.prediction.served_queueing_delay.mean
-        if mean is None:
+        found = bare.prediction.served_queueing_delay if quantity == "queueing_delay" else bare.prediction.sojourn_time
+        if found.mean is None:
             return UNKNOWN
+        least = self.estimates.turnaround
         if known is not None:
-            return known.interval(mean, self.estimates)
-        return self.response(bare.knobs, Measure()).interval(mean, self.effective_n)
+            return known.interval(found.mean, self.estimates).at_least(least)
+        return self.response(bare.knobs, Measure(quantity=quantity)).interval(found.mean, self.effective_n).at_least(least)
 
     def _ask(
         self,
@@ -183,9 +210,15 @@ class Situation:
         """The number at other estimates, by simulation."""
         assert self.lengths is not None
         law = dataclasses.replace(self.law, speed=self.law.speed * speed, cv=self.law.cv if cv is None else cv)
-        whole = self.lengths.whole if whole is None else whole
+        return self._asked(knobs, measure, law, self.lengths.whole if whole is None else whole, rate)
+
+    def _asked(self, knobs: Knobs, measure: Measure, law: LatencyModel, whole: TokenDistribution, rate: float) -> Asked:
+        """One simulation for all measures that need no quantile."""
         model, at = self.model(knobs, whole, law), self.rate * rate
-        return Asked(measure.of(rough(model, at, measure.slo), model, whole), model.load(at))
+        key = (knobs, measure.slo, law, id(whole), rate)
+        if key not in self._simulated:
+            self._simulated[key] = rough(model, at, measure.slo).with_turnaround(self.estimates.turnaround)
+        return Asked(measure.of(self._simulated[key], model, whole), model.load(at))
 
     def _by_residual(self, knobs: Knobs, measure: Measure, base: Asked) -> float:
         cv = self.estimates.cv

@@ -44,8 +44,11 @@ def what_ifs(
     policies: Sequence[str] | None = None,
     token_limits: Sequence[int | None] | None = None,
     sizes: Sequence[int] | None = None,
+    beside: bool = False,
 ) -> list[Forecast]:
     """Other policies, then other token limits, then other batch sizes, one knob turned at a time; the usual ones where none are given.
+
+    `beside`: the setting in force comes first, by the same method.
 
     Raises SpecError for a text that names no policy.
     """
@@ -55,7 +58,9 @@ def what_ifs(
     asked += [dataclasses.replace(current, max_output_tokens=limit) for limit in chosen]
     asked += [dataclasses.replace(current, policy=text) for text in _sized(current, limits, sizes)]
     asked = [dataclasses.replace(each, policy=format_policy(parse_policy(each.policy))) for each in asked]
-    return [situation.forecast(knobs) for knobs in dict.fromkeys(asked) if knobs != current]
+    current = dataclasses.replace(current, policy=format_policy(parse_policy(current.policy)))
+    first = [current] if beside else []
+    return [situation.forecast(knobs) for knobs in (*first, *(each for each in dict.fromkeys(asked) if each != current))]
 
 
 def usual_policies(current: Knobs, limits: Limits) -> tuple[str, ...]:

@@ -6,7 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from policies import parse_policy
 from queueing.advice.forecast import Knobs
+from queueing.advice.situation import Situation
 from queueing.autopilot.bounds import Bounds, knob_between
 from queueing.autopilot.candidates import candidates
 from queueing.autopilot.decision import Decision
@@ -15,8 +17,10 @@ from queueing.autopilot.knowledge import Knowledge
 from queueing.autopilot.look import Look
 from queueing.autopilot.rules import Rules
 from queueing.autopilot.state import State
-from queueing.autopilot.weighing import Weighed, delay_of, gain_of, weigh
+from queueing.autopilot.weighing import Weighed, gain_of, predicted_of, weigh
 from queueing.estimation.interval import UNKNOWN, Estimate
+from queueing.optimisation.quantity import WORDS, compared_by
+from queueing.result import Quantity
 
 TRIED = 3  # of the settings that seem better: how many are asked for a sure gain
 
@@ -73,7 +77,7 @@ class Chooser:
 
     def decision(self, after: Knobs, reason: str, gain: Estimate) -> Decision:
         """The change to a setting."""
-        cautious = self.known.situations[0]
+        cautious, quantity = self.known.situations[0], between(self.current, after)
         return Decision(
             at=self.seen.now,
             kind="change",
@@ -83,10 +87,11 @@ class Chooser:
             reason=reason,
             load_before=self.loads(self.current)[-1],
             load_after=self.loads(after)[0],
-            predicted_before=delay_of(self.known.situations[-1], self.current),
-            predicted_after=delay_of(cautious, after),
+            compared=quantity,
+            predicted_before=predicted_of(self.known.situations[-1], self.current, quantity),
+            predicted_after=predicted_of(cautious, after, quantity),
             predicted_gain=gain,
-            observed_before=self.seen.observed if self.seen.enough else UNKNOWN,
+            observed_before=self.seen.observed_of(quantity) if self.seen.enough else UNKNOWN,
         )
 
 
@@ -117,24 +122,32 @@ def to_bounds(chooser: Chooser, target: Knobs, why: str) -> Proposal:
 
 
 def search(chooser: Chooser) -> Proposal | None:
-    """In a stable queue: the shortest mean delay one knob away, if it is surely shorter."""
+    """In a stable queue: the shortest mean delay or sojourn one knob away, if it is surely shorter."""
     cautious, rules, doubts = chooser.known.situations[0], chooser.rules, chooser.doubts()
-    before = weigh(cautious, chooser.current)
     pool = [each for each in candidates(chooser.seen, chooser.bounds) if doubts is None or chooser.lowers(each, rules.safer)]
-    ranked = sorted((weigh(cautious, each) for each in pool), key=lambda each: (each.mean, each.load))
-    better = [each for each in ranked if _worth(before, each, rules)]
+    ranked = _ranked(cautious, chooser.current, pool)
+    before = {quantity: weigh(cautious, chooser.current, quantity) for quantity in {each.quantity for each in ranked}}
+    better = [each for each in ranked if _worth(before[each.quantity], each, rules)]
     if not better:
         return None
     against = [_against(chooser, each.knobs) for each in better]
     allowed = [each for each, reason in zip(better, against, strict=True) if reason is None]
     if not allowed:
-        return Proposal(_described(chooser, better[0], _gain(chooser, better[0].knobs), doubts), against[0])
+        return Proposal(_described(chooser, better[0], _gain(chooser, better[0]), doubts), against[0])
     gains = []
     for each in allowed[:TRIED]:
-        gains.append(_gain(chooser, each.knobs))
+        gains.append(_gain(chooser, each))
         if gains[-1].low > 0:
             return Proposal(_described(chooser, each, gains[-1], doubts))
     return Proposal(_described(chooser, allowed[0], gains[0], doubts), "the gain is not sure: its interval holds 0")
+
+
+def _ranked(situation: Situation, current: Knobs, pool: Sequence[Knobs]) -> list[Weighed]:
+    """In the order of what compares all of them; each weighed by what compares it with the setting in force."""
+    common = between(current, *pool)
+    found = sorted((weigh(situation, each, common) for each in pool), key=lambda each: (each.mean, each.load))
+    own = [between(current, each.knobs) for each in found]
+    return [each if quantity == common else weigh(situation, each.knobs, quantity) for each, quantity in zip(found, own, strict=True)]
 
 
 def _worth(before: Weighed, after: Weighed, rules: Rules) -> bool:
@@ -151,16 +164,23 @@ def _against(chooser: Chooser, knobs: Knobs) -> str | None:
     return chooser.failed(knobs)
 
 
-def _gain(chooser: Chooser, knobs: Knobs) -> Estimate:
+def between(*settings: Knobs) -> Quantity:
+    """By which duration they are compared."""
+    return compared_by(parse_policy(each.policy) for each in settings)
+
+
+def _gain(chooser: Chooser, chosen: Weighed) -> Estimate:
     """What holds in every situation."""
+    knobs, quantity = chosen.knobs, chosen.quantity
     gains: Sequence[Estimate] = [
-        gain_of(each, weigh(each, chooser.current), weigh(each, knobs), chooser.known.relative) for each in chooser.known.situations
+        gain_of(each, weigh(each, chooser.current, quantity), weigh(each, knobs, quantity), chooser.known.relative)
+        for each in chooser.known.situations
     ]
     return replace(gains[0], low=min(each.low for each in gains), high=max(each.high for each in gains))
 
 
 def _described(chooser: Chooser, chosen: Weighed, gain: Estimate, doubts: str | None) -> Decision:
-    reason = "the shortest mean delay one knob away"
+    reason = f"the shortest mean {WORDS[chosen.quantity]} one knob away"
     if doubts is not None:
         reason = f"only the safe direction, a lower load ({chosen.load:.2f}), as {doubts}"
     return chooser.decision(chosen.knobs, reason, gain)

@@ -2,7 +2,8 @@
 
 unstable          the load's lower end is above 1: the setting with the lowest load one knob away, at once, and again every few seconds
 safe direction    too few data, or an assumption of the model fails: only settings with a clearly lower load, and a sure gain
-steady            the setting with the shortest mean delay one knob away; its gain must exceed a threshold, its interval exclude 0,
+steady            the setting with the shortest mean delay one knob away (of different families: sojourn time, as their services differ);
+                  its gain must exceed a threshold, its interval exclude 0,
                   and it must stay stable, with a margin, at the upper ends of the intervals of rate and speed
 
 One knob at a time; after a change nothing for `Rules.cool_down` seconds and `Rules.fewest` requests, longer after a rollback. Every
@@ -29,7 +30,7 @@ from queueing.autopilot.knowledge import Knowledge, learn
 from queueing.autopilot.look import Look
 from queueing.autopilot.rules import Rules
 from queueing.autopilot.state import State, Trial
-from queueing.autopilot.weighing import delay_of
+from queueing.autopilot.weighing import predicted_of
 
 Mode = Literal["off", "advise", "act"]
 
@@ -89,7 +90,8 @@ class Autopilot:
         over = seen.now - trial.decision.at >= self.rules.longest_trial
         if not (over or overwhelmed(seen, trial) or measurable(seen, trial, self.rules)):
             return None
-        found = judge(seen, trial, known.rate, delay_of(known.situations[0], seen.current), self.rules)
+        predicted = predicted_of(known.situations[0], seen.current, trial.decision.compared)
+        found = judge(seen, trial, known.rate, predicted, self.rules)
         if found is None:
             return None
         self.state.trial = None

@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from queueing.advice.forecast import Knobs
+from queueing.advice.percent import share
 from queueing.autopilot.bounds import Knob
 from queueing.estimation.interval import UNKNOWN, Estimate
+from queueing.optimisation.quantity import WORDS
+from queueing.result import Quantity
 
 Kind = Literal["change", "rollback", "kept", "held back"]
 
@@ -19,8 +22,8 @@ Kind = Literal["change", "rollback", "kept", "held back"]
 class Decision:
     """What to do (`change`, `rollback`: put `after` in force), or what was found (`kept`, `held back`: do nothing, log it).
 
-    Delays in seconds; `predicted_*` is unknown where there is no steady state. For `kept` and `rollback` the knobs and predictions are
-    those of the change that was measured (`rollback` turns the knob from `before` back to `after`).
+    `predicted_*` and `observed_*` are means of `compared`, seconds; unknown where there is no steady state. For `kept` and `rollback` the
+    knobs and predictions are those of the change that was measured (`rollback` turns the knob from `before` back to `after`).
     """
 
     at: float
@@ -33,10 +36,11 @@ class Decision:
     load_after: float = math.nan
     predicted_before: Estimate = UNKNOWN
     predicted_after: Estimate = UNKNOWN
-    predicted_gain: Estimate = UNKNOWN  # 1 - after / before of the mean queueing delay
+    predicted_gain: Estimate = UNKNOWN  # 1 - after / before
     observed_before: Estimate = UNKNOWN
     observed_after: Estimate = UNKNOWN
     measured_gain: Estimate = UNKNOWN
+    compared: Quantity = "queueing_delay"  # or the sojourn time, across families
 
     @property
     def acts(self) -> bool:
@@ -52,8 +56,8 @@ class Decision:
             _beside(self.predicted_before, self.predicted_after, self.predicted_gain, "without bound"),
             _beside(self.observed_before, self.observed_after, self.measured_gain, "not measured"),
         )
-        parts += [f"predicted delay {predicted}"] if predicted else []
-        parts += [f"observed delay {observed}"] if observed else []
+        parts += [f"predicted {WORDS[self.compared]} {predicted}"] if predicted else []
+        parts += [f"observed {WORDS[self.compared]} {observed}"] if observed else []
         return "; ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
@@ -73,7 +77,7 @@ class Decision:
         """What `to_dict` wrote."""
         fields: dict[str, Any] = {}
         for item in dataclasses.fields(cls):
-            value = plain[item.name]
+            value = plain.get(item.name, "queueing_delay") if item.name == "compared" else plain[item.name]
             if item.name in ("before", "after"):
                 value = Knobs(**value)
             elif isinstance(value, Mapping):
@@ -98,15 +102,15 @@ def seconds(value: Estimate, missing: str = "without bound") -> str:
 
 def percent(gain: Estimate) -> str:
     """A gain with its interval."""
-    ends = (f"{100 * end:.0f}" if math.isfinite(end) else "?" for end in (gain.low, gain.high))
-    return f"{100 * gain.value:.0f} % less ({' to '.join(ends)})"
+    ends = (share(end) if math.isfinite(end) else "?" for end in (gain.low, gain.high))
+    return f"{share(gain.value)} % less ({' to '.join(ends)})"
 
 
 def _beside(before: Estimate, after: Estimate, gain: Estimate, missing: str) -> str:
     if not (math.isfinite(before.value) or math.isfinite(after.value)):
         return ""
     words = f"{seconds(before, missing)} -> {seconds(after, missing)}"
-    return f"{words}, {percent(gain)}" if math.isfinite(gain.value) else words
+    return f"{words}, {percent(gain)}" if math.isfinite(gain.value) and math.isfinite(before.value) else words
 
 
 def _short(value: float) -> str:

@@ -1,5 +1,7 @@
 """What became of a change: measured against what was predicted and against what was before, once the queue has settled.
 
+Means are of what the change was chosen by: queueing delays, or sojourn times where the families differ.
+
 worse      observed after > predicted there now, and > observed before (both beyond the 95 % intervals, which respect autocorrelation),
            or: the queue grows far beyond what was predicted, though it was stable before      -> rolled back, and remembered
 kept       everything else; also where the load has changed meanwhile, where the queue had no steady state before, and
@@ -33,7 +35,7 @@ def overwhelmed(seen: Look, trial: Trial) -> bool:
 def measurable(seen: Look, trial: Trial, rules: Rules) -> bool:
     """Whether enough requests of a settled queue were seen."""
     long_enough = seen.now - trial.decision.at >= rules.cool_down and seen.judged >= rules.fewest
-    return long_enough and seen.enough and seen.holds("settled") is not False and seen.observed.known
+    return long_enough and seen.enough and seen.holds("settled") is not False and seen.observed_of(trial.decision.compared).known
 
 
 def judge(seen: Look, trial: Trial, rate: Estimate, predicted_now: Estimate, rules: Rules) -> Decision | None:
@@ -50,7 +52,8 @@ def judge(seen: Look, trial: Trial, rate: Estimate, predicted_now: Estimate, rul
     if moved:
         return _answer(seen, trial, "kept", f"the arrival rate is {ratio:.2f} times that of before: not to be compared")
     found = trial.decision
-    if _above(seen.observed, predicted_now) and _above(seen.observed, found.observed_before):
+    observed = seen.observed_of(found.compared)
+    if _above(observed, predicted_now) and _above(observed, found.observed_before):
         return _answer(seen, trial, "rollback", "it does clearly worse than predicted and than before")
     return _answer(seen, trial, "kept", "it does not do worse than predicted and than before")
 
@@ -91,8 +94,9 @@ def _above(observed: Estimate, other: Estimate) -> bool:
 def _answer(seen: Look, trial: Trial, kind: Kind, reason: str) -> Decision:
     """The trial's decision with what was observed; a rollback goes the other way."""
     was = trial.decision
-    gain = UNKNOWN if trial.unstable_before else measured_gain(was.observed_before, seen.observed)
-    found = replace(was, at=seen.now, kind=kind, reason=reason, observed_after=seen.observed, measured_gain=gain)
+    observed = seen.observed_of(was.compared)
+    gain = UNKNOWN if trial.unstable_before else measured_gain(was.observed_before, observed)
+    found = replace(was, at=seen.now, kind=kind, reason=reason, observed_after=observed, measured_gain=gain)
     if kind == "kept":
         return found
     return replace(found, before=was.after, after=was.before, load_before=was.load_after, load_after=was.load_before)

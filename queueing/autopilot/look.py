@@ -13,7 +13,8 @@ from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.verdict import ENOUGH, judged
 from queueing.estimation.window import Snapshot
 from queueing.latency import LatencyModel
-from queueing.statistics import batch_means_interval
+from queueing.result import Quantity
+from queueing.statistics import FloatArray, batch_means_interval
 
 LONGEST = 32_768  # tokens
 
@@ -28,10 +29,15 @@ class Look:
     current: Knobs
     limits: Limits
     observed: Estimate = UNKNOWN  # mean queueing delay of this epoch, with an interval that respects autocorrelation
+    observed_sojourn: Estimate = UNKNOWN  # likewise
     judged: int = 0  # requests behind it
     assumptions: tuple[Assumption, ...] = ()
     waiting: int = 0
     longest: int = LONGEST  # answer that the engine can give: its context
+
+    def observed_of(self, quantity: Quantity) -> Estimate:
+        """The observed mean of what settings are compared by."""
+        return self.observed_sojourn if quantity == "sojourn_time" else self.observed
 
     def failing(self) -> tuple[Assumption, ...]:
         """Those whose failure leaves predictions without ground; a queue that has not settled and a rate that moved are waited for."""
@@ -49,17 +55,25 @@ class Look:
 
 def look(seen: Snapshot, shape: LatencyModel, current: Knobs, limits: Limits, found: Assessment | None, *, longest: int = LONGEST) -> Look:
     """From a window. `found` is None where it could not be assessed (a limit beyond what the lengths are known for)."""
-    delays = judged(seen)
-    interval = batch_means_interval(delays) if delays.size else None  # weighed against a prediction, never printed as a mean
+    delays, sojourns = judged(seen), judged(seen, sojourn=True)
     return Look(
         now=seen.now,
         estimates=estimate(seen, parse_policy(seen.policy), shape) if found is None else found.estimates,
         shape=shape,
         current=current,
         limits=limits,
-        observed=UNKNOWN if interval is None else symmetric(interval.mean, interval.half_width, interval.effective_n),
+        observed=_mean(delays),
+        observed_sojourn=_mean(sojourns),
         judged=int(delays.size),
         assumptions=() if found is None else found.compared.assumptions,
         waiting=seen.waiting,
         longest=longest,
     )
+
+
+def _mean(values: FloatArray) -> Estimate:
+    """Weighed against a prediction, never printed as a mean."""
+    if not values.size:
+        return UNKNOWN
+    interval = batch_means_interval(values)
+    return symmetric(interval.mean, interval.half_width, interval.effective_n)

@@ -86,14 +86,18 @@ def assess(
     known = last.sensitivity if last is not None and known is None else known
     prediction, anchor = _predicted(model, estimates, known, last)
     slope = None if prediction is None else _renewed(known, model, load.value, estimates, limits)
-    compared_mean = _mean(prediction, policy)
+    compared_mean = _mean(None if prediction is None else prediction.with_turnaround(estimates.turnaround), policy)
     relaxation = _relaxation(model, load.value, prediction)
     band = None
     if slope is not None and compared_mean and estimates.wander.significant:
         band = _band(slope.curve, model, estimates, relaxation, compared_mean)
     stalled = _stalled(anchor, compared_mean, policy)
     effect = 0.0 if stalled is None else stalled.effect
-    predicted = UNKNOWN if slope is None or compared_mean is None else slope.interval(compared_mean, estimates, effect)
+    predicted = (
+        UNKNOWN
+        if slope is None or compared_mean is None
+        else slope.interval(compared_mean, estimates, effect).at_least(estimates.turnaround)
+    )
     free = (model.largest_stable_rate - estimates.arrival_rate.value) * model.call_size
     clients = client_assumptions(seen)
     assumptions = (

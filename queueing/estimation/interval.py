@@ -37,6 +37,10 @@ class Estimate:
         """The same in other units; factor > 0."""
         return Estimate(self.value * factor, self.low * factor, self.high * factor, self.effective_n)
 
+    def at_least(self, least: float) -> Estimate:
+        """The same of what cannot be below `least`."""
+        return Estimate(max(self.value, least), max(self.low, least), max(self.high, least), self.effective_n) if least > 0 else self
+
     def of_duration(self) -> Estimate:
         """The same without the part of the interval below 0, which a duration cannot take."""
         return Estimate(self.value, max(0.0, self.low), max(0.0, self.high), self.effective_n) if self.known else self

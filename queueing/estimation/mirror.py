@@ -8,6 +8,7 @@ the length estimate only, where limits that differ are what its censoring is for
 
 from __future__ import annotations
 
+import math
 from array import array
 from dataclasses import dataclass, field
 
@@ -70,6 +71,7 @@ class Mirror:
     most: int = MOST
     _news: News | None = None  # the last
     _tails: dict[str, Tail] = field(default_factory=dict)
+    _shortest: float = math.inf  # queueing delay so far, seconds
 
     def __post_init__(self) -> None:
         names = ("arrivals", "sequences", "retries", "lost", "rows")
@@ -82,6 +84,7 @@ class Mirror:
                 tail.clear()
             tail.extend(getattr(news, name))
         self._news = news
+        self._shortest = min(self._shortest, _shortest_delay(news.rows))
 
     def snapshot(
         self,
@@ -119,8 +122,16 @@ class Mirror:
             lost_at=self._after("lost", start),
             servers=servers,
             carried_from=max(self._news.carried_from, now - self.seconds),
+            shortest_delay=self._shortest,
         )
 
     def _after(self, name: str, start: float) -> Vector:
         found = self._tails[name].rows[:, 0]
         return found[found > start]
+
+
+def _shortest_delay(numbers: array[float]) -> float:
+    """Of dispatched requests; infinite where there are none."""
+    rows = np.frombuffer(numbers, dtype=np.float64).reshape(-1, WIDTH) if numbers else np.empty((0, WIDTH))
+    delays = rows[:, COLUMN["dispatched_at"]] - rows[:, COLUMN["arrived_at"]]
+    return float(np.min(delays, initial=math.inf, where=np.isfinite(delays)))

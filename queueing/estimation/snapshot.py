@@ -53,6 +53,7 @@ class Snapshot:
     servers: int = 1
     sequences: Vector | None = None  # of each of the arrivals; None: one each
     carried_from: float = -math.inf  # instant from which on lengths may be used
+    shortest_delay: float = math.inf  # of all requests since the gateway started, in seconds; infinite before the first
 
     def column(self, name: str) -> Vector:
         """One field of every row."""

@@ -1,7 +1,8 @@
 """Batch size and policy: each candidate is predicted, and the best is kept with the whole curve.
 
 Throughput  argmax b / E[H(b)]; of a law that only rises there is no finite optimum, and the answer says so
-Delay       capped batches' delay is flat at low load: delays within 0.1 % count as one, then sojourns, and the smallest size decides
+Delay       capped batches' delay is flat at low load: delays within 0.1 % count as one, then sojourns, and the smallest size decides.
+            Across families, and for continuous, the sojourn itself (queueing.optimisation.quantity)
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from policies.core import Policy
 from policies.text import SpecError, format_policy, parse_policy
 from queueing.model import Model
 from queueing.optimisation.objective import Objective
+from queueing.optimisation.quantity import compared_by, mean_of
 from queueing.optimisation.search import Optimum, Point, Predict, choose, point_of, refined, score_of
 from queueing.prediction import predict_model
+from queueing.result import Quantity
 
 ALL_SIZES = 32  # up to this many every size is tried
 
@@ -29,10 +32,11 @@ def best_batch_size(
     if largest < 1:
         raise SpecError(f"got --largest {largest}; expected at least 1")
     points: dict[int, Point] = {}
+    quantity = compared_by([model.policy], objective.slo)
 
     def score(size: int) -> float | None:
         sized = dataclasses.replace(model, policy=with_size(model.policy, size))
-        points[size] = scored({"batch_size": size}, sized, arrival_rate, objective, predict)
+        points[size] = scored({"batch_size": size}, sized, arrival_rate, objective, predict=predict, quantity=quantity)
         return score_of(points[size])
 
     if largest <= ALL_SIZES or objective.name == "slo":
@@ -45,7 +49,7 @@ def best_batch_size(
     found = choose("batch-size", objective.name, curve, by_sojourn=objective.name != "throughput")
     if objective.name == "throughput" and found.best["batch_size"] == largest:
         note = f"the throughput still rises at {largest}: no finite optimum up to there"
-    return dataclasses.replace(found, note=note)
+    return dataclasses.replace(found, note=note, compared=None if objective.name == "throughput" else quantity)
 
 
 def batch_size_by_rate(model: Model, arrival_rates: Sequence[float], objective: Objective, largest: int = 64) -> list[Optimum]:
@@ -60,8 +64,11 @@ def best_policy(
     if not candidates:
         raise SpecError("got no candidates; expected policies, for example --candidates single --candidates capped:max_batch_size=8")
     policies = [parse_policy(text) for text in candidates]
-    curve = [scored({"policy": format_policy(p)}, dataclasses.replace(model, policy=p), arrival_rate, objective, predict) for p in policies]
-    return choose("policy", objective.name, curve, by_sojourn=objective.name != "throughput")
+    quantity = compared_by(policies, objective.slo)
+    models = {format_policy(policy): dataclasses.replace(model, policy=policy) for policy in policies}
+    curve = [scored({"policy": text}, each, arrival_rate, objective, predict=predict, quantity=quantity) for text, each in models.items()]
+    timed = objective.name != "throughput"
+    return dataclasses.replace(choose("policy", objective.name, curve, by_sojourn=timed), compared=quantity if timed else None)
 
 
 def with_size(policy: Policy, size: int) -> Policy:
@@ -73,8 +80,16 @@ def with_size(policy: Policy, size: int) -> Policy:
     return dataclasses.replace(policy, **{key: size})  # type: ignore[type-var]
 
 
-def scored(choice: Point, model: Model, arrival_rate: float | None, objective: Objective, predict: Predict = predict_model) -> Point:
-    """The choice with its prediction and its score: None where it is unstable at this rate, or breaks the SLO."""
+def scored(
+    choice: Point,
+    model: Model,
+    arrival_rate: float | None,
+    objective: Objective,
+    *,
+    predict: Predict = predict_model,
+    quantity: Quantity = "queueing_delay",
+) -> Point:
+    """The choice with its prediction and its score, the mean of `quantity`: None where it is unstable at this rate, or breaks the SLO."""
     if objective.name in ("v1", "v2", "clipped"):
         raise SpecError(f"got --objective {objective.name}, which weighs token limits; expected delay, throughput or slo for this target")
     if objective.name == "throughput":
@@ -88,4 +103,4 @@ def scored(choice: Point, model: Model, arrival_rate: float | None, objective: O
     if prediction is None:
         return point
     allowed = objective.slo is None or objective.slo.kept(prediction)
-    return point | {"score": prediction.queueing_delay.mean if allowed else None}
+    return point | {"score": mean_of(prediction, quantity) if allowed else None}

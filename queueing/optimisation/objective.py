@@ -1,11 +1,12 @@
 """What is to be achieved, and how one choice scores. Every score is smaller-is-better; a choice that may not be made has none.
 
-    delay        mean queueing delay                  throughput   minus the largest stable rate
+    delay        mean queueing delay; across families mean sojourn time (queueing.optimisation.quantity)
+    throughput   minus the largest stable rate
     v1           Yang et al. Eq. 10: theta E[u] - (1 - theta) E[Wq]
     v2           Eq. 11 with patience: theta E[u] - (1 - theta) E[Wq | served] - l pi. Printed with `+`, which rewards waiting:
                  `sign=+1` gives that (their reported optimum comes out with it only)
     clipped      mean queueing delay, at most `max_clipped_fraction` of the requests clipped
-    slo          mean queueing delay, among the choices that keep the SLO
+    slo          as delay, or the mean of the duration that the SLO bounds, among the choices that keep the SLO
 
 E[u] = E[min(1, n_max / N)], the share of an answer that its reader gets (as printed).
 """
@@ -15,17 +16,17 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from policies.durations import parse_duration
 from policies.text import SpecError
 from queueing.distributions import TokenDistribution
-from queueing.result import Prediction
+from queueing.result import Prediction, Quantity
 
 OBJECTIVES = ("delay", "throughput", "v1", "v2", "clipped", "slo")
-_SLO = re.compile(r"(mean|p50|p90|p95|p99)_(queueing_delay|sojourn_time)\s*=\s*(.+)")
+_SLO = re.compile(r"(mean|p50|p90|p95|p99)_(queueing_delay|sojourn_time|time_to_first_token)\s*=\s*(.+)")
 
 
 @dataclass(frozen=True)
@@ -33,18 +34,18 @@ class Slo:
     """`metric` (mean or a quantile) of `field` at most `seconds`."""
 
     metric: str
-    field: str
+    field: Quantity
     seconds: float
 
     def value(self, prediction: Prediction) -> float | None:
         """What is predicted for it, seconds."""
-        found = getattr(getattr(prediction, self.field), self.metric)
+        found = getattr(getattr(prediction, self.field), self.metric, None)
         return None if found is None else float(found)
 
     def kept(self, prediction: Prediction) -> bool:
         """Whether it holds. Raises SpecError where the method has no such quantile."""
         found, mean = self.value(prediction), getattr(prediction, self.field).mean
-        if found is None and self.metric in ("p90", "p95", "p99") and mean > self.seconds:
+        if found is None and mean is not None and self.metric in ("p90", "p95", "p99") and mean > self.seconds:
             return False  # where the law could not be followed: near saturation, with a mean that is too long already
         if found is None:
             expected = "a mean, or --method simulation"
@@ -87,7 +88,7 @@ def parse_slo(text: str) -> Slo:
     """`p99_queueing_delay=2s`. Raises SpecError."""
     match = _SLO.fullmatch(text.strip())
     if match is None:
-        form = "{mean,p50,p90,p95,p99}_{queueing_delay,sojourn_time}=SECONDS"
+        form = "{mean,p50,p90,p95,p99}_{queueing_delay,sojourn_time,time_to_first_token}=SECONDS"
         raise SpecError(f"got --slo {text!r}; expected {form}, for example p99_queueing_delay=2s")
     try:
         seconds = parse_duration(match[3])
@@ -95,7 +96,7 @@ def parse_slo(text: str) -> Slo:
         raise SpecError(f"got --slo {text!r}; expected a duration such as 2s or 100ms behind the =") from None
     if not 0 < seconds < math.inf:
         raise SpecError(f"got --slo {text!r}; expected finite seconds > 0")
-    return Slo(match[1], match[2], seconds)
+    return Slo(match[1], cast(Quantity, match[2]), seconds)
 
 
 def utilities(lengths: TokenDistribution) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -12,7 +12,7 @@ import numpy as np
 from queueing.errors import NoStableChoiceError, UnstableQueueError
 from queueing.model import Model
 from queueing.prediction import predict_model
-from queueing.result import Prediction
+from queueing.result import Prediction, Quantity
 
 Predict = Callable[[Model, float], Prediction]  # model, arrival rate; raises UnstableQueueError
 Point = dict[str, Any]  # the choice, its load, its predicted values, its `score` (None where it may not be chosen)
@@ -29,10 +29,12 @@ class Optimum:
     best: Point
     curve: list[Point] = field(repr=False)
     note: str | None = None
+    compared: Quantity | None = None  # the duration that the score is the mean of; None where it is none
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
-        answer: dict[str, Any] = {"target": self.target, "objective": self.objective, "best": self.best, "curve": self.curve}
+        answer: dict[str, Any] = {"target": self.target, "objective": self.objective, "compared": self.compared}
+        answer |= {"best": self.best, "curve": self.curve}
         return answer if self.note is None else answer | {"note": self.note}
 
 
@@ -50,6 +52,7 @@ def point_of(choice: Point, model: Model, arrival_rate: float, predict: Predict 
         "queueing_delay": prediction.queueing_delay.mean,
         "p99_queueing_delay": prediction.queueing_delay.p99,
         "sojourn_time": prediction.sojourn_time.mean,
+        "time_to_first_token": prediction.time_to_first_token.mean,
         "loss_fraction": prediction.loss_fraction,
     }
     return choice | values, prediction

@@ -12,6 +12,7 @@ from policies.text import SpecError
 from queueing.model import Model
 from queueing.optimisation.choices import scored
 from queueing.optimisation.objective import Objective
+from queueing.optimisation.quantity import compared_by
 from queueing.optimisation.search import Optimum, Point, Predict, choose
 from queueing.prediction import predict_model
 
@@ -23,9 +24,12 @@ def fewest_servers(model: Model, arrival_rate: float, objective: Objective, larg
     if largest < 1:
         raise SpecError(f"got --largest {largest}; expected at least 1")
     points: dict[int, Point] = {}
+    quantity = compared_by([model.policy], objective.slo)
 
     def kept(servers: int) -> bool:
-        point = scored({"servers": servers}, dataclasses.replace(model, servers=servers), arrival_rate, objective, predict)
+        point = scored(
+            {"servers": servers}, dataclasses.replace(model, servers=servers), arrival_rate, objective, predict=predict, quantity=quantity
+        )
         points[servers] = point | {"score": None if point["score"] is None else float(servers)}
         return point["score"] is not None
 

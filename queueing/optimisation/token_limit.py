@@ -15,6 +15,7 @@ from policies.immediate import Single
 from policies.text import SpecError
 from queueing.model import Model
 from queueing.optimisation.objective import Objective, utilities
+from queueing.optimisation.quantity import compared_by, mean_of
 from queueing.optimisation.search import Optimum, Point, Predict, choose, point_of, refined, score_of
 from queueing.prediction import predict_model
 
@@ -35,8 +36,10 @@ def best_token_limit(
         raise SpecError("got --objective v2 without --patience; expected a patience (v2 weighs lost requests), or --objective v1")
     longest = model.output_tokens.longest if largest is None else min(largest, model.output_tokens.longest)
     quick = isinstance(model.policy, Single) and model.patience is None and model.servers == 1
+    compared = compared_by([model.policy]) if objective.name in ("delay", "clipped") else None
     if quick and objective.name in ("delay", "v1", "clipped", "throughput"):
-        return choose(TARGET, objective.name, _every_limit(model, arrival_rate, objective, longest))
+        found = choose(TARGET, objective.name, _every_limit(model, arrival_rate, objective, longest))
+        return dataclasses.replace(found, compared=compared)
     points: dict[int, Point] = {}
     useful = utilities(model.output_tokens)
 
@@ -45,7 +48,8 @@ def best_token_limit(
         return score_of(points[limit])
 
     curve = [points[limit] for limit in refined(1, longest, score)]
-    return choose(TARGET, objective.name, curve, None if len(curve) == longest else REFINED)
+    found = choose(TARGET, objective.name, curve, None if len(curve) == longest else REFINED)
+    return dataclasses.replace(found, compared=compared)
 
 
 def _point(model: Model, arrival_rate: float, objective: Objective, limit: int, utility: float, *, predict: Predict) -> Point:
@@ -56,6 +60,7 @@ def _point(model: Model, arrival_rate: float, objective: Objective, limit: int, 
     if prediction is None:
         return point
     delay, served = float(prediction.queueing_delay.mean or 0.0), float(prediction.served_queueing_delay.mean or 0.0)
+    compared = float(mean_of(prediction, compared_by([model.policy])) or 0.0)
     allowed = True
     if objective.name in ("v1", "v2"):
         value = objective.utility_score(utility, served if objective.name == "v2" else delay, prediction.loss_fraction or 0.0)
@@ -65,7 +70,7 @@ def _point(model: Model, arrival_rate: float, objective: Objective, limit: int, 
         assert objective.slo is not None
         allowed, value = objective.slo.kept(prediction), -float(limit)  # the longest answers that keep it
     else:
-        allowed, value = objective.name == "delay" or clipped <= objective.max_clipped_fraction, delay
+        allowed, value = objective.name == "delay" or clipped <= objective.max_clipped_fraction, compared
     return point | {"score": value if allowed else None}
 
 

@@ -67,12 +67,18 @@ class LiveGauges:
 
         They take no label from the policies in force: the gauge is cleared at each look.
         """
-        gauge = self._metrics.what_if
-        gauge.clear()
+        metrics = self._metrics
         shown = [each for each in forecasts if each["max_output_tokens"] == limit and each["queueing_delay"] is not None]
-        for each in shown[:MAX_POLICIES]:
-            for stat in STATS:
-                gauge.labels(each["policy"], stat).set(_number(each["queueing_delay"][stat]))
+        gauges = {
+            "queueing_delay": metrics.what_if,
+            "sojourn_time": metrics.what_if_sojourn,
+            "time_to_first_token": metrics.what_if_first_token,
+        }
+        for quantity, gauge in gauges.items():
+            gauge.clear()
+            for each in shown[:MAX_POLICIES]:
+                for stat in ("mean",) if quantity == "time_to_first_token" else STATS:
+                    gauge.labels(each["policy"], stat).set(_number(each[quantity][stat]))
 
     def checks(self, found: Sequence[Check]) -> None:
         """1 where the law holds."""

@@ -72,6 +72,7 @@ class LiveModel:
         self.ahead: BatchService | SlotService | None = None  # service times of this epoch's policy, for waits that are told
         self.estimates: dict[str, Any] | None = None
         self.what_if: list[dict[str, Any]] | None = None
+        self.what_if_in_force: dict[str, Any] | None = None  # the same of the setting in force
         self.what_if_at: float | None = None
         self.checks: list[dict[str, Any]] = []
         gateway.metrics.arrival_rate.set_function(self.arrival_rate)
@@ -114,7 +115,7 @@ class LiveModel:
         """A policy, limit, patience or law changed: nothing is averaged across."""
         self._feed.begin_epoch(epoch, self._gateway.now())
         self._waiting_before = self._gateway.batcher.queue_length
-        self.prediction = self.what_if = self.what_if_at = self.ahead = None
+        self.prediction = self.what_if = self.what_if_in_force = self.what_if_at = self.ahead = None
         self._what_if_due = self._gateway.now()  # as soon as there is something to look at
         self._gauges.clear()
 
@@ -238,8 +239,9 @@ class LiveModel:
         epoch = self._gateway.batcher.epoch
         found = await self._predictor.ask("ask_what_ifs")
         if found and self._gateway.batcher.epoch == epoch:
-            self.what_if, self.what_if_at = found, self._gateway.now()
-            self._gauges.what_if(found, self._gateway.max_output_tokens)
+            self.what_if_in_force, *self.what_if = found
+            self.what_if_at = self._gateway.now()
+            self._gauges.what_if(self.what_if, self._gateway.max_output_tokens)
 
     async def distribution(self) -> dict[str, Any] | None:
         """The compared delays of the last look as a histogram, beside the predicted one; None where theory has no answer."""

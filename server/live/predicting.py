@@ -30,6 +30,7 @@ from queueing.estimation.mirror import Mirror
 from queueing.estimation.snapshot import Snapshot
 from queueing.estimation.verdict import judged, observed_mean
 from queueing.latency import LatencyModel
+from queueing.optimisation.quantity import compared_by
 from queueing.service_ahead import service_ahead
 from queueing.wait_ahead import BatchService, SlotService
 from server.live.question import Question
@@ -145,7 +146,7 @@ def described(question: Question, seen: Snapshot, found: Assessment) -> Answer:
     joins = parse_policy(seen.policy).joins_running
     delays = judged(seen)
     observed = observed_mean(seen) if delays.size else None
-    plain = {} if found.prediction is None else found.prediction.as_dict()
+    plain = {} if found.prediction is None else found.prediction.with_turnaround(found.estimates.turnaround).as_dict()
     unknown: Answer = {
         "policy": seen.policy,
         "method": None,
@@ -170,6 +171,7 @@ def described(question: Question, seen: Snapshot, found: Assessment) -> Answer:
         "law": dataclasses.asdict(law),
         "compared": "sojourn_time" if joins else "queueing_delay",
         "interval": found.compared.predicted.of_duration().to_dict(),
+        "turnaround": found.estimates.turnaround,
         "load_interval": found.load.to_dict(),
         "wander_band": None if found.wander is None else _finite(dataclasses.asdict(found.wander)),
         "doubts": list(_doubts(question, seen)),
@@ -179,11 +181,16 @@ def described(question: Question, seen: Snapshot, found: Assessment) -> Answer:
 
 
 def ask_what_ifs() -> list[Answer]:
-    """Every other policy, some limits and caps, at the last look's estimates; none before there are any."""
+    """The setting in force, then every other policy, some limits and caps, at the last look's estimates; none before there are any.
+
+    `compared`: the duration by which it is compared with the setting in force.
+    """
     question, estimates = _memory.question, _memory.estimates
     if question is None or estimates is None:
         return []
-    return [each.to_dict() for each in what_ifs(estimates, question.shape, question.knobs, _limits(question))]
+    found = what_ifs(estimates, question.shape, question.knobs, _limits(question), beside=True)
+    policies = [parse_policy(each.knobs.policy) for each in found]
+    return [each.to_dict() | {"compared": compared_by((policies[0], own))} for each, own in zip(found, policies, strict=True)]
 
 
 def ask_distribution() -> Answer | None:

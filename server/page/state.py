@@ -64,6 +64,7 @@ def topics(gateway: Gateway, at: float, minute: Sequence[float | None] = NOTHING
         "now": {"row": row(gateway, at, minute), "servers": servers(gateway)},
         "look": {"prediction": _look(live.prediction), "reason": None if live.prediction else live.why_nothing()},
         "what_if": live.what_if or [],
+        "what_if_in_force": live.what_if_in_force,
         "checks": live.checks,
         "autopilot": live.autopilot | {"decisions": live.autopilot["decisions"][-DECISIONS:]},
     }

@@ -23,6 +23,7 @@ def _slow(topics: Topics) -> None:
     prediction["queueing_delay"] |= {"mean": 1.1, "p50": 0.3, "p90": 2.0, "p95": 3.0, "p99": 4.0}
     delays = {"mean": 0.006, "p50": 0.002, "p90": 0.5, "p99": 12.0}
     forecast = {"load": 0.4, "stable": True, "queueing_delay": delays, "interval": {"low": 0.003, "high": 0.02}, "clipped_fraction": 0.1}
+    forecast |= {"sojourn_time": {"mean": 0.4}, "sojourn_interval": {"low": 0.3, "high": 0.5}, "time_to_first_token": {"mean": 0.03}}
     topics["what_if"] = [forecast | {"policy": f"elastic:max_batch_size={size}", "max_output_tokens": None, "notes": []} for size in (2, 4)]
 
 

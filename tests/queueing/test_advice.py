@@ -17,6 +17,7 @@ from policies.text import SpecError
 from queueing.advice.advise import TARGETS, advise, parse_objective
 from queueing.advice.forecast import Advice, Forecast, Knobs
 from queueing.advice.known_lengths import known_lengths
+from queueing.advice.measure import Measure
 from queueing.advice.response import Response
 from queueing.advice.sentence import sentence
 from queueing.advice.what_if import forecast, usual_policies, what_ifs
@@ -267,14 +268,16 @@ def test_a_policy_that_is_better_is_advised_and_its_gain_covers_the_true_one() -
     assert found.best is not None
     rate = 0.6 * capacity()
     before, after = (
-        predict(parse_policy(each.knobs.policy), rate, LENGTHS, LAW, max_num_seqs=16).queueing_delay.mean
+        predict(parse_policy(each.knobs.policy), rate, LENGTHS, LAW, max_num_seqs=16).sojourn_time.mean
         for each in (found.current, found.best)
     )
     assert before
     assert after is not None
     assert found.gain.covers(1 - after / before)
     assert found.gain.low > 0.3
-    assert found.says.startswith(f"set {found.best.knobs.policy} instead of fixed:batch_size=8: mean queueing delay ")
+    assert found.compared == "sojourn_time"
+    assert found.says.startswith(f"set {found.best.knobs.policy} instead of fixed:batch_size=8: mean sojourn time ")
+    assert "; mean queueing delay " in found.says
 
 
 def test_a_gain_is_known_better_than_the_delays() -> None:
@@ -312,11 +315,12 @@ def test_a_gain_that_prints_as_0_is_no_reason_to_change(value: float, low: float
     )
     gain = Estimate(value, low, 0.06, 900.0)
     found = Advice(target="batch-size", objective="delay", current=here, best=there, gain=gain, curve=(), says="")
-    said = sentence(found, there, Objective(name="delay"), (0.0831, 0.083))
+    said = sentence(found, there, DELAY, Measure(DELAY), (0.0831, 0.083))
     assert said.startswith("no change is worth making: capped:max_batch_size=9 instead of capped:max_batch_size=8 gives ")
     worth = replace(found, gain=Estimate(0.03, 0.02, 0.06, 900.0))
-    assert sentence(worth, there, Objective(name="delay"), (0.0831, 0.0806)).startswith("set capped:max_batch_size=9 instead of ")
-    met = sentence(found, there, Objective(name="slo", slo=parse_slo("p99_queueing_delay=2s")), (0.0831, 0.083))
+    assert sentence(worth, there, DELAY, Measure(DELAY), (0.0831, 0.0806)).startswith("set capped:max_batch_size=9 instead of ")
+    slo = Objective(name="slo", slo=parse_slo("p99_queueing_delay=2s"))
+    met = sentence(found, there, slo, Measure(slo), (0.0831, 0.083))
     assert met.startswith("capped:max_batch_size=8 meets the SLO; no change is worth making: ")
 
 

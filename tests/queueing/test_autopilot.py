@@ -89,6 +89,7 @@ def seen(
         current=current,
         limits=others.pop("limits", Limits(max_output_tokens=current.max_output_tokens, max_num_seqs=SEQS)),  # type: ignore[arg-type]
         observed=observed,
+        observed_sojourn=observed,
         judged=judged,
         assumptions=(*(each for each in HOLDS if each.name not in names), *failing),
         waiting=waiting,
@@ -391,7 +392,7 @@ def test_a_change_that_does_as_predicted_is_kept_with_its_measured_gain() -> Non
     assert found.kind == "kept"
     assert found.measured_gain.value == pytest.approx(1 - first.predicted_after.value / first_delay)
     assert found.measured_gain.low < found.measured_gain.value < found.measured_gain.high
-    assert "observed delay" in found.says
+    assert "observed queueing delay" in found.says
     assert autopilot.state.trial is None
 
 

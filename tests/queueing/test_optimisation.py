@@ -178,7 +178,8 @@ def run(*arguments: str) -> int:
 def test_the_command_prints_the_object_of_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--target", "batch-size", "--policy", "capped:max_batch_size=2", "--arrival-rate", "60", "--largest", "6", "--json") == 0
     printed = json.loads(capsys.readouterr().out)
-    assert set(printed) == {"target", "objective", "best", "curve", "latency_profile"}
+    assert set(printed) == {"target", "objective", "compared", "best", "curve", "latency_profile"}
+    assert printed["compared"] == "queueing_delay"
     assert (printed["target"], printed["objective"]) == ("batch-size", "delay")
     assert printed["best"] in printed["curve"]
     assert len(printed["curve"]) == 6

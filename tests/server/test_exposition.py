@@ -61,10 +61,12 @@ def test_forecasts_take_no_label_from_a_policy_in_force() -> None:
     gauges = LiveGauges(metrics)
     for look in range(4):
         names = [f"capped:max_batch_size={look * 100 + size}" for size in range(1, MAX_POLICIES + 9)]
-        gauges.what_if([{"policy": name, "max_output_tokens": None, "queueing_delay": dict.fromkeys(STATS, 0.1)} for name in names], None)
+        durations = {name: dict.fromkeys(STATS, 0.1) for name in ("queueing_delay", "sojourn_time", "time_to_first_token")}
+        gauges.what_if([{"policy": name, "max_output_tokens": None} | durations for name in names], None)
     metrics.switched("fixed:batch_size=7", None, 1, changed_policy=True)
     text = metrics.exposition().decode()
     assert 'kendall_policy_info{epoch="1",max_output_tokens="none",policy="fixed:batch_size=7"} 1.0' in text
-    shown = {line for line in text.splitlines() if line.startswith("kendall_what_if_queueing_delay_seconds{")}
-    assert len(shown) == MAX_POLICIES * len(STATS), "of the last look alone"
-    assert not any("other" in line for line in shown)
+    for quantity, count in (("queueing_delay", len(STATS)), ("sojourn_time", len(STATS)), ("time_to_first_token", 1)):
+        shown = {line for line in text.splitlines() if line.startswith(f"kendall_what_if_{quantity}_seconds{{")}
+        assert len(shown) == MAX_POLICIES * count, "of the last look alone"
+        assert not any("other" in line for line in shown)

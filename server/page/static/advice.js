@@ -26,7 +26,10 @@ export function setUpAdvice() {
 /** A capital first, but not in a policy's name. */
 const sentence = (text) => (/^[a-z]+[ ,]/.test(text) && !/^(single|dynamic) /.test(text) ? text[0].toUpperCase() + text.slice(1) : text);
 
-function item({ target, gain, says }) {
-  const sure = gain.value !== null && gain.low !== null && gain.low > 0;
-  return h("li", {}, h("p", { class: "what" }, h("span", {}, TARGETS[target] ?? target), sure ? h("span", { class: "predicted" }, `${percent(gain.value)} less delay`) : null), h("p", {}, `${sentence(says)}.`));
+const LESS = { queueing_delay: "less delay", sojourn_time: "less sojourn time", time_to_first_token: "less time to first token" };
+
+function item({ target, gain, says, current, compared }) {
+  const sure = current.stable && gain.value !== null && gain.low !== null && gain.low > 0;
+  const share = gain.value < 0.995 ? percent(gain.value) : "over 99\u202f%";
+  return h("li", {}, h("p", { class: "what" }, h("span", {}, TARGETS[target] ?? target), sure ? h("span", { class: "predicted" }, `${share} ${LESS[compared] ?? "better"}`) : null), h("p", {}, `${sentence(says)}.`));
 }

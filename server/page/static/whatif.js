@@ -5,31 +5,31 @@ import { NONE, duration, interval, percent } from "./format.js";
 import { parsePolicy, policyDetail, tokenLimit } from "./words.js";
 
 const GROUPS = [["policy", "Other policies"], ["limit", "Other token limits"], ["size", "Other batch sizes"]];
-const COLUMNS = [["Setting"], ["Load", "n"], ["Mean", "n"], ["95\u202f% interval", "plot-cell optional"], ["p50", "n wide"], ["p90", "n wide"], ["p99", "n optional"], ["Clipped", "n wide"], ["Use", "use"]];
+const COLUMNS = [["Setting"], ["Load", "n"], ["Delay", "n"], ["Sojourn", "n"], ["95\u202f% of sojourn", "plot-cell optional"], ["First token", "n wide"], ["p90 delay", "n wide"], ["p99 delay", "n wide"], ["Clipped", "n wide"], ["Use", "use"]];
 
 export function updateWhatIf(state, use) {
-  const { what_if: rows, gateway, look, unit } = state;
+  const { what_if: rows, what_if_in_force: mine, gateway, look, unit } = state;
   const host = byId("whatif");
-  const key = JSON.stringify([rows, look?.prediction?.queueing_delay, gateway?.in_force, unit]);
+  const key = JSON.stringify([rows, mine, look?.prediction?.queueing_delay, gateway?.in_force, unit]);
   if (host.dataset.key === key) return;
   host.dataset.key = key;
   if (!rows?.length) {
     fill(host, h("p", { class: "note" }, gateway?.law === false ? "The forecasts need the engine’s latency law." : "No forecasts yet: the first comes about a minute after the first prediction."));
     return;
   }
-  const now = inForce(gateway.in_force, look?.prediction);
+  const now = mine ?? inForce(gateway.in_force, look?.prediction);
   const scale = scaleOf([...(now ? [now] : []), ...rows]);
   const cells = (each, current) => row(each, { scale, current, use, unit });
   const bodies = [];
   if (now) bodies.push(h("tbody", {}, cells(now, true)));
   for (const [kind, title] of GROUPS) {
-    const mine = rows.filter((each) => kindOf(each, gateway.in_force) === kind).sort(byMean);
-    if (!mine.length) continue;
-    bodies.push(h("tbody", {}, h("tr", { class: "group" }, h("th", { colSpan: COLUMNS.length, scope: "colgroup" }, title)), ...mine.map((each) => cells(each, false))));
+    const group = rows.filter((each) => kindOf(each, gateway.in_force) === kind).sort(byMean);
+    if (!group.length) continue;
+    bodies.push(h("tbody", {}, h("tr", { class: "group" }, h("th", { colSpan: COLUMNS.length, scope: "colgroup" }, title)), ...group.map((each) => cells(each, false))));
   }
   const head = h("tr", {}, ...COLUMNS.map(([text, kind]) => h("th", { scope: "col", class: kind }, text)));
   const table = h("table", { class: "whatif" }, h("thead", {}, head), ...bodies);
-  host.replaceChildren(h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": "What if: predicted delay of every setting" }, table));
+  host.replaceChildren(h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": "What if: predicted delay and sojourn time of every setting" }, table));
 }
 
 /** The same cells in every row, so that the columns line up however many of them the window has room for. */
@@ -38,9 +38,9 @@ function row(each, { scale, current, use, unit }) {
   const number = (value, kind) => h("td", { class: kind }, duration(value, unit));
   const button = current ? null : h("button", { type: "button", class: "quiet", "aria-label": `Use ${each.policy}, ${tokenLimit(each.max_output_tokens)}`, onclick: () => use(each) }, "Use");
   return h("tr", { class: current ? "in-force" : delay ? null : "unstable" },
-    h("th", { scope: "row" }, setting(each, current), remark(each, delay)), h("td", { class: "n" }, percent(each.load)), number(delay?.mean, "n mean-cell"),
-    h("td", { class: "plot-cell optional" }, ...(delay ? [dots(each, scale), h("span", { class: "hidden" }, interval(each.interval.low, each.interval.high, unit))] : [])),
-    number(delay?.p50, "n wide"), number(delay?.p90, "n wide"), number(delay?.p99, "n optional"),
+    h("th", { scope: "row" }, setting(each, current), remark(each, delay)), h("td", { class: "n" }, percent(each.load)), number(delay?.mean, "n"), number(delay && each.sojourn_time?.mean, "n mean-cell"),
+    h("td", { class: "plot-cell optional" }, ...(delay ? [dots(each, scale), h("span", { class: "hidden" }, interval(each.sojourn_interval?.low, each.sojourn_interval?.high, unit))] : [])),
+    number(delay && each.time_to_first_token?.mean, "n wide"), number(delay?.p90, "n wide"), number(delay?.p99, "n wide"),
     h("td", { class: "n wide" }, each.clipped_fraction === null ? NONE : percent(each.clipped_fraction, 1)), h("td", { class: "use" }, button));
 }
 
@@ -55,17 +55,19 @@ function remark(each, delay) {
   return text ? h("small", { class: "remark" }, text) : null;
 }
 
-/** The mean with its interval on one logarithmic scale for all rows. */
+/** The mean sojourn time with its interval on one logarithmic scale for all rows. */
 function dots(each, { low, high }) {
   const at = (value) => `${(100 * Math.min(1, Math.max(0, Math.log(Math.max(value, low) / low) / Math.log(high / low)))).toFixed(1)}%`;
   const picture = svg("svg", { "aria-hidden": "true", focusable: "false" }, svg("line", { class: "axis", x1: "0", x2: "100%", y1: 9, y2: 9 }));
-  if (each.interval.low !== null && each.interval.high !== null) picture.append(svg("line", { x1: at(each.interval.low), x2: at(each.interval.high), y1: 9, y2: 9 }));
-  if (each.queueing_delay.mean !== null) picture.append(svg("circle", { cx: at(each.queueing_delay.mean), cy: 9, r: 4 }));
+  const { low: from = null, high: to = null } = each.sojourn_interval ?? {};
+  const mean = each.sojourn_time?.mean ?? null;
+  if (from !== null && to !== null) picture.append(svg("line", { x1: at(from), x2: at(to), y1: 9, y2: 9 }));
+  if (mean !== null) picture.append(svg("circle", { cx: at(mean), cy: 9, r: 4 }));
   return picture;
 }
 
 function scaleOf(rows) {
-  const means = rows.map((each) => each.queueing_delay?.mean).filter((mean) => mean > 0);
+  const means = rows.map((each) => each.sojourn_time?.mean).filter((mean) => mean > 0);
   return { low: Math.min(...means, 1) / 3, high: 3 * Math.max(...means, 1e-4) };
 }
 
@@ -74,10 +76,12 @@ function kindOf(each, now) {
   return parsePolicy(each.policy).name === parsePolicy(now.policy).name ? "size" : "policy";
 }
 
-const byMean = (a, b) => (a.queueing_delay?.mean ?? Infinity) - (b.queueing_delay?.mean ?? Infinity) || (a.load ?? 0) - (b.load ?? 0);
+/** By what compares a setting with the one in force: the sojourn time across families, as their services differ. */
+const compared = (each) => each[each.compared ?? "sojourn_time"]?.mean ?? Infinity;
+const byMean = (a, b) => (compared(a) < compared(b) ? -1 : compared(a) > compared(b) ? 1 : (a.load ?? 0) - (b.load ?? 0));
 
 function inForce(policy, prediction) {
   if (!prediction?.queueing_delay?.mean) return null;
-  const interval_ = prediction.compared === "queueing_delay" ? prediction.interval : { low: null, high: null };
-  return { ...prediction, policy: policy.policy, max_output_tokens: policy.max_output_tokens, interval: interval_, notes: [], clipped_fraction: null };
+  const sojourn = prediction.compared === "sojourn_time" ? prediction.interval : null;
+  return { ...prediction, policy: policy.policy, max_output_tokens: policy.max_output_tokens, sojourn_interval: sojourn, notes: [], clipped_fraction: null };
 }

@@ -1,0 +1,19 @@
+"""Shares and durations in words of advice: light to import, for the commands too."""
+
+DIGITS = 4  # of a share near 1
+
+
+def share(value: float) -> str:
+    """In percent, without a decimal unless that would print a 100 that it is not."""
+    text, places = f"{100 * value:.0f}", 0
+    while value < 1 and float(text) >= 100 and places < DIGITS:
+        places += 1
+        text = f"{100 * value:.{places}f}"
+    return "over 99.9999" if value < 1 and float(text) >= 100 else text
+
+
+def seconds(value: float | None) -> str:
+    """A duration; none without a steady state."""
+    if value is None:
+        return "without bound"
+    return f"{value:.3g} s" if value >= 1 else f"{1e3 * value:.3g} ms"
