@@ -191,12 +191,17 @@ def _laws() -> Section:
 
 
 def _what_if() -> Section:
-    name = "kendall_what_if_queueing_delay_seconds"
-    columns = [Column(stat, f"max by (policy) ({gauge(name, _label('stat', stat), known='>= 0')})", SECONDS, ATTENTION) for stat in STATS]
+    delay, sojourn, first = (f"kendall_what_if_{name}_seconds" for name in ("queueing_delay", "sojourn_time", "time_to_first_token"))
+    shown = [("sojourn", sojourn, "mean"), ("first token", first, "mean"), *((f"delay {stat}", delay, stat) for stat in STATS)]
+    columns = [
+        Column(heading, f"max by (policy) ({gauge(name, _label('stat', stat), known='>= 0')})", SECONDS, ATTENTION if name == delay else ())
+        for heading, name, stat in shown
+    ]
     return "Other policies", [
         grid(
             "What if",
-            "Predicted queueing delay of every other policy at the current arrival rate, output lengths, engine speed and token limit. "
+            "Predicted mean sojourn time, mean time to first token and queueing delay of every other policy at the current arrival rate, "
+            "output lengths, engine speed and token limit. Compare policies by the sojourn time: their services differ. "
             "Policies without a steady state are left out.",
             columns,
             key="policy",
@@ -204,10 +209,9 @@ def _what_if() -> Section:
             width=12,
         ),
         lines(
-            "What if, mean queueing delay",
+            "What if, mean sojourn time",
             "The same over time, computed once a minute.",
             SECONDS,
-            [Series(gauge(name, 'stat="mean"', known=">= 0"), "{{policy}}")],
-            limits=ATTENTION,
+            [Series(gauge(sojourn, 'stat="mean"', known=">= 0"), "{{policy}}")],
         ),
     ]

@@ -73,7 +73,8 @@ class Measure:
     def name(self) -> str:
         """As in a sentence."""
         if self.slo is not None:
-            return f"{self.slo.metric} of the {WORDS[self.slo.field]}"
+            words = WORDS[self.slo.field]
+            return f"mean {words}" if self.slo.metric == "mean" else f"{self.slo.metric} of the {words}"
         named = {"throughput": "time a request takes of the full engine", "v1": "loss of v1", "v2": "loss of v2"}
         plain = f"mean {WORDS[self.quantity]}"
         return plain if self.objective is None else named.get(self.objective.name, plain)

@@ -29,7 +29,7 @@ const sentence = (text) => (/^[a-z]+[ ,]/.test(text) && !/^(single|dynamic) /.te
 const LESS = { queueing_delay: "less delay", sojourn_time: "less sojourn time", time_to_first_token: "less time to first token" };
 
 function item({ target, gain, says, current, compared }) {
-  const sure = current.stable && gain.value !== null && gain.low !== null && gain.low > 0;
+  const sure = current.stable && gain.value !== null && gain.low !== null && gain.low >= 0.005;
   const share = gain.value < 0.995 ? percent(gain.value) : "over 99\u202f%";
   return h("li", {}, h("p", { class: "what" }, h("span", {}, TARGETS[target] ?? target), sure ? h("span", { class: "predicted" }, `${share} ${LESS[compared] ?? "better"}`) : null), h("p", {}, `${sentence(says)}.`));
 }

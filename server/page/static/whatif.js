@@ -5,7 +5,7 @@ import { NONE, duration, interval, percent } from "./format.js";
 import { parsePolicy, policyDetail, tokenLimit } from "./words.js";
 
 const GROUPS = [["policy", "Other policies"], ["limit", "Other token limits"], ["size", "Other batch sizes"]];
-const COLUMNS = [["Setting"], ["Load", "n"], ["Delay", "n"], ["Sojourn", "n"], ["95\u202f% of sojourn", "plot-cell optional"], ["First token", "n wide"], ["p90 delay", "n wide"], ["p99 delay", "n wide"], ["Clipped", "n wide"], ["Use", "use"]];
+const COLUMNS = [["Setting"], ["Load", "n"], ["Delay", "n"], ["Sojourn", "n"], ["95\u202f% of sojourn", "plot-cell optional"], ["First token", "n wide"], ["p99 delay", "n wide"], ["Clipped", "n wide"], ["Use", "use"]];
 
 export function updateWhatIf(state, use) {
   const { what_if: rows, what_if_in_force: mine, gateway, look, unit } = state;
@@ -23,8 +23,9 @@ export function updateWhatIf(state, use) {
   const bodies = [];
   if (now) bodies.push(h("tbody", {}, cells(now, true)));
   for (const [kind, title] of GROUPS) {
-    const group = rows.filter((each) => kindOf(each, gateway.in_force) === kind).sort(byMean);
+    const group = rows.filter((each) => kindOf(each, gateway.in_force) === kind);
     if (!group.length) continue;
+    group.sort(byMean(group));
     bodies.push(h("tbody", {}, h("tr", { class: "group" }, h("th", { colSpan: COLUMNS.length, scope: "colgroup" }, title)), ...group.map((each) => cells(each, false))));
   }
   const head = h("tr", {}, ...COLUMNS.map(([text, kind]) => h("th", { scope: "col", class: kind }, text)));
@@ -40,7 +41,7 @@ function row(each, { scale, current, use, unit }) {
   return h("tr", { class: current ? "in-force" : delay ? null : "unstable" },
     h("th", { scope: "row" }, setting(each, current), remark(each, delay)), h("td", { class: "n" }, percent(each.load)), number(delay?.mean, "n"), number(delay && each.sojourn_time?.mean, "n mean-cell"),
     h("td", { class: "plot-cell optional" }, ...(delay ? [dots(each, scale), h("span", { class: "hidden" }, interval(each.sojourn_interval?.low, each.sojourn_interval?.high, unit))] : [])),
-    number(delay && each.time_to_first_token?.mean, "n wide"), number(delay?.p90, "n wide"), number(delay?.p99, "n wide"),
+    number(delay && each.time_to_first_token?.mean, "n wide"), number(delay?.p99, "n wide"),
     h("td", { class: "n wide" }, each.clipped_fraction === null ? NONE : percent(each.clipped_fraction, 1)), h("td", { class: "use" }, button));
 }
 
@@ -68,7 +69,7 @@ function dots(each, { low, high }) {
 
 function scaleOf(rows) {
   const means = rows.map((each) => each.sojourn_time?.mean).filter((mean) => mean > 0);
-  return { low: Math.min(...means, 1) / 3, high: 3 * Math.max(...means, 1e-4) };
+  return { low: Math.min(...means, 1) / 1.5, high: 1.5 * Math.max(...means, 1e-4) };
 }
 
 function kindOf(each, now) {
@@ -76,9 +77,12 @@ function kindOf(each, now) {
   return parsePolicy(each.policy).name === parsePolicy(now.policy).name ? "size" : "policy";
 }
 
-/** By what compares a setting with the one in force: the sojourn time across families, as their services differ. */
-const compared = (each) => each[each.compared ?? "sojourn_time"]?.mean ?? Infinity;
-const byMean = (a, b) => (compared(a) < compared(b) ? -1 : compared(a) > compared(b) ? 1 : (a.load ?? 0) - (b.load ?? 0));
+/** By what compares all of a group: sojourn times across families, as their services differ. */
+function byMean(group) {
+  const quantity = group.every((each) => each.compared === "queueing_delay") ? "queueing_delay" : "sojourn_time";
+  const mean = (each) => (each.stable ? each[quantity]?.mean : null) ?? Infinity;
+  return (a, b) => (mean(a) < mean(b) ? -1 : mean(a) > mean(b) ? 1 : (a.load ?? 0) - (b.load ?? 0));
+}
 
 function inForce(policy, prediction) {
   if (!prediction?.queueing_delay?.mean) return null;
