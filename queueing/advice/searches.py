@@ -129,7 +129,7 @@ def _at_a_limit(objective: Objective) -> Objective:
 
 
 def _predicting(situation: Situation, objective: Objective) -> Predict:
-    least = situation.estimates.turnaround
+    least = situation.estimates.gateway_turnaround
     return lambda model, arrival_rate: searched(model, arrival_rate, objective.slo).with_turnaround(least)
 
 

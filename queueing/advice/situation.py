@@ -1,6 +1,6 @@
 """A window's estimates as the common ground on which settings are compared: the same rate, lengths, speed and residual for all.
 
-No delay that is printed is shorter than the gateway's own way from an arrival to a dispatch (`Estimates.turnaround`).
+No delay that is printed is shorter than the gateway's own way from an arrival to a dispatch (`Estimates.gateway_turnaround`).
 A window says how fast the engine runs, not how: the speed that one policy's batches showed is taken for every policy's. Steps of a
 continuous engine show no residual, so from there other policies get the calibrated one.
 """
@@ -113,7 +113,7 @@ class Situation:
 
     def predicted(self, knobs: Knobs, predict: Predict | None = None) -> Prediction:
         """The setting's steady state as the gateway would measure it. Raises UnstableQueueError."""
-        return (predict or self.predict)(self.model(knobs), self.rate).with_turnaround(self.estimates.turnaround)
+        return (predict or self.predict)(self.model(knobs), self.rate).with_turnaround(self.estimates.gateway_turnaround)
 
     def at_rate(self, knobs: Knobs, measure: Measure, factor: float) -> float:
         """What is measured of the setting at another arrival rate, by simulation. Where it has a steady state there."""
@@ -192,7 +192,7 @@ class Situation:
         found = bare.prediction.served_queueing_delay if quantity == "queueing_delay" else bare.prediction.sojourn_time
         if found.mean is None:
             return UNKNOWN
-        least = self.estimates.turnaround
+        least = self.estimates.gateway_turnaround
         if known is not None:
             return known.interval(found.mean, self.estimates).at_least(least)
         return self.response(bare.knobs, Measure(quantity=quantity)).interval(found.mean, self.effective_n).at_least(least)
@@ -217,7 +217,7 @@ class Situation:
         model, at = self.model(knobs, whole, law), self.rate * rate
         key = (knobs, measure.slo, law, id(whole), rate)
         if key not in self._simulated:
-            self._simulated[key] = rough(model, at, measure.slo).with_turnaround(self.estimates.turnaround)
+            self._simulated[key] = rough(model, at, measure.slo).with_turnaround(self.estimates.gateway_turnaround)
         return Asked(measure.of(self._simulated[key], model, whole), model.load(at))
 
     def _by_residual(self, knobs: Knobs, measure: Measure, base: Asked) -> float:

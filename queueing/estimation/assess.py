@@ -86,7 +86,7 @@ def assess(
     known = last.sensitivity if last is not None and known is None else known
     prediction, anchor = _predicted(model, estimates, known, last)
     slope = None if prediction is None else _renewed(known, model, load.value, estimates, limits)
-    compared_mean = _mean(None if prediction is None else prediction.with_turnaround(estimates.turnaround), policy)
+    compared_mean = _mean(None if prediction is None else prediction.with_turnaround(estimates.gateway_turnaround), policy)
     relaxation = _relaxation(model, load.value, prediction)
     band = None
     if slope is not None and compared_mean and estimates.wander.significant:
@@ -96,7 +96,7 @@ def assess(
     predicted = (
         UNKNOWN
         if slope is None or compared_mean is None
-        else slope.interval(compared_mean, estimates, effect).at_least(estimates.turnaround)
+        else slope.interval(compared_mean, estimates, effect).at_least(estimates.gateway_turnaround)
     )
     free = (model.largest_stable_rate - estimates.arrival_rate.value) * model.call_size
     clients = client_assumptions(seen)

@@ -56,7 +56,7 @@ class Estimates:
     stalls: Stalls
     notes: tuple[str, ...] = ()
     sequences: Lengths = field(default_factory=lambda: lengths([]))  # of a call
-    turnaround: float = 0.0  # seconds that the gateway itself needs from an arrival to its dispatch: the shortest delay so far
+    gateway_turnaround: float = 0.0  # seconds that the gateway itself needs from an arrival to its dispatch: the shortest delay so far
 
     @cached_property
     def call_sizes(self) -> TokenDistribution | None:
@@ -75,7 +75,7 @@ class Estimates:
     def summary(self) -> dict[str, Any]:
         """For `/admin/state`: every estimate with its interval and effective sample size, without the samples."""
         plain = {name: getattr(self, name) for name in ("policy", "epoch", "start", "now", "count", "rate_changed_at", "speed_changed_at")}
-        plain["turnaround"] = self.turnaround
+        plain["gateway_turnaround"] = self.gateway_turnaround
         numbers = {name: getattr(self, name).to_dict() for name in ("arrival_rate", "dispersion", "speed", "cv")}
         slow = {"sigma": self.wander.sigma.to_dict(), "tau": _number(self.wander.tau), "significant": self.wander.significant}
         counts = {name: _lengths(getattr(self, name)) for name in ("output_tokens", "prompt_tokens", "sequences")}
@@ -100,7 +100,7 @@ class Estimates:
         fields |= {name: Lengths.from_dict(plain[name]) for name in ("output_tokens", "prompt_tokens", "sequences") if name in plain}
         tau, fast = (math.nan if slow[name] is None else float(slow[name]) for name in ("tau", "fast_cv"))
         wandering = Wander(Estimate.from_dict(slow["sigma"]), tau, fast, significant=bool(slow["significant"]))
-        fields["turnaround"] = float(plain.get("turnaround", 0.0))
+        fields["gateway_turnaround"] = float(plain.get("gateway_turnaround", 0.0))
         return cls(**fields, wander=wandering, stalls=Stalls(**plain["stalls"]), notes=tuple(plain["notes"]))
 
 
@@ -135,7 +135,7 @@ def estimate(
         speed_changed_at=None if found.step is None else found.step.at,
         stalls=found.stalls,
         notes=_notes(seen),
-        turnaround=max(0.0, seen.shortest_delay) if math.isfinite(seen.shortest_delay) else 0.0,
+        gateway_turnaround=max(0.0, seen.shortest_delay) if math.isfinite(seen.shortest_delay) else 0.0,
     )
 
 

@@ -21,7 +21,7 @@ CALL_HEADERS = [
 ]
 ADVICE_QUERY = [
     _parameter("query", "objective", "What is to be small; delay unless there is an slo.", type="string", enum=list(OBJECTIVES)),
-    _parameter("query", "slo", "For example p99_queueing_delay=2s.", type="string"),
+    _parameter("query", "slo", "For example p99_queueing_delay=2s or mean_time_to_first_token=1s.", type="string"),
     _parameter("query", "theta", "Weight of the answer's utility in v1 and v2.", type="number"),
     _parameter("query", "loss_cost", "Cost of a lost request in v2.", type="number"),
     _parameter("query", "max_clipped_fraction", "Largest share of answers that a token limit may cut.", type="number"),

@@ -146,7 +146,7 @@ def described(question: Question, seen: Snapshot, found: Assessment) -> Answer:
     joins = parse_policy(seen.policy).joins_running
     delays = judged(seen)
     observed = observed_mean(seen) if delays.size else None
-    plain = {} if found.prediction is None else found.prediction.with_turnaround(found.estimates.turnaround).as_dict()
+    plain = {} if found.prediction is None else found.prediction.with_turnaround(found.estimates.gateway_turnaround).as_dict()
     unknown: Answer = {
         "policy": seen.policy,
         "method": None,
@@ -171,7 +171,7 @@ def described(question: Question, seen: Snapshot, found: Assessment) -> Answer:
         "law": dataclasses.asdict(law),
         "compared": "sojourn_time" if joins else "queueing_delay",
         "interval": found.compared.predicted.of_duration().to_dict(),
-        "turnaround": found.estimates.turnaround,
+        "gateway_turnaround": found.estimates.gateway_turnaround,
         "load_interval": found.load.to_dict(),
         "wander_band": None if found.wander is None else _finite(dataclasses.asdict(found.wander)),
         "doubts": list(_doubts(question, seen)),

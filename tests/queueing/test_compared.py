@@ -63,7 +63,7 @@ def window(law: str = "page", load: float = 0.6, seed: int = 1) -> Estimates:
     shape, lengths = LAWS[law]
     records = serve(poisson(load * model_of(law).largest_stable_rate, 4000, seed), Engine(most=8, law=shape), seed, lengths=lengths)
     found = estimate(seen(records, POLICY), parse_policy(POLICY), shape)
-    return dataclasses.replace(found, turnaround=TURNAROUND)
+    return dataclasses.replace(found, gateway_turnaround=TURNAROUND)
 
 
 def asked(objective: Objective = DELAY, *, law: str = "page", load: float = 0.6, current: str = POLICY, target: str = "policy") -> Advice:
@@ -250,7 +250,7 @@ def test_few_stalls_widen_the_interval() -> None:
 def test_no_forecast_is_quicker_than_the_gateway() -> None:
     """Continuous batching at a light load has no queueing delay by theory: 1e-48 s was printed."""
     estimates, shape = window(load=0.2), LAWS["page"][0]
-    bare = dataclasses.replace(estimates, turnaround=0.0)
+    bare = dataclasses.replace(estimates, gateway_turnaround=0.0)
     knobs = Knobs(policy="continuous:max_batch_size=16")
     found, theory = (forecast(each, shape, knobs, LIMITS) for each in (estimates, bare))
     assert found.prediction is not None
@@ -291,10 +291,10 @@ def test_the_turnaround_is_the_shortest_delay_of_all_epochs() -> None:
     snapshot = mirror.snapshot(POLICY, 14.0)
     assert snapshot.shortest_delay == pytest.approx(0.0007)
     found = estimate(snapshot, parse_policy(POLICY), LAWS["page"][0])
-    assert found.turnaround == pytest.approx(0.0007)
-    assert Estimates.from_dict(json.loads(json.dumps(found.to_dict()))).turnaround == found.turnaround
-    older = {name: value for name, value in found.to_dict().items() if name != "turnaround"}
-    assert Estimates.from_dict(older).turnaround == 0.0
+    assert found.gateway_turnaround == pytest.approx(0.0007)
+    assert Estimates.from_dict(json.loads(json.dumps(found.to_dict()))).gateway_turnaround == found.gateway_turnaround
+    older = {name: value for name, value in found.to_dict().items() if name != "gateway_turnaround"}
+    assert Estimates.from_dict(older).gateway_turnaround == 0.0
 
 
 # the autopilot
