@@ -187,7 +187,6 @@ def print_optimum(found: Optimum, to: Console) -> None:
 def _table(found: Optimum) -> Table:
     rows = _around(found)
     hidden = {"stable", "method"} | (set() if any(row.get("loss_fraction") for row in rows) else {"loss_fraction"})
-    hidden |= set() if found.target == "policy" or found.compared == "time_to_first_token" else {"time_to_first_token"}
     names = [name for name in max(rows, key=len) if name not in hidden and any(row.get(name) is not None for row in rows)]
     columns = [Column(heading=HEADINGS.get(name, name.replace("_", "\n")), left=name == "policy", short=short_form) for name in names]
     least = dict.fromkeys(DURATIONS, LEAST_SECONDS)
