@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from policies import format_policy, parse_policy
 from policies.text import SpecError, suggest
-from queueing.advice.answer import simulated
+from queueing.advice.answer import SIMULATED, rough
 from queueing.advice.forecast import Advice, Forecast, Knobs
 from queueing.advice.measure import Measure, parse_objective
 from queueing.advice.response import Response
@@ -107,4 +107,4 @@ def measured(situation: Situation, found: Forecast, measure: Measure) -> float:
     value = measure.of(found.prediction, model, whole)
     if not math.isnan(value):
         return value
-    return measure.of(situation.predicted(found.knobs, simulated), model, whole)
+    return measure.of(situation.predicted(found.knobs, lambda queue, rate: rough(queue, rate, measure.slo, SIMULATED)), model, whole)

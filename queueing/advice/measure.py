@@ -104,12 +104,16 @@ class Measure:
         return goal.theta * (1 - kept) + (1 - goal.theta) * mean + lost
 
 
-def forbidden(objective: Objective, found: Forecast, *, limits_tokens: bool) -> str | None:
-    """What the objective has against a setting, as the end of a sentence; `limits_tokens`: the token limit is what is chosen."""
+def forbidden(objective: Objective, found: Forecast, *, limits_tokens: bool, simulated: float | None = None) -> str | None:
+    """What the objective has against a setting, as the end of a sentence; `limits_tokens`: the token limit is what is chosen.
+
+    `simulated`: what the SLO bounds, seconds, where the prediction does not have it.
+    """
     if not found.stable or found.prediction is None:
         return f"has no steady state (load {found.load:.3g})"
     if objective.slo is not None:
         value = objective.slo.value(found.prediction)
+        value = simulated if value is None else value
         return None if value is None or value <= objective.slo.seconds else f"breaks the SLO {objective.slo} (predicted {value:.3g} s)"
     most, cut = objective.max_clipped_fraction, found.clipped_fraction
     if limits_tokens and objective.name in WEIGHS["max_clipped_fraction"] and cut is not None and cut > most:

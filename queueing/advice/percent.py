@@ -5,7 +5,7 @@ DIGITS = 4  # of a share near 1
 
 def share(value: float) -> str:
     """In percent, without a decimal unless that would print a 100 that it is not."""
-    text, places = f"{100 * value:.0f}", 0
+    text, places = f"{round(100 * value):d}", 0  # an int has no minus zero
     while value < 1 and float(text) >= 100 and places < DIGITS:
         places += 1
         text = f"{100 * value:.{places}f}"

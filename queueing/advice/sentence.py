@@ -19,7 +19,7 @@ def sentence(advice: Advice, best: Forecast, objective: Objective, measure: Meas
     here, there = setting(now, target), setting(best, target)
     before, after = (_number(value, measure) for value in values)
     change = f"{measure.name} {before} -> {after}"
-    against = forbidden(objective, now, limits_tokens=target == "max-output-tokens")
+    against = forbidden(objective, now, limits_tokens=target == "max-output-tokens", simulated=values[0] if measure.slo else None)
     if now.knobs == best.knobs:
         held = "" if against is None else f", though it {against}"
         text = f"{there} is the best choice already{held}: {measure.name} {before}"
@@ -60,7 +60,7 @@ def setting(found: Forecast, target: str) -> str:
 def percent(gain: Estimate) -> str:
     """`34 % less (28 to 40 %)`; an interval open below says so."""
     low, high = (share(end) if abs(end) < 100 else "minus much" for end in (gain.low, gain.high))
-    words = "less" if gain.value >= 0 else "more"
+    words = "less" if gain.value > -HALF_A_PERCENT else "more"
     return f"{share(abs(gain.value))} % {words} (95 %: {low} to {high} % less)"
 
 

@@ -194,6 +194,8 @@ def test_an_slo_on_the_first_token_ranks_by_it_and_a_quantile_is_simulated() -> 
     assert found.best.knobs.policy == min(kept, key=lambda point: point["score"])["policy"]
     assert all(point["score"] == point["time_to_first_token"] for point in kept)
     assert "p90 of the time to first token" in found.says
+    assert found.gain.known
+    assert found.gain.low < found.gain.value < found.gain.high < 1
 
 
 # words and intervals
@@ -215,7 +217,16 @@ def test_the_advice_of_another_family_speaks_of_sojourns_and_shows_both() -> Non
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.34, "34"), (0.994, "99"), (0.9961, "99.6"), (0.99996, "99.996"), (1 - 1e-9, "over 99.9999"), (1.0, "100"), (-0.4, "-40")],
+    [
+        (0.34, "34"),
+        (0.994, "99"),
+        (0.9961, "99.6"),
+        (0.99996, "99.996"),
+        (1 - 1e-9, "over 99.9999"),
+        (1.0, "100"),
+        (-0.4, "-40"),
+        (-0.001, "0"),
+    ],
 )
 def test_a_share_that_is_not_all_is_not_printed_as_100(value: float, text: str) -> None:
     assert share(value) == text
