@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policies.text import counted
+from queueing.optimisation.quantity import WORDS
 from queueing.optimisation.search import TIE, Optimum, Point, near_scores, near_sojourns
 
-SHORTEST_DELAY, HIGHEST_RATE = "the shortest mean queueing delay", "the highest stable rate"
+DURATION = "{duration}"  # queueing delay, sojourn time or time to first token: the one that compares the choices
+SHORTEST_DELAY, HIGHEST_RATE = f"the shortest mean {DURATION}", "the highest stable rate"
 GOALS = {  # what the least score is, by objective
     "delay": SHORTEST_DELAY,
     "throughput": HIGHEST_RATE,
@@ -22,19 +24,19 @@ SLO_GOALS = {  # of --objective slo, where a target has its own
     "arrival-rate": "the largest that keeps the SLO",
 }
 SCORES = {  # by objective
-    "delay": "the mean queueing delay in seconds",
+    "delay": f"the mean {DURATION} in seconds",
     "throughput": "minus the largest stable rate in requests per second",
     "v1": "-V1",
     "v2": "-V2",
-    "clipped": "the mean queueing delay in seconds",
-    "slo": "the mean queueing delay in seconds",
+    "clipped": f"the mean {DURATION} in seconds",
+    "slo": f"the mean {DURATION} in seconds",
 }
 SLO_SCORES = {"max-output-tokens": "minus the limit", "servers": "the number of servers", "arrival-rate": "minus the load"}
 
 
 def result_line(found: Optimum) -> str:
     """Which choice is best, and why."""
-    return f"best: {_choice(found)}, {_reason(found)}"
+    return f"best: {_choice(found)}, {_named(found, _reason(found))}"
 
 
 def legend(found: Optimum) -> str:
@@ -42,12 +44,16 @@ def legend(found: Optimum) -> str:
     if found.best.get("score") is None:
         return "> marks the best choice"
     score = _by_target(found, SLO_SCORES) or SCORES[found.objective]
-    text = f"> marks the best choice; score: {score} (less is better)"
+    text = f"> marks the best choice; score: {_named(found, score)} (less is better)"
     if all(point["score"] is not None for point in found.curve):
         return text
     if all(point["score"] is not None for point in found.curve if point.get("stable", True)):
         return f"{text}; - as a score: unstable"
     return f"{text}; - as a score: unstable, or outside the constraint"
+
+
+def _named(found: Optimum, text: str) -> str:
+    return text.replace(DURATION, WORDS[found.compared or "queueing_delay"])
 
 
 def _by_target(found: Optimum, texts: dict[str, str]) -> str | None:
