@@ -4,9 +4,10 @@ Starts a gateway with the tiny model, calibrates the law's shape once, and sends
 mean delay is known to 10 % or the cell's share of the time is over. What the gateway itself predicted while it served is set
 beside what its records say of the same window. The machine should be quiet: no compiler, no browser, no other analysis.
 
-    .venv/bin/python bench/live_validation.py                          all 24 cells, 75 minutes, then docs/live-validation.md
+    .venv/bin/python bench/live_validation.py                          all 24 cells, 55 minutes, then docs/live-validation.md
     .venv/bin/python bench/live_validation.py --max-seconds 500        a piece; the next command goes on:
     .venv/bin/python bench/live_validation.py --resume --max-seconds 500
+    .venv/bin/python bench/live_validation.py --resume --longer            then two longer cells at loads 0.75 and 0.9
     .venv/bin/python bench/live_validation.py --page                   the page anew from the files, nothing is measured
     .venv/bin/python bench/live_validation.py --fast --cells dynamic --max-seconds 60 --folder runs/try       an emulated engine
 
@@ -33,10 +34,11 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("--folder", type=Path, default=ROOT / "runs/live-validation", help="where everything is kept")
     found.add_argument("--resume", action="store_true", help="go on in a folder that has results")
-    found.add_argument("--total-seconds", type=float, default=4500.0, help="of all cells together: what each may take follows from it")
+    found.add_argument("--total-seconds", type=float, default=3000.0, help="of all cells together: what each may take follows from it")
     found.add_argument("--max-seconds", type=float, default=7200.0, help="of this session; cells that are left wait for another")
     found.add_argument("--cells", help="comma-separated parts of names, for example single,load0.75")
     found.add_argument("--loads", help="comma-separated, for example 0.3,0.5")
+    found.add_argument("--longer", action="store_true", help="two cells at loads 0.75 and 0.9, as long as the run-length rule advises")
     found.add_argument("--fast", action="store_true", help="an emulated engine and cells of seconds: tries the script, shows nothing")
     found.add_argument("--seed", type=int, default=1)
     found.add_argument("--port", type=int, default=8093)
@@ -58,7 +60,7 @@ async def measure(options: argparse.Namespace) -> int:
 
     rules = FAST if options.fast else QUIET_MACHINE
     plan = plan_of(rules, options.seed, fast=options.fast)
-    every = list(points(plan))
+    every = [point for point in points(plan) if point.longer == options.longer]
     wanted = chosen(every, options.cells, options.loads)
     if options.folder.joinpath("cells").exists() and not options.resume:
         raise ValueError(f"got --folder {options.folder}, which has results; expected --resume to go on there, or an empty folder")

@@ -34,6 +34,7 @@ class Target:
     natural_lengths: bool = False  # answers end where the model ends them, at max_tokens at the latest
     api_key: str | None = None
     insecure: bool = False  # any certificate will do
+    n: int = 1  # sequences that each request asks for
     cacert: str | None = None  # file of the authorities that may have signed the certificate
 
     @property
@@ -68,6 +69,8 @@ class Target:
             "max_tokens": limit,
         }
         body |= self._prompt(prompt)
+        if self.n > 1:
+            body["n"] = self.n
         if self.ignore_eos:
             body["ignore_eos"] = True
         elif not self.natural_lengths:

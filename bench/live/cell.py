@@ -6,6 +6,8 @@ The last live prediction is taken while the load still flows: a window that goes
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -17,15 +19,18 @@ from bench.live.looks import Follower, Look, enough, look
 from bench.live.observation import Cell as Observed
 from bench.live.observation import observe
 from bench.live.results import Result
+from bench.live.speed_path import WIDTH, LoadedQueue
 from loadgen.gateway_process import GatewayClient, GatewayError
 from loadgen.run import hardware
 from loadgen.sweep.apparatus import Apparatus
 from loadgen.sweep.cell import Begun, CellRun, Sending, begin
 from loadgen.sweep.gateway import header_of, records_since
-from loadgen.sweep.grid import Cell
+from loadgen.sweep.grid import Basis, Cell
 from loadgen.timetable import draw
 from policies import parse_policy
+from queueing.distributions import parse_distribution
 from queueing.estimation.assess import Limits
+from queueing.model import Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +55,15 @@ class RunningCell:
     point: Point
     allowed: float
     shown: str
+
+    def stated_band(self, speed: float, path: Sequence[float]) -> dict[str, float] | None:
+        """Where the mean should lie, stated before the cell is measured; None for a continuous engine."""
+        model = model_of(self.apparatus.basis.at_speed(speed), self.point)
+        queue = LoadedQueue.of(model, self._cell(speed).rate)
+        if queue is None:
+            return None
+        found = queue.stated_band(path, self.allowed, self.rules.settle, self.point.seed)
+        return dataclasses.asdict(found) | {"seconds": self.allowed, "path_seconds": len(path) * WIDTH}
 
     async def run(self, speed: float) -> Measured:
         """The load run at that speed of the engine, cut off when enough is known or the time is over. Raises GatewayError."""
@@ -77,7 +91,7 @@ class RunningCell:
         deviations = {"block_deviation": rules.block_deviation, "bracket_deviation": rules.bracket_deviation}
         return {
             "cell": point.name,
-            **{name: getattr(point, name) for name in ("policy", "load", "seed")},
+            **{name: getattr(point, name) for name in ("policy", "load", "seed", "output_tokens", "sequences", "longer")},
             "rate": measured.cell.rate,
             "ended": measured.ended,
             "seconds": measured.seconds,
@@ -87,8 +101,8 @@ class RunningCell:
             "noise": noise(seen["block_speeds"], speeds, **deviations),
             "lateness": None if load is None else {"mean": load.lateness.mean, "p99": load.lateness.p99},
             **seen,
-            "live": measured.last.live,
-            "no_live_prediction": measured.last.reason,
+            "live": self._live(measured),
+            "no_live_prediction": "a longer cell is assessed as a whole, from its records" if point.longer else measured.last.reason,
             "versions": header.versions | ({} if load is None else load.header.versions),
             "hardware": hardware() | header.hardware,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -96,21 +110,21 @@ class RunningCell:
 
     def _cell(self, speed: float) -> Cell:
         point, rules = self.point, self.rules
-        rate = point.load * self.apparatus.basis.at_speed(speed).model(point.policy, None).largest_stable_rate
+        rate = point.load * model_of(self.apparatus.basis.at_speed(speed), point).largest_stable_rate
         count = int(rate * (self.allowed + rules.settle + 3 * rules.look)) + 100
         return Cell(name=point.name, policy=point.policy, load=point.load, rate=rate, max_output_tokens=LONGEST, count=count)
 
     def _sending(self, cell: Cell, begun: Begun) -> Sending:
         apparatus, seed = self.apparatus, self.point.seed
-        basis = apparatus.basis
+        basis = basis_of(apparatus.basis, self.point)
         return Sending(
             client=apparatus.gateway.client,
             begun=begun,
             cell=cell,
             timetable=draw(cell.rate, cell.count, seed, basis.prompt_tokens, basis.output_tokens),
-            target=apparatus.target,
+            target=dataclasses.replace(apparatus.target, n=self.point.sequences),
             seed=seed,
-            configuration={name: getattr(apparatus.plan, name) for name in ("output_tokens", "prompt_tokens")},
+            configuration={name: getattr(basis.plan, name) for name in ("output_tokens", "prompt_tokens")},
             progress=apparatus.status,
             why_lost=apparatus.gateway.why_lost,
             stop_unstable=False,
@@ -143,13 +157,29 @@ class RunningCell:
             shape=basis.law,
             limits=Limits(max_output_tokens=LONGEST + 1, max_num_seqs=basis.bounds.max_num_seqs),
             block=self.rules.block,
-            live=measured.last.live,
+            live=self._live(measured),
         )
+
+    def _live(self, measured: Measured) -> dict[str, object] | None:
+        """The last live prediction. A longer cell has more requests than the gateway keeps: it is judged from the run file."""
+        return None if self.point.longer else measured.last.live
 
     def _conditions(self) -> dict[str, object]:
         plan, basis = self.apparatus.plan, self.apparatus.basis
-        asked = {name: getattr(plan, name) for name in ("engine", "output_tokens", "prompt_tokens")}
+        asked = {name: getattr(plan, name) for name in ("engine", "prompt_tokens")}
         return {"law": str(basis.law), "max_num_seqs": basis.bounds.max_num_seqs} | asked
+
+
+def basis_of(basis: Basis, point: Point) -> Basis:
+    """With the lengths of one point."""
+    return dataclasses.replace(basis, plan=msgspec.structs.replace(basis.plan, output_tokens=point.output_tokens))
+
+
+def model_of(basis: Basis, point: Point) -> Model:
+    """The queue of one point, but for its rate, which is of calls."""
+    model = basis_of(basis, point).model(point.policy, LONGEST)
+    calls = parse_distribution(f"deterministic:value={point.sequences}")
+    return model if point.sequences == 1 else dataclasses.replace(model, sequences=calls)
 
 
 async def _first_arrival(client: GatewayClient) -> None:

@@ -1,23 +1,36 @@
 """What is measured: six policies at four loads, and the rules by which a cell ends, counts as quiet, or is repeated.
 
 The loads are fractions of each policy's largest stable rate under the calibrated law at the speed measured just before the
-cell. Answers have 16 tokens on average. The plan that a folder is bound to is that of a sweep.
+cell. Answers have 16 tokens on average: geometric in half of the cells, uniform in the others; in two cells every call asks for two
+sequences of 16 tokens each (the length that a call forces is that of both). Two longer cells, at loads 0.75 and 0.9, run as long as
+`queueing.run_length` advises; they are measured where they are asked for. The plan that a folder is bound to is that of a sweep.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from loadgen.sweep.grid import cell_name
 from loadgen.sweep.plan import Plan
 
 POLICIES = ("single", "dynamic", "fixed:batch_size=4", "capped:max_batch_size=8", "elastic:max_batch_size=8", "continuous:max_batch_size=4")
 LOADS = (0.3, 0.5, 0.6, 0.75)
-OUTPUT_TOKENS = "uniform:low=1,high=31"
+UNIFORM, GEOMETRIC, SAME = "uniform:low=1,high=31", "geometric:mean=16", "deterministic:value=16"
+PAIRS = 2  # sequences of a call
+LENGTHS_BY_LOAD = {  # of each policy at each of LOADS: uniform, geometric, or pairs
+    "single": "uuuu",
+    "dynamic": "pggg",
+    "fixed:batch_size=4": "gguu",
+    "capped:max_batch_size=8": "ugpu",
+    "elastic:max_batch_size=8": "gguu",
+    "continuous:max_batch_size=4": "gggg",
+}
+LONGER_POLICY, LONGER_LOADS = "capped:max_batch_size=8", (0.75, 0.9)
 PROMPT_TOKENS = "deterministic:value=32"
 MAX_NUM_SEQS = 16
-LONGEST = 32  # tokens: the gateway's limit while a cell settles; one more while it is measured, which cuts nobody and begins an epoch
+LONGEST = 96  # tokens: the gateway's limit while a cell settles; one more while it is measured, which begins an epoch
 EMULATED_LAW = "k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012,cv=0.1,turnaround=0.0015"  # of --fast
 
 
@@ -29,15 +42,16 @@ class Rules:
     look: float = 12.0  # between two looks at a running cell
     settle: float = 4.0  # of load before the measured epoch begins: the queue is then no longer empty
     least: float = 30.0  # of a cell
-    most: float = 1200.0
-    planned: float = 75.0  # of a cell, at least: the advice knows nothing of the machine's noise
+    most: float = 500.0
+    most_longer: float = 2400.0  # of a longer cell
+    planned: float = 45.0  # of a cell, at least: the advice knows nothing of the machine's noise
     pilots: bool = True  # lengths are advised by simulation; else every cell is planned alike
     share: float = 2.0  # of its advised length, which a cell may take at most
     block: float = 5.0  # over which the engine's speed is averaged
     block_deviation: float = 0.10  # of every block's speed from the cell's, at most: a quiet cell
     bracket_deviation: float = 0.05  # of the speeds before and after
     bracket: float = 5.0  # of one calibration of the speed
-    repeats: int = 20  # of every cell of the one calibration of the law's shape
+    repeats: int = 12  # of every cell of the one calibration of the law's shape
     law_error: float = 0.10  # of its cells, on average, at most: else the machine was not quiet
     prediction_interval: float = 5.0
     overhead: float = 14.0  # of a cell besides its load: settling, calibrating, judging
@@ -51,6 +65,7 @@ FAST = Rules(
     planned=4.0,
     pilots=False,
     most=40.0,
+    most_longer=60.0,
     share=10.0,
     block=1.0,
     bracket=0.3,
@@ -69,6 +84,9 @@ class Point:
     policy: str
     load: float
     seed: int
+    output_tokens: str = UNIFORM
+    sequences: int = 1  # of a call
+    longer: bool = False  # as long as the run-length rule advises
 
 
 def plan_of(rules: Rules, seed: int, *, fast: bool) -> Plan:
@@ -76,7 +94,8 @@ def plan_of(rules: Rules, seed: int, *, fast: bool) -> Plan:
     return Plan(
         policies=POLICIES,
         loads=LOADS,
-        output_tokens=OUTPUT_TOKENS,
+        output_tokens=GEOMETRIC,
+        max_output_tokens=(LONGEST,),
         prompt_tokens=PROMPT_TOKENS,
         seed=seed,
         precision=rules.half_width,
@@ -90,18 +109,22 @@ def plan_of(rules: Rules, seed: int, *, fast: bool) -> Plan:
 
 def gateway_arguments(rules: Rules, *, fast: bool) -> list[str]:
     """Flags of `kendall serve` beyond those of a sweep: the live prediction, its window as long as any cell."""
-    window = ["--prediction-interval", f"{rules.prediction_interval:g}", "--prediction-window", f"{max(60.0, rules.most):g}"]
+    window = ["--prediction-interval", f"{rules.prediction_interval:g}", "--prediction-window", f"{max(60.0, rules.most_longer):g}"]
     limit = ["--max-output-tokens", str(LONGEST), "--what-if-interval", "100000"]
     return window + limit + (["--latency", EMULATED_LAW] if fast else [])
 
 
 def points(plan: Plan) -> Iterator[Point]:
-    """All policies at one load, then the next."""
-    number = 0
-    for load in plan.loads:
+    """All policies at one load, then the next; then the longer cells."""
+    seeds = count(plan.seed * 1000)
+    for place, load in enumerate(plan.loads):
         for policy in plan.policies:
-            yield Point(cell_name(policy, None, f"load{load:g}"), policy, load, plan.seed * 1000 + number)
-            number += 1
+            kind = LENGTHS_BY_LOAD[policy][place]
+            lengths = {"u": UNIFORM, "g": GEOMETRIC, "p": SAME}[kind]
+            name = cell_name(policy, None, f"load{load:g}")
+            yield Point(name, policy, load, next(seeds), lengths, PAIRS if kind == "p" else 1)
+    for load in LONGER_LOADS:
+        yield Point("longer_" + cell_name(LONGER_POLICY, None, f"load{load:g}"), LONGER_POLICY, load, next(seeds), longer=True)
 
 
 def chosen(every: Sequence[Point], names: str | None, loads: str | None) -> list[Point]:

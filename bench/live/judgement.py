@@ -1,14 +1,17 @@
-"""Whether a cell holds, by rules that were stated before the run.
+"""Whether a cell holds, by one rule that was stated before the run.
 
-    gateway     |observed - measured service| <= max(2 %, 0.3 ms), always
-    mean        |observed - live prediction| <= max(10 %, half width of the observed mean, 1 ms), up to load 0.6
-    band        above: the observation lies in the band that the speed's wander gives; where the speed did not wander,
-                or the band is narrower than the tolerance below 0.6, that tolerance
-    p99         |observed - live prediction| <= 20 %; of continuous that of the sojourn, simulated at the same estimates
-    quiet       every block's speed within 10 % of the cell's, the speeds before and after within 5 % of each other
+    too short      the half width of the observed mean (95 %) is more than a quarter of it: the cell says nothing
+    holds          the predicted mean lies in the 95 % interval of the observed mean, or within 5 % of the observed mean
+    does not hold  neither
 
-Of a cell that was measured twice, the attempt counts whose mean became known; with two or none, the quiet one; with two or none,
-the one with the smaller deviations. Whether observed and predicted agree has no say in that.
+Besides, and never in place of it:
+
+    gateway        |observed - measured service| <= max(2 %, 0.3 ms)
+    p99            |observed - live prediction| <= 20 %; of continuous that of the sojourn, simulated at the same estimates
+    quiet          every block's speed within 10 % of the cell's, the speeds before and after within 5 % of each other
+
+Of a cell that was measured twice, the attempt whose observed mean is known better counts. Whether observed and predicted agree has
+no say in that.
 """
 
 from __future__ import annotations
@@ -19,13 +22,17 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from queueing.batch_means import TOO_WIDE
+
 SERVICE, SERVICE_FLOOR = 0.02, 0.3e-3
-MEAN, MEAN_FLOOR = 0.10, 1e-3
+CLOSE = 0.05
 P99 = 0.20
 LOW_LOAD = 0.6
-BAND_SAYS = (
-    "Above, where it lies in the band that the speed's wander gives; where the speed did not wander beyond chance there is no band, "
-    "and the same tolerance decides. An open band (-) says that the queue has no steady state at some of the speeds."
+CELLS, WANTED, ERROR = 24, 23, 0.03  # of the table: how many, how many should hold, median error up to LOW_LOAD
+RULE = (
+    "One rule for every cell: it **holds** where the predicted mean lies in the 95 % interval of the observed mean, or within 5 % of the "
+    "observed mean; it is **too short**, and says nothing, where that interval reaches further than a quarter of the observed mean to "
+    "either side."
 )
 Plain = Mapping[str, Any]
 
@@ -38,8 +45,8 @@ class Judged:
     observed: float
     half_width: float
     predicted: float | None
-    holds: bool | None
-    in_band: bool | None  # None: the speed did not wander
+    holds: bool | None  # None: too short, or nothing predicted
+    too_short: bool
     gateway_holds: bool
     p99: tuple[float, float] | None  # observed, predicted
     quiet: bool
@@ -48,6 +55,19 @@ class Judged:
     def error(self) -> float | None:
         """Observed / predicted - 1."""
         return None if not self.predicted else self.observed / self.predicted - 1
+
+    @property
+    def at_its_speeds(self) -> float | None:
+        """The prediction with what the speed's changes within the cell do to it; None where they were not simulated."""
+        factor = self.result.get("lengthened")
+        return None if factor is None or self.predicted is None else self.predicted * factor
+
+    @property
+    def says(self) -> str:
+        """The rule's verdict."""
+        if self.too_short:
+            return "too short"
+        return "nothing predicted" if self.holds is None else "holds" if self.holds else "does not hold"
 
     @property
     def p99_error(self) -> float | None:
@@ -67,8 +87,7 @@ def judge(result: Plain) -> Judged:
     low = result["observed"]["low"]
     half = math.inf if low is None else observed - low
     predicted = live["interval"]["value"]
-    in_band = _in_band(observed, live["wander_band"])
-    near = None if predicted is None else abs(observed - predicted) <= max(MEAN * predicted, half, MEAN_FLOOR)
+    short = half > TOO_WIDE * observed
     service = result["measured_service"]
     apart = abs(service["observed"] - service["recursion"])
     return Judged(
@@ -76,8 +95,8 @@ def judge(result: Plain) -> Judged:
         observed=observed,
         half_width=half,
         predicted=predicted,
-        holds=near if result["load"] <= LOW_LOAD + 1e-9 else bool(near) if in_band is None else in_band,
-        in_band=in_band,
+        holds=None if short or predicted is None else abs(observed - predicted) <= max(half, CLOSE * observed),
+        too_short=short,
         gateway_holds=apart <= max(SERVICE * service["recursion"], SERVICE_FLOOR),
         p99=_p99(result, live),
         quiet=not result["noise"],
@@ -88,13 +107,6 @@ def source_of(result: Plain) -> Plain:
     """What the gateway predicted while it served; without it, the same from the run file."""
     found: Plain = result["live"] or result["offline"]
     return found
-
-
-def _in_band(observed: float, band: Plain | None) -> bool | None:
-    if band is None:
-        return None
-    low, high = (0.0 if band["low"] is None else band["low"]), (math.inf if band["high"] is None else band["high"])
-    return bool(low <= observed <= high)
 
 
 def _p99(result: Plain, live: Plain) -> tuple[float, float] | None:
@@ -133,9 +145,13 @@ def out_of_time(result: Plain) -> bool:
 
 def counted(attempts: Iterable[Plain]) -> Plain:
     """The attempt that counts."""
-    return min(
-        attempts, key=lambda each: (out_of_time(each), bool(each["noise"]), largest_deviation(each["block_speeds"]), each["attempt"])
-    )
+    return min(attempts, key=lambda each: (relative_half_width(each), each["attempt"]))
+
+
+def relative_half_width(result: Plain) -> float:
+    """Of the observed mean; infinite where there is no interval."""
+    value, low = result["observed"]["value"], result["observed"]["low"]
+    return math.inf if low is None or not value else float((value - low) / value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +170,15 @@ class Count:
 
 
 def counts(cells: Sequence[Judged]) -> list[Count]:
-    """The acceptance numbers, for the cells that there are."""
+    """The acceptance numbers, for the cells of the table that there are."""
+    cells = [cell for cell in cells if not cell.result.get("longer")]
     low = [cell for cell in cells if cell.low]
     errors = [abs(cell.error) for cell in low if cell.error is not None]
-    share = len(cells) / 24 if cells else 0.0  # of the whole table, where only a part of it was measured
+    share = len(cells) / CELLS if cells else 0.0  # of the whole table, where only a part of it was measured
     return [
         Count("gateway within max(2 %, 0.3 ms) of its measured service", sum(c.gateway_holds for c in cells), len(cells), len(cells)),
-        Count("cells that hold", sum(bool(c.holds) for c in cells), len(cells), math.ceil(21 * share)),
-        Count("median error of the mean up to load 0.6", median(errors) if errors else math.nan, None, 0.05),
+        Count("cells that hold", sum(bool(c.holds) for c in cells), len(cells), math.ceil(WANTED * share)),
+        Count("median error of the mean up to load 0.6", median(errors) if errors else math.nan, None, ERROR),
         Count(
             "p99 within 20 % up to load 0.6",
             sum(c.p99_error is not None and abs(c.p99_error) <= P99 for c in low),

@@ -5,18 +5,22 @@ offline           the estimators and the prediction once more, from the run file
 measured service  the recursion on the run's own arrivals, batches and service times: gateway right or wrong
 waiting           continuous: who waited more than `WAITED`, observed, and P(Wq > 0) at the estimates; p99 of the sojourn simulated there
 block speeds      measured over lawful service time in blocks: was the machine quiet
+speed path        the same second by second
+lengthened        the factor that the path puts on the predicted mean, which assumes a constant speed
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from bench.live.speed_path import LoadedQueue, speed_path
 from loadgen.compare import compare
 from policies import Policy, parse_policy
 from queueing.continuous import solve_continuous
@@ -24,11 +28,12 @@ from queueing.errors import PredictionError
 from queueing.estimation.assess import Assessment, Limits, assess
 from queueing.estimation.batch_times import BatchTimes, batch_times
 from queueing.estimation.estimates import Estimates
+from queueing.estimation.speed_process import stalled
 from queueing.estimation.window import Snapshot, snapshot_of
 from queueing.experiment import simulate_run
 from queueing.latency import LatencyModel
 from queueing.model import Model
-from queueing.record import Record
+from queueing.record import Record, call_of
 
 WAITED = 1e-3  # seconds: a slot that is free is given within less
 SIMULATED = 200_000  # requests
@@ -64,6 +69,8 @@ def observe(cell: Cell) -> Plain:
         "measured_service": measured_service(cell.records, cell.epoch, seen.now),
         "waiting": _waiting(policy, seen, cell, found.estimates) if policy.joins_running else None,
         "block_speeds": block_speeds(times, cell.block),
+        "speed_path": speed_path(times),
+        "lengthened": _lengthened(found, speed_path(without_stalls(times))),
     }
 
 
@@ -75,8 +82,11 @@ def seen_in(cell: Cell) -> Snapshot:
         mine = [each.arrived_at for each in _ended(cell.records, math.inf) if each.epoch == cell.epoch and each.arrived_at is not None]
         start, end = min(mine), max(mine)
     found = snapshot_of(_ended(cell.records, end), cell.policy, start, end, epoch=cell.epoch)
-    arrivals = sorted(each.arrived_at for each in cell.records if each.arrived_at is not None and start < each.arrived_at <= end)
-    return dataclasses.replace(found, arrivals=np.array(arrivals))
+    arrived = {each.request_id: each.arrived_at for each in cell.records if each.arrived_at is not None and start < each.arrived_at <= end}
+    sizes = Counter(call_of(name) or name for name in arrived)
+    calls = sorted({call_of(name) or name: at for name, at in arrived.items()}.items(), key=lambda call: call[1])
+    counts = np.array([float(sizes[name]) for name, _ in calls])
+    return dataclasses.replace(found, arrivals=np.array([at for _, at in calls]), sequences=counts if (counts > 1).any() else None)
 
 
 def measured_service(records: Sequence[Record], epoch: int, end: float) -> Plain:
@@ -108,10 +118,26 @@ def block_speeds(times: BatchTimes, seconds: float) -> list[float]:
     return speeds
 
 
+def without_stalls(times: BatchTimes) -> BatchTimes:
+    """The prediction has the stalls already."""
+    return times.part(~stalled(times))
+
+
+def _lengthened(found: Assessment, path: Sequence[float]) -> float | None:
+    """The factor that the speed's changes within the cell put on the predicted mean."""
+    model, estimates = found.model, found.estimates
+    if model is None or found.prediction is None:
+        return None
+    cv = min(model.law.cv, estimates.wander.fast_cv) if math.isfinite(estimates.wander.fast_cv) else model.law.cv
+    plain = dataclasses.replace(model, law=model.law.without_stalls())
+    queue = LoadedQueue.of(plain, estimates.arrival_rate.value)
+    return None if queue is None else queue.lengthened(path, cv)
+
+
 def _offline(found: Assessment) -> Plain:
     band = None if found.wander is None else {name: _finite(value) for name, value in dataclasses.asdict(found.wander).items()}
     return {
-        "prediction": None if found.prediction is None else found.prediction.to_dict(),
+        "prediction": None if found.prediction is None else found.prediction.as_dict(),
         "interval": found.compared.predicted.to_dict(),
         "wander_band": band,
         "load_interval": found.load.to_dict(),

@@ -43,7 +43,7 @@ def _panel(axis: Axes, cells: Sequence[Judged]) -> None:
     for cell in cells:
         live, load = source_of(cell.result), cell.result["load"]
         alpha = 1.0 if cell.quiet else 0.45
-        band = live["wander_band"]
+        band = cell.result.get("stated_band")
         if band is not None and band["low"] is not None and band["high"] is not None:
             axis.plot([load + 0.008] * 2, [band["low"] * 1e3, band["high"] * 1e3], color=BAND, linewidth=7, solid_capstyle="butt")
         half = min(cell.half_width, cell.observed * 0.95) if math.isfinite(cell.half_width) else 0.0
@@ -68,7 +68,7 @@ def _predicted(axis: Axes, load: float, interval: dict[str, float | None], alpha
         return
     below = 0.0 if low is None else value - low
     above = 0.0 if high is None else high - value
-    label = "predicted live, 95 %; grey: band of the wander"
+    label = "predicted live, 95 %; grey: band stated before the cell"
     axis.errorbar(
         load, value * 1e3, [[below * 1e3], [above * 1e3]], fmt="D", color=PREDICTED, alpha=alpha, markersize=5, capsize=3, label=label
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from bench.live.cell import model_of
 from bench.live.design import Point, Rules
 from loadgen.sweep.grid import Basis
 from policies.text import SpecError
@@ -23,11 +24,12 @@ class Schedule:
         """A pilot simulation each: seconds for them all."""
         for point in points:
             typical = self._advised(point) if self.rules.pilots else 0.0
-            self.advised[point.name] = min(self.rules.most, max(self.rules.planned, typical))
+            most = self.rules.most_longer if point.longer else self.rules.most
+            self.advised[point.name] = min(most, max(self.rules.planned, typical * (ASSURANCE if point.longer else 1)))
 
     def _advised(self, point: Point) -> float:
         """Seconds after which half of the runs know their mean: nine of ten would take `ASSURANCE` times as long."""
-        model = self.basis.model(point.policy, None)
+        model = model_of(self.basis, point)
         rate = point.load * model.largest_stable_rate
         try:
             advice = advise_model(model, rate, relative=self.rules.half_width)
@@ -42,7 +44,10 @@ class Schedule:
     def allowed(self, point: Point, left: float, later: float) -> float:
         """Seconds of load, when `left` seconds are left for all and the cells after it take `later`.
 
-        Where the time is too short for them all, each gives up the same share; where others ended early, it may take more.
+        Where the time is too short for them all, each gives up the same share; where others ended early, it may take more. A longer
+        cell takes what it was advised.
         """
+        if point.longer:
+            return self.advised[point.name]
         share = min(self.rules.share, left / (self.seconds(point) + later))
         return min(self.rules.most, max(self.rules.least, share * self.advised[point.name]))

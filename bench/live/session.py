@@ -3,9 +3,8 @@
     speed measured -> policy in force -> load flows -> a new epoch begins in mid-flow -> looks, until enough or out of time
     -> the last live prediction is taken while the load still flows -> load cut off -> speed measured -> records judged
 
-A cell whose time was over before its mean was known, or during which the machine was not quiet, is measured once more after all
-others, as long as the whole time allows. A session may be shorter than that, or be killed: the next one goes on with the cells that
-have no file.
+A cell that is too short to say anything is measured once more after all others, as long as the whole time allows. A session may be
+shorter than that, or be killed: the next one goes on with the cells that have no file.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import msgspec
 
 from bench.live.cell import RunningCell
 from bench.live.design import Point, Rules
-from bench.live.judgement import judge, out_of_time, source_of
+from bench.live.judgement import judge, source_of
 from bench.live.results import Result, read_results
 from bench.live.schedule import Schedule
 from loadgen.gateway_process import GatewayError
@@ -73,13 +72,14 @@ class Session:
     async def _planned(self) -> Schedule:
         """At the first start; later ones go by the same."""
         store, schedule = self.apparatus.store, Schedule(self.apparatus.basis, self.rules)
-        if (planned := store.journal.last("planned")) is not None:
-            schedule.advised = planned["seconds"]
+        planned = store.journal.last("planned")
+        schedule.advised = {} if planned is None else dict(planned["seconds"])
+        if all(point.name in schedule.advised for point in self.every):
             return schedule
         self.apparatus.status.phase("planning the cells", len(self.every))
         await asyncio.to_thread(schedule.plan, self.every)
         store.append("planned", seconds=schedule.advised)
-        advised = sum(schedule.advised.values()) / 60
+        advised = sum(schedule.advised[point.name] for point in self.every) / 60
         self.apparatus.status.note(f"advised: {advised:.0f} minutes of load, {self.total / 60:.0f} in all to spend")
         return schedule
 
@@ -124,15 +124,19 @@ class Session:
     def _results(self, point: Point) -> list[Result]:
         return read_results(self.apparatus.store.folder.joinpath("cells").glob(f"{point.name}.*.json"))
 
+    def _path(self) -> list[float]:
+        """The engine's speed second by second in all cells so far, each relative to the speed measured just before it."""
+        cells = read_results(self.apparatus.store.folder.joinpath("cells").glob("*.json"))
+        cells.sort(key=lambda result: str(result["date"]))
+        return [level / result["speeds"][0] for result in cells for level in result["speed_path"]]
+
     def _missing(self) -> list[Point]:
         return [point for point in self.points if not self._results(point)]
 
     def _unsure(self) -> list[Point]:
-        """Measured once; first those whose mean is not known, then those of a machine that was not quiet; of each the short ones first."""
+        """Measured once and too short to say anything; of these the ones that take the least time first."""
         once = [(point, found[0]) for point in self.points if len(found := self._results(point)) == 1]
-        once.sort(key=lambda each: float(each[1]["seconds"]))
-        short = [point for point, result in once if out_of_time(result)]
-        return short + [point for point, result in once if result["noise"] and not out_of_time(result)]
+        return [point for point, result in sorted(once, key=lambda each: float(each[1]["seconds"])) if judge(result).too_short]
 
     # one cell
 
@@ -155,11 +159,13 @@ class Session:
         apparatus.store.append("started", cell=point.name, attempt=number, allowed=allowed, speed=before)
         apparatus.speed = None
         running = RunningCell(apparatus, self.rules, point, allowed, shown)
+        band = await asyncio.to_thread(running.stated_band, before, self._path())
+        apparatus.store.append("stated", cell=point.name, attempt=number, band=band)
         measured = await running.run(before)
         after = await self._speed_after()
         apparatus.status.phase(f"{shown}: judging")
         result = await asyncio.to_thread(running.result, measured, (before, after))
-        result |= {"attempt": number, "allowed_seconds": allowed}
+        result |= {"attempt": number, "allowed_seconds": allowed, "stated_band": band}
         path = apparatus.store.write_json(f"cells/{point.name}.{number}.json", result)
         apparatus.store.append("done", cell=point.name, attempt=number, file=f"cells/{path.name}", ended=measured.ended)
         apparatus.status.note(f"{shown}: {in_words(result)}")
@@ -182,4 +188,4 @@ def in_words(result: Result) -> str:
     half = cell.half_width / cell.observed if cell.observed else float("inf")
     quiet = "quiet" if cell.quiet else "; ".join(result["noise"])
     observed = f"{cell.observed * 1e3:.4g} ms +-{half:.1%} ({result['n']} in {result['seconds']:.0f} s, {result['ended']})"
-    return f"{observed}, {error}, {gateway}, {quiet}: {'holds' if cell.holds else 'does not hold'}"
+    return f"{observed}, {error}, {gateway}, {quiet}: {cell.says}"

@@ -17,7 +17,8 @@ BEGIN, END = "<!-- table:live-validation, written by python -m bench.live.summar
 
 def cells(folder: Path = ROOT / "docs" / NAME) -> list[Judged]:
     """Every cell as the page judges it."""
-    return [judge(result) for result in best(read_results(folder.joinpath("cells").glob("*.json")))]
+    every = best(read_results(folder.joinpath("cells").glob("*.json")))
+    return [judge(result) for result in every if not result.get("longer")]
 
 
 def table(judged: Sequence[Judged]) -> str:
@@ -31,8 +32,9 @@ def table(judged: Sequence[Judged]) -> str:
     held, gateway = (next(count for count in counts(judged) if count.says.startswith(name)) for name in ("cells that hold", "gateway"))
     engine = judged[0].result
     said = (
-        "Observed / predicted mean queueing delay in ms, \\* sojourn time, **bold** where a cell does not hold: "
-        "up to load 0.6 by 10 % or the interval of the observation, above by the band that the engine's wandering speed gives. "
+        "Observed / predicted mean queueing delay in ms, \\* sojourn time. A cell holds where the prediction lies in the 95 % interval of "
+        "the observed mean, or within 5 % of it; **bold** where it does not. *Too short*: the interval reaches further than a quarter of "
+        "the mean. "
         f"{held.found:.0f} of {held.of} cells hold; "
         f"in {gateway.found:.0f} of {gateway.of} the gateway's queue does with its measured service times what the queue recursion says. "
         f"vLLM {engine['versions']['vllm']} ({engine['hardware']['cpu']}, {engine['hardware']['cores']} cores), tiny Llama."
@@ -52,7 +54,7 @@ def _said(cell: Judged | None) -> str:
     if cell is None or cell.predicted is None or cell.error is None:
         return "-"
     said = f"{cell.observed * 1e3:.3g} / {cell.predicted * 1e3:.3g} ({cell.error:+.1%})"
-    return said if cell.holds else f"**{said}**"
+    return f"{said} *too short*" if cell.too_short else said if cell.holds else f"**{said}**"
 
 
 def _starred(judged: Sequence[Judged], policy: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import signal
@@ -14,17 +15,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.live.design import FAST, QUIET_MACHINE, chosen, plan_of, points
+from bench.live.cell import model_of
+from bench.live.design import FAST, GEOMETRIC, QUIET_MACHINE, SAME, chosen, plan_of, points
 from bench.live.judgement import counted, counts, judge, noise
 from bench.live.looks import Follower
-from bench.live.observation import block_speeds
+from bench.live.observation import Cell as Observed
+from bench.live.observation import block_speeds, seen_in
 from bench.live.page import write_page
 from bench.live.schedule import Schedule
 from loadgen.gateway_process import free_port
 from loadgen.sweep.grid import Basis, Bounds
+from queueing.estimation.assess import Limits
 from queueing.estimation.batch_times import BatchTimes
 from queueing.latency import parse_law
 from queueing.record import Record, to_line
+from queueing.run_length import advise_model
 from queueing.statistics import mean_interval
 
 ROOT = Path(__file__).parents[2]
@@ -84,32 +89,27 @@ def observed(value: float, half: float = 0.0001, p99: float = 0.1) -> dict[str, 
     return {"value": value, "low": value - half, "high": value + half, "effective_n": 300.0, "p99": {"value": p99}}
 
 
+@pytest.mark.parametrize("load", [0.3, 0.75, 0.9])
 @pytest.mark.parametrize(
-    ("value", "half", "holds"),
-    [(0.0219, 0.0001, True), (0.0221, 0.0001, False), (0.0221, 0.0022, True), (0.0179, 0.0001, False), (0.0179, 0.0021, True)],
+    ("value", "half", "says"),
+    [
+        (0.0210, 0.0001, "holds"),  # within 5 % of the observed mean
+        (0.0212, 0.0001, "does not hold"),
+        (0.0191, 0.0001, "holds"),
+        (0.0189, 0.0001, "does not hold"),
+        (0.0240, 0.0041, "holds"),  # in the interval of the observed mean
+        (0.0240, 0.0039, "does not hold"),
+        (0.0200, 0.0051, "too short"),  # whatever was predicted
+        (0.0200, 0.0049, "holds"),
+        (0.1000, 0.0300, "too short"),
+    ],
 )
-def test_up_to_load_06_ten_percent_or_the_half_width(value: float, half: float, holds: bool) -> None:
-    assert judge(result(observed=observed(value, half))).holds is holds
-
-
-def test_a_millisecond_is_always_allowed() -> None:
-    small = result(observed=observed(0.0014))
-    small["live"] = small["live"] | {"interval": {"value": 0.0005, "low": 0.0004, "high": 0.0006}}
-    assert judge(small).holds
-    assert not judge(small | {"observed": observed(0.0016)}).holds
-
-
-def test_above_load_06_the_band_of_the_wander_decides_too() -> None:
-    far = result(load=0.75, observed=observed(0.03))
-    assert judge(far).holds is False
-    banded = far | {"live": far["live"] | {"wander_band": {"mean": 0.022, "low": 0.015, "high": 0.031}}}
-    assert judge(banded).holds is True
-    assert judge(banded | {"observed": observed(0.032)}).holds is False
-    assert judge(banded | {"load": 0.6}).holds is False, "the band is for high loads only"
-    narrow = banded["live"] | {"wander_band": {"mean": 0.02, "low": 0.0199, "high": 0.0201}}
-    assert judge(banded | {"live": narrow, "observed": observed(0.0205)}).holds is False, "beside a band, the band decides"
-    open_above = banded["live"] | {"wander_band": {"mean": None, "low": 0.015, "high": None}}
-    assert judge(banded | {"live": open_above, "observed": observed(0.5)}).in_band
+def test_one_rule_at_every_load(load: float, value: float, half: float, says: str) -> None:
+    """No band has a say, however wide."""
+    cell = result(load=load, observed=observed(value, half), stated_band={"mean": 0.02, "low": 0.0, "high": 1.0})
+    wide = cell["live"] | {"wander_band": {"mean": 0.02, "low": 0.0, "high": None}}
+    assert judge(cell).says == judge(cell | {"live": wide}).says == says
+    assert judge(cell).holds is {"holds": True, "does not hold": False, "too short": None}[says]
 
 
 @pytest.mark.parametrize(("by_recursion", "holds"), [(0.0201, True), (0.0200, False), (0.0209, True), (0.0210, False)])
@@ -120,33 +120,26 @@ def test_the_gateway_must_meet_its_measured_service(by_recursion: float, holds: 
 
 
 def test_an_unknown_half_width_forgives_nothing_silently() -> None:
-    """A cell without an interval cannot be told apart from anything: its half width is infinite and shown as a dash."""
+    """A cell without an interval cannot be told apart from anything: it is too short, and its half width is shown as a dash."""
     unknown = judge(result(observed=observed(0.05) | {"low": None, "high": None}))
     assert math.isinf(unknown.half_width)
+    assert unknown.says == "too short"
 
 
 def test_without_a_live_prediction_the_offline_one_is_judged() -> None:
     alone = result(live=None)
     assert judge(alone).predicted == 0.020
     nothing = alone["offline"] | {"interval": {"value": None, "low": None, "high": None}}
-    assert judge(alone | {"offline": nothing}).holds is None
+    assert judge(alone | {"offline": nothing}).says == "nothing predicted"
 
 
-def test_the_attempt_whose_mean_is_known_counts_whether_it_agrees_or_not() -> None:
-    short = result(ended="time")
-    longer = result(attempt=2, observed=observed(0.5), noise=["the speed changed by +6% from before to after"])
-    assert counted([short, longer])["attempt"] == 2
-    assert counted([longer, short])["attempt"] == 2
-
-
-def test_the_quiet_attempt_counts_whatever_it_observed() -> None:
-    loud = result(noise=["a block's speed lay 30% from the cell's"], block_speeds=[1.0, 1.4])
-    quiet = result(attempt=2, observed=observed(0.5))
-    assert counted([loud, quiet])["attempt"] == 2
-    drifted = result(noise=["the speed changed by +6% from before to after"], block_speeds=[1.0, 1.0])
-    assert counted([drifted, quiet])["attempt"] == 2
-    louder = result(attempt=2, noise=["more"], block_speeds=[1.0, 1.9])
-    assert counted([loud, louder])["attempt"] == 1
+def test_the_attempt_whose_mean_is_known_better_counts_whether_it_agrees_or_not() -> None:
+    wide = result(observed=observed(0.0205, 0.006))
+    narrow = result(attempt=2, observed=observed(0.5, 0.05), noise=["the speed changed by +6% from before to after"])
+    assert counted([wide, narrow])["attempt"] == 2
+    assert counted([narrow, wide])["attempt"] == 2
+    unknown = result(attempt=3, observed=observed(0.02) | {"low": None, "high": None})
+    assert counted([unknown, wide])["attempt"] == 1
 
 
 def test_the_noise_gate() -> None:
@@ -171,9 +164,10 @@ def test_block_speeds_show_a_slow_block_and_join_thin_ones() -> None:
 def test_the_acceptance_numbers_of_a_whole_table() -> None:
     cells = [judge(result(load=load, seed=i)) for load in (0.3, 0.5, 0.6, 0.75) for i in range(6)]
     gateway, hold, error, p99 = counts(cells)
-    assert [gateway.asked, hold.asked, error.asked, p99.asked] == [24, 21, 0.05, 14]
+    assert [gateway.asked, hold.asked, error.asked, p99.asked] == [24, 23, 0.03, 14]
     assert (hold.found, p99.found) == (24, 18)
     assert error.found == pytest.approx(0.025)
+    assert counts([*cells, judge(result(longer=True))])[1].of == 24, "longer cells are not counted"
     assert all(count.holds for count in (gateway, hold, error, p99))
     wrong = [judge(result(load=0.5, observed=observed(0.03, p99=0.2))) for _ in range(4)]
     _, hold, _, p99 = counts(wrong + cells[4:])
@@ -183,10 +177,71 @@ def test_the_acceptance_numbers_of_a_whole_table() -> None:
 
 def test_the_plan_is_six_policies_at_four_loads_each_with_its_own_luck() -> None:
     every = list(points(plan_of(QUIET_MACHINE, 1, fast=False)))
-    assert len({point.name for point in every}) == len({point.seed for point in every}) == 24
-    assert [point.name for point in chosen(every, "single,dynamic", "0.3")] == ["single_load0.3", "dynamic_load0.3"]
+    table, longer = [point for point in every if not point.longer], [point for point in every if point.longer]
+    assert len({point.name for point in every}) == len({point.seed for point in every}) == len(every)
+    assert len(table) == 24
+    assert [point.load for point in longer] == [0.75, 0.9]
+    assert sum(point.output_tokens == GEOMETRIC for point in table) == 12
+    assert [point.sequences for point in table if point.output_tokens == SAME] == [2, 2], "one forced length is that of both sequences"
+    assert sum(point.sequences > 1 for point in table) == 2
+    assert [point.name for point in chosen(table, "single,dynamic", "0.3")] == ["single_load0.3", "dynamic_load0.3"]
     with pytest.raises(ValueError, match="name no cell"):
-        chosen(every, "triple", None)
+        chosen(table, "triple", None)
+
+
+def test_a_longer_cell_runs_as_long_as_the_run_length_rule_advises() -> None:
+    plan = plan_of(QUIET_MACHINE, 1, fast=False)
+    basis = Basis(plan, parse_law("k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012,cv=0.12"), Bounds(max_num_seqs=16, max_model_len=2048))
+    point = next(point for point in points(plan) if point.longer)
+    model = model_of(basis, point)
+    advised = advise_model(model, point.load * model.largest_stable_rate, relative=0.1).seconds
+    schedule = Schedule(basis, QUIET_MACHINE)
+    schedule.plan([point])
+    assert schedule.advised[point.name] == pytest.approx(max(QUIET_MACHINE.planned, advised))
+    assert schedule.allowed(point, 10.0, 1000.0) == schedule.advised[point.name], "the time of the others does not cut it"
+
+
+def test_calls_of_two_sequences_ask_for_half_as_many_calls() -> None:
+    plan = plan_of(QUIET_MACHINE, 1, fast=False)
+    basis = Basis(plan, parse_law("k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012"), Bounds(max_num_seqs=16, max_model_len=2048))
+    pairs = next(point for point in points(plan) if point.sequences == 2)
+    alone = dataclasses.replace(pairs, sequences=1)
+    assert model_of(basis, pairs).largest_stable_rate == pytest.approx(model_of(basis, alone).largest_stable_rate / 2)
+
+
+def test_calls_are_found_again_in_the_records() -> None:
+    records = [
+        Record(
+            request_id=f"c{call}-{place}",
+            outcome="completed",
+            epoch=1,
+            arrived_at=float(call),
+            dispatched_at=call + 0.1,
+            released_at=call + 0.2,
+            server_free_at=call + 0.2,
+            batch_id=call,
+            batch_size=2,
+            server_id=0,
+            prompt_tokens=3,
+            output_tokens=4,
+        )
+        for call in range(1, 6)
+        for place in range(2)
+    ]
+    live = {"window": {"start": 0.0, "end": 10.0}}
+    cell = Observed(
+        policy="dynamic",
+        epoch=1,
+        records=records,
+        shape=parse_law("a=0.001,c=0.01"),
+        limits=Limits(max_output_tokens=9),
+        block=5.0,
+        live=live,
+    )
+    seen = seen_in(cell)
+    assert seen.arrivals.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert seen.sequences is not None
+    assert seen.sequences.tolist() == [2.0] * 5
 
 
 def test_cells_share_the_time_that_there_is() -> None:
@@ -220,9 +275,17 @@ def test_the_page_says_what_holds_and_names_what_does_not(tmp_path: Path) -> Non
     cells = tmp_path / "run/cells"
     cells.mkdir(parents=True)
     found = [
-        result(rules={"half_width": 0.1}),
+        result(rules={"half_width": 0.1}, lengthened=1.1, stated_band={"mean": 0.021, "low": 0.012, "high": 0.04}),
+        result(cell="longer", longer=True, seed=1024, sequences=2, output_tokens="geometric:mean=16"),
         result(cell="dynamic_load0.5", policy="dynamic", seed=1007, observed=observed(0.04), ended="time"),
-        result(cell="elastic_load0.75", policy="elastic", load=0.75, seed=1008, noise=["the speed changed by +9%"], waiting=None),
+        result(
+            cell="elastic_load0.75",
+            policy="elastic",
+            load=0.75,
+            seed=1008,
+            noise=["the speed changed by +9%"],
+            observed=observed(0.02, 0.006),
+        ),
         result(
             cell="continuous_load0.3",
             policy="continuous",
@@ -235,8 +298,13 @@ def test_the_page_says_what_holds_and_names_what_does_not(tmp_path: Path) -> Non
         (cells / f"{each['cell']}.1.json").write_text(json.dumps(each))
     text = write_page(tmp_path / "run", tmp_path / "docs").read_text()
     assert "## 4 of 24 cells" in text
-    assert "| cells that hold | 3 of 4 | at least 4 | **no** |" in text
+    assert "| cells that hold | 2 of 4 | at least 4 | **no** |" in text
     assert "20 (18 to 22) | +100.0 %" in text
+    assert "| too short |" in text
+    assert "Too short: 1. A cell that is too short does not hold." in text
+    assert "| 12 to 40 |" in text
+    assert "| 22 |" in text, "the prediction at the cell's speeds"
+    assert text.index("## Every cell") < text.index("## Longer cells") < text.index("geometric, n = 2")
     assert "dynamic_load0.5, error +100.0 %. The live model: constant_speed: slower." in text
     assert "Ended by the time limit (t), mean not yet known to 10 %: dynamic_load0.5." in text
     assert "elastic_load0.75: the speed changed by +9%" in text
