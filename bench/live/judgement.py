@@ -59,8 +59,8 @@ class Judged:
     @property
     def at_its_speeds(self) -> float | None:
         """The prediction with what the speed's changes within the cell do to it; None where they were not simulated."""
-        factor = self.result.get("lengthened")
-        return None if factor is None or self.predicted is None else self.predicted * factor
+        found: float | None = self.result.get("at_its_speeds")
+        return found
 
     @property
     def says(self) -> str:

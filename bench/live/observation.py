@@ -6,7 +6,7 @@ measured service  the recursion on the run's own arrivals, batches and service t
 waiting           continuous: who waited more than `WAITED`, observed, and P(Wq > 0) at the estimates; p99 of the sojourn simulated there
 block speeds      measured over lawful service time in blocks: was the machine quiet
 speed path        the same second by second
-lengthened        the factor that the path puts on the predicted mean, which assumes a constant speed
+at its speeds     the predicted mean along that path, beside the prediction itself, which assumes a constant speed
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from queueing.errors import PredictionError
 from queueing.estimation.assess import Assessment, Limits, assess
 from queueing.estimation.batch_times import BatchTimes, batch_times
 from queueing.estimation.estimates import Estimates
-from queueing.estimation.speed_process import stalled
 from queueing.estimation.window import Snapshot, snapshot_of
 from queueing.experiment import simulate_run
 from queueing.latency import LatencyModel
 from queueing.model import Model
+from queueing.prediction import predict_model
 from queueing.record import Record, call_of
 
 WAITED = 1e-3  # seconds: a slot that is free is given within less
@@ -70,7 +70,7 @@ def observe(cell: Cell) -> Plain:
         "waiting": _waiting(policy, seen, cell, found.estimates) if policy.joins_running else None,
         "block_speeds": block_speeds(times, cell.block),
         "speed_path": speed_path(times),
-        "lengthened": _lengthened(found, speed_path(without_stalls(times))),
+        "at_its_speeds": at_its_speeds(found, cell.shape, speed_path(times)),
     }
 
 
@@ -118,20 +118,24 @@ def block_speeds(times: BatchTimes, seconds: float) -> list[float]:
     return speeds
 
 
-def without_stalls(times: BatchTimes) -> BatchTimes:
-    """The prediction has the stalls already."""
-    return times.part(~stalled(times))
+def at_its_speeds(found: Assessment, shape: LatencyModel, path: Sequence[float]) -> float | None:
+    """The predicted mean at the speeds of the path, seconds; None where the queue is not simulated, or would not be stable.
 
-
-def _lengthened(found: Assessment, path: Sequence[float]) -> float | None:
-    """The factor that the speed's changes within the cell put on the predicted mean."""
-    model, estimates = found.model, found.estimates
+    By simulation, times the exact mean at a constant speed over the same simulated.
+    """
+    model, rate, fast = found.model, found.estimates.arrival_rate.value, found.estimates.wander.fast_cv
     if model is None or found.prediction is None:
         return None
-    cv = min(model.law.cv, estimates.wander.fast_cv) if math.isfinite(estimates.wander.fast_cv) else model.law.cv
+    along = dataclasses.replace(
+        model, law=dataclasses.replace(shape.at_speed(1.0), cv=min(model.law.cv, fast) if fast >= 0 else model.law.cv)
+    )
     plain = dataclasses.replace(model, law=model.law.without_stalls())
-    queue = LoadedQueue.of(plain, estimates.arrival_rate.value)
-    return None if queue is None else queue.lengthened(path, cv)
+    wandering, steady = LoadedQueue.of(along, rate), LoadedQueue.of(plain, rate)
+    if wandering is None or steady is None or len(path) < 2:
+        return None
+    exact, simulated = predict_model(plain, rate).served_queueing_delay.mean, steady.at_speeds([1.0, 1.0])
+    mean = wandering.at_speeds(path)
+    return None if not exact or not simulated or mean is None else mean * exact / simulated
 
 
 def _offline(found: Assessment) -> Plain:

@@ -1,23 +1,23 @@
 """The engine's speed as it was, second by second, and what its changes do to a mean delay.
 
-A path is the measured over the lawful service time of all batches that began in a block of `WIDTH` seconds, block after block; an empty
-block has the value of the one before. The queue is simulated with the path: a batch that begins in a block takes the law's time, times
-the residual, times the block's value. Two uses:
+A path is a level for every block of `WIDTH` seconds: the time that batches spent in it over the law's time for the part of them that
+was served in it, a batch's work being spread evenly over its service time. A block without work has the level of the one before. The
+queue is simulated with the path as the engine's clock: a batch of w lawful seconds ends when the integral of 1 / level over time has
+grown by w times its residual. Two uses:
 
     before a cell    windows of the planned length, each beginning at a random instant of the path of all cells so far: where 95 % of
                      the windows' means lie is the band that is stated before the cell
-    after a cell     a long run over the cell's own path, beside one at its mean speed with the same arrivals, lengths and residuals:
-                     how much the speed's changes within the cell lengthen the mean delay
+    after a cell     a long run along the cell's own path: the mean delay at the speeds as they were, stalls included
 
 No delay enters. One server that takes a batch when it is free; a continuous engine has no batches, and no band.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from numba import njit
 
 from policies.fixed import Fixed
 from queueing.estimation.batch_times import BatchTimes
-from queueing.fast_simulation import draw_trace
+from queueing.fast_simulation import SimulatedRun, draw_trace
 from queueing.model import Model
 
 Vector = npt.NDArray[np.float64]
@@ -50,14 +50,16 @@ class Band:
         return (self.high - self.low) / 2 / self.mean if self.mean else math.inf
 
 
-def speed_path(times: BatchTimes) -> list[float]:
-    """Measured over lawful time, block by block."""
+def speed_path(times: BatchTimes, width: float = WIDTH) -> list[float]:
+    """The levels, block by block, from the first batch on."""
     if not times.count:
         return []
-    block = ((times.at - times.at[0]) / WIDTH).astype(int)
-    measured, fitted = np.bincount(block, times.measured), np.bincount(block, times.fitted)
-    levels = np.divide(measured, fitted, out=np.full(measured.size, np.nan), where=fitted > 0)
-    last = np.maximum.accumulate(np.where(np.isnan(levels), 0, np.arange(levels.size)))
+    start = times.at - times.at[0]
+    blocks = int((start + times.measured).max() / width) + 1
+    busy, work = np.zeros(blocks), np.zeros(blocks)
+    _spread(start, start + times.measured, times.fitted, width, busy, work)
+    levels = np.divide(busy, work, out=np.full(blocks, np.nan), where=work > 0)
+    last = np.maximum.accumulate(np.where(np.isnan(levels), 0, np.arange(blocks)))
     return [float(level) for level in levels[last]]
 
 
@@ -83,33 +85,35 @@ class LoadedQueue:
         means = [self._window_mean(levels, count, settle, stream) for stream in streams]
         return Band(float(np.mean(means)), *(float(value) for value in np.quantile(means, [0.025, 0.975])))
 
-    def lengthened(self, path: Sequence[float], cv: float, seed: int = 0) -> float | None:
-        """The factor that the path puts on the mean delay, beside its mean speed, which is that of the model; `cv` along the path.
-
-        None without a path.
-        """
+    def at_speeds(self, path: Sequence[float], count: int = LEAST, seed: int = 0) -> float | None:
+        """The mean delay along the path, of at least `count` requests and five times the path; None without a path."""
         if len(path) < 2:
             return None
-        levels = np.array(path) / np.mean(path)
-        count = max(LEAST, round(10 * self.rate * len(path) * WIDTH * self.model.call_size))
-        law = dataclasses.replace(self.model.law, cv=cv)
-        along = LoadedQueue(dataclasses.replace(self.model, law=law), self.rate)
-        wandering, steady = (
-            queue.simulate(values, 0.0, count, np.random.SeedSequence(seed)) for queue, values in ((along, levels), (self, STEADY))
-        )
-        return float(np.mean(wandering[1] - wandering[0]) / np.mean(steady[1] - steady[0]))
+        count = max(count, round(5 * self.rate * len(path) * WIDTH * self.model.call_size))
+        arrived_at, starts = self.simulate(np.array(path), 0.0, count, np.random.SeedSequence(seed))
+        return float(np.mean(starts - arrived_at))
 
     def simulate(self, levels: Vector, offset: float, count: int, stream: np.random.SeedSequence) -> tuple[Vector, Vector]:
         """Arrivals and dispatches of `count` requests; the path begins `offset` seconds from its start and is repeated."""
+        run = self.run(levels, offset, count, stream)
+        return np.asarray(run.arrived_at, dtype=np.float64), np.asarray(run.dispatched_at, dtype=np.float64)
+
+    def run(self, levels: Vector, offset: float, count: int, stream: np.random.SeedSequence, *, width: float = WIDTH) -> SimulatedRun:
+        """The whole of it; `width`: seconds of a level."""
         trace, law, policy = draw_trace(self.model, self.rate, count, stream), self.model.law, self.model.policy
         residuals = trace.residuals[0].gamma(law.cv**-2, law.cv**2, count) if law.cv else np.ones(count)
         coefficients = (law.k1, law.k2, law.k3, law.k4, law.kp, law.speed)
         bound = min(self.model.bound or count, count)
         wait_for = bound if isinstance(policy, Fixed) else 1
-        starts = np.empty(count)
+        starts, ends = np.empty((2, count))
+        batch, sizes = np.empty((2, count), dtype=np.int64)
         given = (trace.arrived_at, trace.output_tokens, trace.prompt_tokens, trace.call_ends, coefficients, residuals)
-        _run(*given, levels, offset / WIDTH, WIDTH, bound, wait_for, policy.padded, starts)
-        return np.asarray(trace.arrived_at, dtype=np.float64), starts
+        done = np.concatenate([[0.0], np.cumsum(width / levels)])
+        _run(*given, done, (offset / width, width), bound, wait_for, policy.padded, starts, ends, batch, sizes)
+        columns: dict[str, npt.NDArray[Any]] = {"dispatched_at": starts, "released_at": ends}
+        columns |= {"first_token_at": ends, "server_free_at": ends}
+        columns |= {"batch_id": batch, "batch_size": sizes, "server_id": np.zeros(count, dtype=np.int32)}
+        return SimulatedRun(np.asarray(trace.arrived_at, dtype=np.float64), trace.output_tokens, columns)
 
     def _window_mean(self, levels: Vector, count: int, settle: float, stream: np.random.SeedSequence) -> float:
         offset = float(np.random.default_rng(stream.spawn(1)[0]).uniform(0, levels.size * WIDTH))
@@ -119,8 +123,36 @@ class LoadedQueue:
 
 
 @njit(cache=True)
-def _run(arrived_at, lengths, prompts, call_ends, law, residuals, levels, first_block, width, bound, wait_for, padded, starts):  # type: ignore[no-untyped-def]
-    """From batch to batch, as `queueing.kernels.run_padded`, each at the speed of the block in which it begins."""
+def _spread(starts, ends, fitted, width, busy, work):  # type: ignore[no-untyped-def]
+    """Each batch's time and work over the blocks that it lasted."""
+    for i in range(len(starts)):
+        lasted = ends[i] - starts[i]
+        for block in range(int(starts[i] / width), int(ends[i] / width) + 1):
+            within = min(ends[i], (block + 1) * width) - max(starts[i], block * width)
+            if within > 0:
+                busy[block] += within
+                work[block] += fitted[i] * within / lasted
+
+
+@njit(cache=True)
+def _end(start, work, done, first_block, width):  # type: ignore[no-untyped-def]
+    """The instant at which `work` lawful seconds are done; `done[k]`: those that the first k blocks of a path do, which is repeated."""
+    blocks = len(done) - 1
+    at = start / width + first_block
+    rounds = np.floor(at / blocks)
+    at -= rounds * blocks
+    block = min(int(at), blocks - 1)
+    target = done[block] + (at - block) * (done[block + 1] - done[block]) + work
+    more = np.floor(target / done[blocks])
+    target -= more * done[blocks]
+    last = min(np.searchsorted(done, target, "right") - 1, blocks - 1)
+    within = (target - done[last]) / (done[last + 1] - done[last])
+    return ((rounds + more) * blocks + last + within - first_block) * width
+
+
+@njit(cache=True)
+def _run(arrived_at, lengths, prompts, call_ends, law, residuals, done, place, bound, wait_for, padded, starts, ends, batches, sizes):  # type: ignore[no-untyped-def]
+    """From batch to batch, as `queueing.kernels.run_padded`, on the engine's clock; `place`: first block, width."""
     n, free, head, batch = len(arrived_at), -np.inf, 0, 0
     k1, k2, k3, k4, kp, speed = law
     while head < n:
@@ -138,6 +170,7 @@ def _run(arrived_at, lengths, prompts, call_ends, law, residuals, levels, first_
             starts[i] = start
             longest, total, inputs = max(longest, lengths[i]), total + lengths[i], inputs + prompts[i]
         decoding = (k3 * size + k4) * longest if padded else k3 * total + k4 * longest
-        level = levels[int(first_block + start / width) % len(levels)]
-        free = start + speed * level * residuals[batch] * (k1 * size + k2 + kp * inputs + decoding)
+        free = _end(start, speed * residuals[batch] * (k1 * size + k2 + kp * inputs + decoding), done, place[0], place[1])
+        for i in range(head, last):
+            ends[i], batches[i], sizes[i] = free, batch, size
         head, batch = last, batch + 1

@@ -26,6 +26,7 @@ from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.interval import UNKNOWN, Estimate
 from queueing.estimation.snapshot import Snapshot
 from queueing.estimation.speed_curve import SpeedCurve
+from queueing.estimation.speed_history import SpeedHistory
 from queueing.estimation.speeds import Speeds
 from queueing.estimation.verdict import Compared, compare, judged
 from queueing.experiment import simulate_run
@@ -69,16 +70,19 @@ def assess(
     last: Assessment | None = None,
     known: Sensitivity | None = None,
     waiting_before: int = 0,
+    history: SpeedHistory | None = None,
 ) -> Assessment:
     """`shape` is the calibrated law; `waiting_before` waited when the epoch began.
 
     `last`, the assessment of the look before, of any epoch, saves most of the work: its sensitivity (16 simulations) and its exact
     prediction are taken over while they stand (`Sensitivity.fresh`, `Anchor.moved`). `known`: a sensitivity alone; without both every
-    prediction is exact. Limits and shape are those of the epoch. Raises SpecError where a limit lies beyond what the lengths are known for.
+    prediction is exact. `history` takes in the batches, and gives the wander of the last hour in place of the window's.
+    Limits and shape are those of the epoch. Raises SpecError where a limit lies beyond what the lengths are known for.
     """
     policy = parse_policy(seen.policy)
     speeds = Speeds(batch_times(policy, seen.mine, shape))
-    estimates = estimate(seen, policy, shape, speeds=speeds)
+    slow = None if history is None else history.add(speeds, seen.epoch)
+    estimates = estimate(seen, policy, shape, speeds=speeds, slow=slow)
     if not estimates.count or not estimates.arrival_rate.value > 0:
         return _nothing(seen, estimates, policy)
     model = _model(policy, estimates.output_tokens.law(limits.max_output_tokens), estimates.law(shape), limits, estimates)

@@ -105,18 +105,25 @@ class Estimates:
 
 
 def estimate(
-    seen: Snapshot, policy: Policy, shape: LatencyModel, *, half_life: float = math.inf, speeds: Speeds | None = None
+    seen: Snapshot,
+    policy: Policy,
+    shape: LatencyModel,
+    *,
+    half_life: float = math.inf,
+    speeds: Speeds | None = None,
+    slow: Wander | None = None,
 ) -> Estimates:
     """From a snapshot; `shape` is the calibrated law, `half_life` (s) lets older arrivals and lengths count less.
 
-    `speeds`: those of the snapshot's batch times, where the caller has use for them too.
+    `speeds`: those of the snapshot's batch times, where the caller has use for them too; `slow`: the wander where more is known of it
+    than the snapshot says.
     """
     changed: Sequence[Change] = changes(seen.arrivals)
     if len(changed) > FEW_CHANGES:
         changed = []  # bursts, not changes: their rate is that of the whole window, their interval wide
     rate_from = changed[-1].at if changed else seen.start
     found = Speeds(batch_times(policy, seen.mine, shape)) if speeds is None else speeds
-    recent = found.recent
+    recent, slow = found.recent, found.slow if slow is None else slow
     return Estimates(
         policy=seen.policy,
         epoch=seen.epoch,
@@ -129,9 +136,9 @@ def estimate(
         output_tokens=output_lengths(seen, half_life),
         prompt_tokens=prompt_lengths(seen, half_life),
         sequences=lengths(seen.call_sizes, ages=seen.now - seen.arrivals, half_life=half_life),
-        speed=_speed(recent, found.slow, continuous=policy.joins_running),
+        speed=_speed(recent, slow, continuous=policy.joins_running),
         cv=Estimate(0.0, 0.0, 0.0, recent.count) if policy.joins_running else residual_cv(found.without_stalls),
-        wander=found.slow,
+        wander=slow,
         speed_changed_at=None if found.step is None else found.step.at,
         stalls=found.stalls,
         notes=_notes(seen),

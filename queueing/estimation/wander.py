@@ -30,6 +30,7 @@ FEWEST_PER_BLOCK = 4  # batches
 FEWEST_BLOCKS = 8
 SIGMAS = np.concatenate([[0.0], np.geomspace(0.003, 0.6, 28)])
 INTERVAL_DROP, SIGNIFICANT_DROP = 1.92, 6.5
+TauLikelihoods = npt.NDArray[np.float64]  # a row for each tau, a column for each of `SIGMAS`
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,10 @@ class BlockSpeeds:
     noise: Vector
     width: float
     fast_cv: float
+
+    def likelihoods(self, taus: Vector) -> TauLikelihoods:
+        """Log likelihood for every tau and every one of `SIGMAS`."""
+        return np.array([_likelihoods(self, float(tau)) for tau in taus])
 
 
 def block_speeds(times: BatchTimes, blocks: int = BLOCKS) -> BlockSpeeds | None:
@@ -80,7 +85,11 @@ def wander(times: BatchTimes) -> Wander:
         return NO_WANDER
     span = float(blocks.at[-1] - blocks.at[0])
     taus = np.geomspace(blocks.width / 2, span / 3, 12)
-    likelihood = np.array([_likelihoods(blocks, float(tau)) for tau in taus])  # tau, sigma
+    return most_likely(blocks.likelihoods(taus), taus, span=span, fast_cv=blocks.fast_cv)
+
+
+def most_likely(likelihood: TauLikelihoods, taus: Vector, *, span: float, fast_cv: float) -> Wander:
+    """The process at the maximum of the log likelihood; `span`: seconds that it rests on."""
     best = likelihood.max()
     profile = likelihood.max(axis=0)
     inside = np.flatnonzero(profile >= best - INTERVAL_DROP)
@@ -88,7 +97,7 @@ def wander(times: BatchTimes) -> Wander:
     steps = max(2.0, span / float(2 * taus[row]))
     high = float(SIGMAS[min(inside[-1] + 1, SIGMAS.size - 1)])
     sigma = Estimate(float(SIGMAS[column]), float(SIGMAS[max(0, inside[0] - 1)]), high, steps)
-    return Wander(sigma, float(taus[row]), blocks.fast_cv, significant=bool(best - likelihood[0, 0] > SIGNIFICANT_DROP))
+    return Wander(sigma, float(taus[row]), fast_cv, significant=bool(best - likelihood[0, 0] > SIGNIFICANT_DROP))
 
 
 def _likelihoods(blocks: BlockSpeeds, tau: float) -> Vector:

@@ -28,6 +28,7 @@ from queueing.estimation.identifiability import beyond
 from queueing.estimation.interval import Estimate
 from queueing.estimation.mirror import Mirror
 from queueing.estimation.snapshot import Snapshot
+from queueing.estimation.speed_history import SpeedHistory
 from queueing.estimation.verdict import judged, observed_mean
 from queueing.latency import LatencyModel
 from queueing.optimisation.quantity import compared_by
@@ -50,6 +51,7 @@ class _Memory:
     last: Assessment | None = None  # what the next may build on
     last_shape: LatencyModel | None = None
     last_seen: Snapshot | None = None
+    history: SpeedHistory = field(default_factory=SpeedHistory)  # of the engine under this law, whatever the epoch
 
 
 _memory = _Memory()
@@ -108,7 +110,16 @@ def _decided(question: Question, seen: Snapshot, found: Assessment | None) -> tu
 
 def _assessed(question: Question, seen: Snapshot) -> Assessment:
     same = question.shape == _memory.last_shape
-    found = assess(seen, question.shape, _limits(question), last=_memory.last if same else None, waiting_before=question.waiting_before)
+    if not same:
+        _memory.history = SpeedHistory()
+    found = assess(
+        seen,
+        question.shape,
+        _limits(question),
+        last=_memory.last if same else None,
+        waiting_before=question.waiting_before,
+        history=_memory.history,
+    )
     _memory.last, _memory.last_shape, _memory.last_seen = found, question.shape, seen
     return found
 

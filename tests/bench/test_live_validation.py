@@ -275,7 +275,7 @@ def test_the_page_says_what_holds_and_names_what_does_not(tmp_path: Path) -> Non
     cells = tmp_path / "run/cells"
     cells.mkdir(parents=True)
     found = [
-        result(rules={"half_width": 0.1}, lengthened=1.1, stated_band={"mean": 0.021, "low": 0.012, "high": 0.04}),
+        result(rules={"half_width": 0.1}, at_its_speeds=0.022, stated_band={"mean": 0.021, "low": 0.012, "high": 0.04}),
         result(cell="longer", longer=True, seed=1024, sequences=2, output_tokens="geometric:mean=16"),
         result(cell="dynamic_load0.5", policy="dynamic", seed=1007, observed=observed(0.04), ended="time"),
         result(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -42,18 +44,17 @@ def test_at_a_constant_speed_it_is_the_simulator(policy: str, sequences: str | N
     assert starts == pytest.approx(run.dispatched_at, abs=1e-9)
 
 
-def test_a_slow_second_makes_the_batches_slow_that_begin_in_it() -> None:
-    loaded = queue("single", 0.2)
-    path = np.array([1.0, 3.0])
-    arrived_at, starts = loaded.simulate(path, 0.0, 4000, np.random.SeedSequence(1))
-    shifted = loaded.simulate(path, 1.0, 4000, np.random.SeedSequence(1))[1]
-    trace = simulate_run(loaded.model, loaded.rate, 4000, np.random.SeedSequence(1))
-    lawful = trace.released_at - trace.dispatched_at
-    busy = np.flatnonzero(starts[1:] > arrived_at[1:])  # whose start is the end of the one before
-    assert busy.size > 100
-    level = path[(starts[busy] // 1).astype(int) % 2]
-    assert starts[busy + 1] - starts[busy] == pytest.approx(level * lawful[busy], rel=1e-6)
-    assert not np.allclose(starts, shifted)
+def test_the_engines_clock_goes_slower_in_a_slow_second() -> None:
+    """From the start of a busy request to the next the integral of 1 / level is the lawful time of its service."""
+    loaded, levels = queue("single", 0.2), np.array([1.0, 3.0, 0.5])
+    run = loaded.run(levels, 1.25, 4000, np.random.SeedSequence(1))
+    lawful = simulate_run(loaded.model, loaded.rate, 4000, np.random.SeedSequence(1))
+    fine = 1e-3
+    clock = np.concatenate([[0.0], np.cumsum(fine / levels[(np.arange(0, 100_000) * fine + 1e-9).astype(int) % 3])])
+    mine = run.released_at < 90.0
+    assert mine.sum() > 200
+    done = np.interp([run.dispatched_at[mine] + 1.25, run.released_at[mine] + 1.25], np.arange(clock.size) * fine, clock)
+    assert done[1] - done[0] == pytest.approx((lawful.released_at - lawful.dispatched_at)[mine], abs=1e-6)
 
 
 def test_without_a_path_the_band_counts_arrivals_and_lengths_alone() -> None:
@@ -85,19 +86,15 @@ def test_nineteen_of_twenty_windows_lie_in_the_band() -> None:
     assert all(each.low == pytest.approx(band.low, rel=0.15) and each.high == pytest.approx(band.high, rel=0.15) for each in others)
 
 
-def test_changes_of_the_speed_lengthen_the_mean_delay() -> None:
-    """A speed that changes much slower than the queue forgets: the mean over the speeds of the steady states."""
+def test_along_a_slow_path_the_mean_is_that_over_the_steady_states() -> None:
+    """A speed that changes much slower than the queue forgets."""
     loaded = queue("capped:max_batch_size=8", 0.7)
-    path = [0.9] * 400 + [1.1] * 400
     means = []
     for speed in (0.9, 1.1):
-        model = Model(policy=loaded.model.policy, output_tokens=loaded.model.output_tokens, law=LAW.at_speed(speed),
-                      prompt_tokens=loaded.model.prompt_tokens, max_num_seqs=16)  # fmt: skip
+        model = dataclasses.replace(loaded.model, law=LAW.at_speed(speed))
         means.append(predict_model(model, loaded.rate).queueing_delay.mean)
-    steady = predict_model(loaded.model, loaded.rate).queueing_delay.mean
-    assert loaded.lengthened(path, 0.0) == pytest.approx(np.mean(means) / steady, rel=0.04)
-    assert loaded.lengthened([1.3] * 100, 0.0) == pytest.approx(1.0, abs=1e-9), "a constant speed is that of the model"
-    assert loaded.lengthened([], 0.0) is None
+    assert loaded.at_speeds([0.9] * 400 + [1.1] * 400) == pytest.approx(np.mean(means), rel=0.04)
+    assert loaded.at_speeds([]) is None
 
 
 def test_a_continuous_engine_has_no_batches() -> None:
@@ -106,9 +103,29 @@ def test_a_continuous_engine_has_no_batches() -> None:
     assert parse_policy("single").joins_running is False
 
 
-def test_the_path_is_measured_over_lawful_time_second_by_second() -> None:
-    at = np.array([10.0, 10.4, 11.1, 13.9])
+def test_the_path_is_time_over_lawful_time_second_by_second() -> None:
+    at = np.array([10.0, 10.4, 11.1, 13.8])
     ones = np.ones(4)
     times = BatchTimes(at, np.array([0.2, 0.4, 0.5, 0.1]), np.array([0.1, 0.2, 0.5, 0.2]), ones, ones, ones)
     assert speed_path(times) == pytest.approx([2.0, 1.0, 1.0, 0.5])
     assert speed_path(times.part(np.zeros(4, dtype=bool))) == []
+
+
+def test_a_stall_fills_the_blocks_that_it_lasted_and_no_more() -> None:
+    at, ones = np.array([0.0, 3.5, 4.0]), np.ones(3)
+    times = BatchTimes(at, np.array([3.5, 0.5, 0.5]), np.array([0.35, 0.5, 0.5]), ones, ones, ones)
+    assert speed_path(times) == pytest.approx([10.0, 10.0, 10.0, 1 / 0.55, 1.0])
+
+
+def test_the_path_of_a_run_is_the_path_that_it_ran_along() -> None:
+    loaded, levels = queue("dynamic", 0.8), np.array([1.0, 1.0, 2.0, 1.0, 0.7, 1.0])
+    run = loaded.run(levels, 0.0, 20_000, np.random.SeedSequence(1), width=5.0)
+    first = np.flatnonzero(np.diff(run.batch_id, prepend=-1))
+    lawful = simulate_run(loaded.model, loaded.rate, 20_000, np.random.SeedSequence(1))
+    assert lawful.dispatched_at[0] == run.dispatched_at[0]
+    at, measured, ones = run.dispatched_at[first], (run.released_at - run.dispatched_at)[first], np.ones(first.size)
+    longest = np.maximum.reduceat(run.output_tokens, first)
+    size = run.batch_size[first]
+    fitted = LAW.k1 * size + LAW.k2 + LAW.kp * 32 * size + (LAW.k3 * size + LAW.k4) * longest
+    found = speed_path(BatchTimes(at, measured, fitted, ones, ones, ones), 5.0)
+    assert np.median(np.abs(np.array(found[1:-1]) / levels[np.arange(1, len(found) - 1) % 6] - 1)) < 0.1

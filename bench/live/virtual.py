@@ -1,0 +1,124 @@
+"""High loads on virtual time: the queue on an engine whose speed is the recorded trace, judged by the rule of the real cells.
+
+The trace (speed-trace.json beside this file) is the speed of a real engine on a machine that was not quiet, in blocks of 0.2 s, and
+is repeated. Half of it, from the middle on, is what was seen before a cell: its speeds second by second give the band. A cell is as
+long as `queueing.run_length` advises for +-10 % at a constant speed, and is doubled, at most `DOUBLED` times, while it is too short.
+What is measured is given to the estimators of the live model; no delay enters a prediction.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.live.observation import at_its_speeds
+from bench.live.speed_path import Band, LoadedQueue, Vector, speed_path
+from queueing.batch_means import TOO_WIDE
+from queueing.estimation.assess import Assessment, Limits, assess
+from queueing.estimation.batch_times import batch_times
+from queueing.estimation.snapshot import FIELDS, Snapshot
+from queueing.fast_simulation import SimulatedRun
+from queueing.latency import LatencyModel, parse_law
+from queueing.model import Model
+from queueing.run_length import advise_model
+
+TRACE = Path(__file__).with_name("speed-trace.json")
+POLICIES = ("single", "dynamic", "fixed:batch_size=4", "capped:max_batch_size=8", "elastic:max_batch_size=8")
+LOADS = (0.75, 0.9)
+LAW = parse_law("k1=0.00014,k2=0.00206,k3=0.000028,k4=0.00114,kp=0.0000083,cv=0.08")  # of the engine of the trace
+LENGTHS, PROMPTS, BOUND = "uniform:low=1,high=31", "deterministic:value=32", 16
+RELATIVE, DOUBLED = 0.10, 5
+SEEN_BEFORE = 100_000  # requests at load 0.3
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """The levels, relative to the mean speed, and what the file says of them."""
+
+    levels: Vector
+    step: float
+    header: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: Path = TRACE) -> Trace:
+        """Of the committed file."""
+        plain = json.loads(path.read_bytes())
+        levels = np.array(plain.pop("levels"))
+        return cls(levels * float(np.mean(1 / levels)), float(plain["step_seconds"]), plain)  # mean of 1 / level: work done per second
+
+    @property
+    def seconds(self) -> float:
+        """How long it is."""
+        return self.levels.size * self.step
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class VirtualCell:
+    """One cell, measured."""
+
+    policy: str
+    load: float
+    seconds: float
+    band: Band
+    found: Assessment
+    at_its_speeds: float | None
+
+
+def virtual_cells(trace: Trace, policies: tuple[str, ...] = POLICIES, loads: tuple[float, ...] = LOADS) -> Iterator[VirtualCell]:
+    """Policy by policy; the band of each is there before it is measured."""
+    for policy in policies:
+        model = Model.read(policy, LENGTHS, LAW, prompt_tokens=PROMPTS, max_num_seqs=BOUND)
+        before = _path_before(model, trace)
+        for load in loads:
+            yield _cell(model, load, trace, before)
+
+
+def _path_before(model: Model, trace: Trace) -> list[float]:
+    """What a run at low load showed of the second half of the trace."""
+    rate = 0.3 * model.largest_stable_rate
+    count = min(SEEN_BEFORE, round(rate * trace.seconds / 2))
+    run = _queue(model, rate).run(trace.levels, trace.seconds / 2, count, np.random.SeedSequence(7), width=trace.step)
+    return speed_path(batch_times(model.policy, snapshot_of(run, model), _shape(LAW)))
+
+
+def _cell(model: Model, load: float, trace: Trace, before: list[float]) -> VirtualCell:
+    rate = load * model.largest_stable_rate
+    queue, count = _queue(model, rate), advise_model(model, rate, relative=RELATIVE).requests
+    for _ in range(DOUBLED + 1):
+        band = queue.stated_band(before, count / rate, 0.0, 1)
+        run = queue.run(trace.levels, 0.0, count, np.random.SeedSequence(round(1000 * load)), width=trace.step)
+        seen = snapshot_of(run, model)
+        found = assess(seen, _shape(LAW), Limits(max_num_seqs=BOUND))
+        if found.compared.observed.relative <= TOO_WIDE:
+            break
+        count *= 2
+    path = speed_path(batch_times(model.policy, seen, _shape(LAW)))
+    along = at_its_speeds(found, _shape(LAW), path)
+    return VirtualCell(policy=model.text, load=load, seconds=run.arrived_at[-1], band=band, found=found, at_its_speeds=along)
+
+
+def _queue(model: Model, rate: float) -> LoadedQueue:
+    found = LoadedQueue.of(model, rate)
+    assert found is not None
+    return found
+
+
+def _shape(law: LatencyModel) -> LatencyModel:
+    """As calibrated: the speed and the residual are the run's."""
+    return law.at_speed(1.0)
+
+
+def snapshot_of(run: SimulatedRun, model: Model) -> Snapshot:
+    """The whole run as a window that began with its epoch and ends with the last arrival."""
+    arrivals = np.asarray(run.arrived_at, dtype=np.float64)
+    count, now = arrivals.size, float(arrivals[-1])
+    known = {name: getattr(run, name) for name in FIELDS if hasattr(run, name)} | {"prompt_tokens": np.full(count, 32)}
+    rows = np.column_stack([np.asarray(known.get(name, np.zeros(count)), dtype=np.float64) for name in FIELDS])
+    rows = rows[run.released_at <= now]
+    order = np.argsort(rows[:, FIELDS.index("released_at")], kind="stable")
+    return Snapshot(policy=model.text, epoch=0, epoch_at=0.0, start=0.0, now=now, arrivals=arrivals, rows=rows[order])
