@@ -65,9 +65,7 @@ class Judged:
     @property
     def says(self) -> str:
         """The rule's verdict."""
-        if self.too_short:
-            return "too short"
-        return "nothing predicted" if self.holds is None else "holds" if self.holds else "does not hold"
+        return verdict(self.observed, self.half_width, self.predicted)
 
     @property
     def p99_error(self) -> float | None:
@@ -87,7 +85,7 @@ def judge(result: Plain) -> Judged:
     low = result["observed"]["low"]
     half = math.inf if low is None else observed - low
     predicted = live["interval"]["value"]
-    short = half > TOO_WIDE * observed
+    says = verdict(observed, half, predicted)
     service = result["measured_service"]
     apart = abs(service["observed"] - service["recursion"])
     return Judged(
@@ -95,12 +93,21 @@ def judge(result: Plain) -> Judged:
         observed=observed,
         half_width=half,
         predicted=predicted,
-        holds=None if short or predicted is None else abs(observed - predicted) <= max(half, CLOSE * observed),
-        too_short=short,
+        holds={"holds": True, "does not hold": False}.get(says),
+        too_short=says == "too short",
         gateway_holds=apart <= max(SERVICE * service["recursion"], SERVICE_FLOOR),
         p99=_p99(result, live),
         quiet=not result["noise"],
     )
+
+
+def verdict(observed: float, half_width: float, predicted: float | None) -> str:
+    """The rule."""
+    if half_width > TOO_WIDE * observed:
+        return "too short"
+    if predicted is None:
+        return "nothing predicted"
+    return "holds" if abs(observed - predicted) <= max(half_width, CLOSE * observed) else "does not hold"
 
 
 def source_of(result: Plain) -> Plain:

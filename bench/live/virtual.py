@@ -1,9 +1,10 @@
 """High loads on virtual time: the queue on an engine whose speed is the recorded trace, judged by the rule of the real cells.
 
 The trace (speed-trace.json beside this file) is the speed of a real engine on a machine that was not quiet, in blocks of 0.2 s, and
-is repeated. Half of it, from the middle on, is what was seen before a cell: its speeds second by second give the band. A cell is as
-long as `queueing.run_length` advises for +-10 % at a constant speed, and is doubled, at most `DOUBLED` times, while it is too short.
-What is measured is given to the estimators of the live model; no delay enters a prediction.
+is repeated: once its calm first two minutes, once the whole of it. What a run at load 0.3 shows of it, second by second, is the hour
+before the cells: it gives their bands. A cell is as long as `queueing.run_length` advises for +-10 % at a constant speed, and is doubled
+while it is too short, up to `MOST` requests. What is measured is given to the estimators of the live model; no delay enters a
+prediction.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.live.judgement import verdict
 from bench.live.observation import at_its_speeds
 from bench.live.speed_path import Band, LoadedQueue, Vector, speed_path
 from queueing.batch_means import TOO_WIDE
@@ -28,12 +30,13 @@ from queueing.model import Model
 from queueing.run_length import advise_model
 
 TRACE = Path(__file__).with_name("speed-trace.json")
-POLICIES = ("single", "dynamic", "fixed:batch_size=4", "capped:max_batch_size=8", "elastic:max_batch_size=8")
+POLICIES = ("single", "fixed:batch_size=4", "capped:max_batch_size=8", "elastic:max_batch_size=8")
 LOADS = (0.75, 0.9)
 LAW = parse_law("k1=0.00014,k2=0.00206,k3=0.000028,k4=0.00114,kp=0.0000083,cv=0.08")  # of the engine of the trace
 LENGTHS, PROMPTS, BOUND = "uniform:low=1,high=31", "deterministic:value=32", 16
-RELATIVE, DOUBLED = 0.10, 5
+RELATIVE, MOST = 0.10, 400_000
 SEEN_BEFORE = 100_000  # requests at load 0.3
+CALM = 120.0  # seconds from the beginning of the trace
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +53,11 @@ class Trace:
         plain = json.loads(path.read_bytes())
         levels = np.array(plain.pop("levels"))
         return cls(levels * float(np.mean(1 / levels)), float(plain["step_seconds"]), plain)  # mean of 1 / level: work done per second
+
+    def first(self, seconds: float) -> Trace:
+        """Its beginning, relative to the mean speed there."""
+        levels = self.levels[: round(seconds / self.step)]
+        return Trace(levels * float(np.mean(1 / levels)), self.step, self.header)
 
     @property
     def seconds(self) -> float:
@@ -68,6 +76,11 @@ class VirtualCell:
     found: Assessment
     at_its_speeds: float | None
 
+    def says(self, predicted: float | None) -> str:
+        """The rule of the real cells, of either prediction."""
+        observed = self.found.compared.observed
+        return verdict(observed.value, observed.value - observed.low, predicted)
+
 
 def virtual_cells(trace: Trace, policies: tuple[str, ...] = POLICIES, loads: tuple[float, ...] = LOADS) -> Iterator[VirtualCell]:
     """Policy by policy; the band of each is there before it is measured."""
@@ -79,22 +92,23 @@ def virtual_cells(trace: Trace, policies: tuple[str, ...] = POLICIES, loads: tup
 
 
 def _path_before(model: Model, trace: Trace) -> list[float]:
-    """What a run at low load showed of the second half of the trace."""
+    """What a run at low load shows of the trace."""
     rate = 0.3 * model.largest_stable_rate
-    count = min(SEEN_BEFORE, round(rate * trace.seconds / 2))
-    run = _queue(model, rate).run(trace.levels, trace.seconds / 2, count, np.random.SeedSequence(7), width=trace.step)
+    count = min(SEEN_BEFORE, round(rate * trace.seconds))
+    run = _queue(model, rate).run(trace.levels, 0.0, count, np.random.SeedSequence(7), width=trace.step)
     return speed_path(batch_times(model.policy, snapshot_of(run, model), _shape(LAW)))
 
 
 def _cell(model: Model, load: float, trace: Trace, before: list[float]) -> VirtualCell:
     rate = load * model.largest_stable_rate
     queue, count = _queue(model, rate), advise_model(model, rate, relative=RELATIVE).requests
-    for _ in range(DOUBLED + 1):
+    count = min(count, MOST)
+    while True:
         band = queue.stated_band(before, count / rate, 0.0, 1)
         run = queue.run(trace.levels, 0.0, count, np.random.SeedSequence(round(1000 * load)), width=trace.step)
         seen = snapshot_of(run, model)
         found = assess(seen, _shape(LAW), Limits(max_num_seqs=BOUND))
-        if found.compared.observed.relative <= TOO_WIDE:
+        if found.compared.observed.relative <= TOO_WIDE or 2 * count > MOST:
             break
         count *= 2
     path = speed_path(batch_times(model.policy, seen, _shape(LAW)))
