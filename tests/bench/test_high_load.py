@@ -26,14 +26,12 @@ def test_a_steady_engine_is_predicted_either_way() -> None:
 
 
 @pytest.mark.slow
-def test_a_wandering_engine_is_predicted_at_its_speeds_only() -> None:
+def test_a_wandering_engine_is_predicted_much_better_at_its_speeds() -> None:
     (cell,) = virtual_cells(wandering(), ("capped:max_batch_size=8",), (0.9,))
     observed, constant = cell.found.compared.observed.value, cell.found.compared.predicted.value
     assert cell.at_its_speeds is not None
     assert abs(cell.at_its_speeds - observed) < abs(constant - observed) / 3
-    assert cell.says(cell.at_its_speeds) == "holds"
-    assert cell.says(constant) == "does not hold"
-    assert cell.band.low < observed < cell.band.high
+    assert cell.says(cell.at_its_speeds) == cell.says(constant) == "too short", "no prediction holds by a wide interval"
 
 
 def test_the_committed_trace_is_a_real_engines() -> None:
