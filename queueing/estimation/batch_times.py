@@ -100,7 +100,8 @@ def _slots_of(seen: Snapshot, law: LatencyModel) -> BatchTimes:
 def _slots_at(seen: Snapshot, law: LatencyModel, pace: float) -> BatchTimes:
     """`pace`: roughly the speed, at which turnarounds and the waits for a step went by."""
     start, end, tokens, company = (seen.column(name) for name in ("dispatched_at", "server_free_at", "output_tokens", "batch_size"))
-    wait = np.where(company > 1, _until_step(start, end, law.k3 * company + law.k4, law.turnaround, pace), 0.0)
+    others = company - _together(start)  # in service when it came
+    wait = np.where(others > 0, _until_step(start, end, law.k3 * others + law.k4, law.turnaround, pace), 0.0)
     enter = np.minimum(start + pace * (law.turnaround + wait), end)
     stops = law.k1 + law.kp * seen.column("prompt_tokens")
     instants = np.concatenate([enter, end])
@@ -117,6 +118,12 @@ def _slots_at(seen: Snapshot, law: LatencyModel, pace: float) -> BatchTimes:
     held = end - start
     whole = (seen.column("ending") <= CENSORED) & (tokens >= 1) & (start >= start.min(initial=np.inf) + held.max(initial=0.0))
     return BatchTimes(start, held, fitted, company, tokens, decoding / np.where(fitted > 0, fitted, 1.0)).part(whole)
+
+
+def _together(start: Vector) -> Vector:
+    """How many were dispatched at each one's instant: the sequences of a call enter an idle engine without waiting for each other."""
+    _, place, counts = np.unique(start, return_inverse=True, return_counts=True)
+    return np.asarray(counts[place], dtype=np.float64)
 
 
 def _until_step(start: Vector, end: Vector, step: Vector, turnaround: float, pace: float) -> Vector:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from policies import parse_policy
+from queueing.distributions import parse_distribution
 from queueing.estimation.batch_times import SLOT_ERROR
 from queueing.estimation.estimates import estimate
 from queueing.latency import parse_law
@@ -52,6 +53,18 @@ def test_the_speed_of_slots_is_right_within_what_is_stated(slots: int, turnaroun
     for load in (0.3, 0.9):
         model = Model(policy=parse_policy(f"continuous:max_batch_size={slots}"), output_tokens=LENGTHS, law=shape.at_speed(SPEED))
         found = estimate(window_of(model, load, 20_000, 3), model.policy, shape).speed
+        assert abs(found.value / SPEED - 1) < SLOT_ERROR
+        assert found.covers(SPEED)
+
+
+@pytest.mark.parametrize("slots", [4, 12])
+@pytest.mark.parametrize("sequences", ["deterministic:value=2", "deterministic:value=4", "uniform:low=1,high=8"])
+def test_sequences_that_enter_an_idle_engine_together_do_not_wait_for_each_other(slots: int, sequences: str) -> None:
+    shape = parse_law("k1=0.0003,k2=0,k3=0.00002,k4=0.0012,turnaround=0.0015")
+    policy, law = parse_policy(f"continuous:max_batch_size={slots}"), shape.at_speed(SPEED)
+    model = Model(policy=policy, output_tokens=LENGTHS, law=law, sequences=parse_distribution(sequences))
+    for load in (0.3, 0.75):
+        found = estimate(window_of(model, load, 20_000, 3), policy, shape).speed
         assert abs(found.value / SPEED - 1) < SLOT_ERROR
         assert found.covers(SPEED)
 
