@@ -159,9 +159,14 @@ def _per_dispatch(run: SimulatedRun) -> Vector:
     return np.asarray(run.batch_size[kept][opens], dtype=float)
 
 
-def _busy(run: SimulatedRun, servers: int) -> float:
-    """Servers busy on average, from the first dispatch to the last departure: union of the service intervals of each."""
+def _busy(run: SimulatedRun, servers: int) -> float | None:
+    """Servers busy on average, from the first dispatch to the last departure: union of the service intervals of each.
+
+    None where every request was lost: then the servers were busy with one that came before.
+    """
     kept = ~run.lost
+    if not kept.any():
+        return None
     starts, ends, ids = run.dispatched_at[kept], run.server_free_at[kept], run.server_id[kept]
     busy = 0.0
     for server in range(servers):

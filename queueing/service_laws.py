@@ -63,7 +63,7 @@ class ServiceLaws:
         of_setup = self._spectra(np.array([start + self.law.setup(b) for b in range(1, self.largest + 1)]))
         table = np.empty((self.largest, self.points // 2 + 1), dtype=complex)
         survival = np.append(np.cumsum(pmf[::-1])[::-1][1:], 0.0)
-        for part in blocks(table.shape[1], max(1, _CACHED // len(counts))):
+        for part in blocks(table.shape[1], max(1, _CACHED // max(len(counts), self.largest))):
             shared, alone = of_shared(part), of_alone(part)
             weighted = pmf * shared
             cumulative = np.cumsum(weighted, axis=1)
