@@ -39,6 +39,7 @@ _LONG_ROW = 300.0  # log of the largest power of the circle's radius, with room 
 _FIRST_CIRCLE, _LAST_CIRCLE = 1024, 2**16
 _NEGLIGIBLE = 1e-9
 _MOST_LANDINGS = 3_000_000_000  # sums over the states below a bound: a few seconds
+_MOST_TERMS = 150_000_000  # numbers of arrivals times instants: a few seconds
 _LOST = 1e-11  # share of batches beyond the cut of an unbounded chain
 
 Moments = tuple[Vector, ...]  # E[H | b], E[H^2 | b], mean own release | b, for b = 1, 2, ...
@@ -183,13 +184,12 @@ def _solve(time: BatchTime, arrival_rate: float, bound: int) -> BatchQueue:
 def _arrivals(time: BatchTime, arrival_rate: float, bound: int) -> Vector:
     """P(A = j | b), b = 1 .. B, as far as a full batch's arrivals reach."""
     table, count = time.table(bound), _needed(time, arrival_rate, bound)
-    while True:
+    while count * bound**2 <= _MOST_LANDINGS and count * len(table.instants) <= _MOST_TERMS:
         rows = table.arrivals(arrival_rate, count)
         if abs(1 - float(rows[-1].sum())) < _LOST or 2 * count > _LONGEST_ROW:
             return rows
         count *= 2
-        if count * bound**2 > _MOST_LANDINGS:
-            raise OutOfReachError(f"the arrivals during a batch of up to {table.longest:.4g} s ({count} of them)")
+    raise OutOfReachError(f"the arrivals during a batch of up to {table.longest:.4g} s ({count} of them)")
 
 
 def _needed(time: BatchTime, arrival_rate: float, bound: int) -> int:

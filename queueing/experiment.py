@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 WARM_UP = 0.1
 NUM_REQUESTS = 100_000
-MOST_DRAWS = 300_000_000  # residuals: 2.4 GB
+MOST_REQUESTS = 10_000_000  # of all replications together, some 100 bytes each: 1 GB
+MOST_DRAWS = 60_000_000  # residuals: 480 MB
 
 
 def simulate(
@@ -65,7 +66,7 @@ def simulate_model(
     whole_number("num_requests", num_requests, least=2 * BATCH_MEANS)
     whole_number("replications", replications)
     whole_number("seed", seed, least=0)
-    check_draws(model, num_requests)
+    check_draws(model, num_requests, replications)
     load = model.load(arrival_rate)
     streams = np.random.SeedSequence(seed).spawn(replications)
     if model.disaggregated:
@@ -83,7 +84,7 @@ def simulate_model(
         method="simulation",
         stable=True,
         load=load,
-        utilisation=float(np.mean([_busy(run, model.servers) for run in runs])),
+        utilisation=_utilisation(runs, model.servers),
         queueing_delay=summary_of_runs([np.where(run.lost, patience, run.queueing_delay) for run in runs]),
         sojourn_time=summary_of_runs([run.sojourn_time[~run.lost] for run in runs]),
         batch_size=Mean(*mean_of_runs([_per_dispatch(run) for run in runs])),
@@ -136,8 +137,13 @@ def draw_jobs(
     return jobs, residuals
 
 
-def check_draws(model: Model, num_requests: int) -> None:
-    """Raises SpecError where the residuals of a simulation, drawn beforehand for every server, would not fit into memory."""
+def check_draws(model: Model, num_requests: int, replications: int) -> None:
+    """Raises SpecError where the requests of a simulation, or the residuals drawn beforehand for every server, need more than 1 GB."""
+    if num_requests * replications > MOST_REQUESTS:
+        raise SpecError(
+            f"got {num_requests} requests in each of {replications} replications; expected at most {MOST_REQUESTS} in all, which "
+            "take 1 GB: ask for fewer, and run again with other seeds"
+        )
     if model.law.cv and num_requests * model.servers > MOST_DRAWS:
         raise SpecError(
             f"got {num_requests} requests on servers={model.servers} and cv={model.law.cv:g}; "
@@ -157,6 +163,11 @@ def _per_dispatch(run: SimulatedRun) -> Vector:
     kept = ~run.lost
     opens = np.diff(run.batch_id[kept], prepend=-1) > 0
     return np.asarray(run.batch_size[kept][opens], dtype=float)
+
+
+def _utilisation(runs: Sequence[SimulatedRun], servers: int) -> float | None:
+    known = [busy for run in runs if (busy := _busy(run, servers)) is not None]
+    return float(np.mean(known)) if known else None
 
 
 def _busy(run: SimulatedRun, servers: int) -> float | None:

@@ -78,7 +78,7 @@ def predict_model(model: Model, arrival_rate: float, method: str = "auto") -> Pr
         return _simulated(model, arrival_rate, *notes)
     try:
         found = checked_answer(lambda: _answer(model, arrival_rate, chosen))
-        return found if method != "auto" or model.sequences is None else _with_quantiles(found, model, arrival_rate)
+        return _with_quantiles(found, model, arrival_rate) if method == "auto" else found
     except NotConvergedError as error:
         if method != "auto":
             raise
@@ -87,11 +87,15 @@ def predict_model(model: Model, arrival_rate: float, method: str = "auto") -> Pr
 
 
 def _with_quantiles(found: Prediction, model: Model, arrival_rate: float) -> Prediction:
-    """The same means; of calls of several sequences no exact law is known here, so the quantiles are simulated."""
+    """The same means; quantiles that no exact law gives, as of calls of several sequences and of heavy tails, are simulated."""
+    missing = [name for name in _DURATIONS if getattr(found, name).p50 is None and getattr(found, name).mean is not None]
+    if found.method != "exact" or not missing:
+        return found
     simulated = simulate_model(model, arrival_rate, num_requests=QUANTILE_REQUESTS)
-    means = {name: getattr(found, name).mean for name in _DURATIONS}
-    quantiles = {name: dataclasses.replace(getattr(simulated, name), mean=means[name], standard_error=None) for name in _DURATIONS}
-    note = f"quantiles: simulation of {QUANTILE_REQUESTS:,} sequences"
+    means = {name: getattr(found, name).mean for name in missing}
+    quantiles = {name: dataclasses.replace(getattr(simulated, name), mean=means[name], standard_error=None) for name in missing}
+    what = "quantiles" if len(missing) == len(_DURATIONS) else f"quantiles of {' and '.join(missing)}"
+    note = f"{what}: simulation of {QUANTILE_REQUESTS:,} {'requests' if model.sequences is None else 'sequences'}"
     return dataclasses.replace(found, assumptions=(*found.assumptions, note), **quantiles)
 
 

@@ -145,6 +145,7 @@ class ServiceTable:
 
     def log_generating(self, arrival_rate: float, radius: float, batch_size: int) -> float:
         """log E radius^A | b; infinite beyond the pole of the gamma residual. Far out it grows with the rounding errors of the law."""
+        law = self.laws[batch_size - 1]
         exponent = arrival_rate * (radius - 1) * self.instants
         variance = self.law.cv**2
         if variance:
@@ -152,9 +153,9 @@ class ServiceTable:
             if inner.min() <= 0:
                 return math.inf
             exponent = -np.log(inner) / variance
-        largest = float(exponent.max())
-        value = float(self.laws[batch_size - 1] @ np.exp(exponent - largest))
-        return math.log(abs(value)) + largest
+        largest = float(exponent[law != 0].max())  # beyond the law's end the powers may be larger than all of its terms
+        value = float(law @ np.exp(np.minimum(exponent - largest, 0.0)))
+        return math.log(abs(value)) + largest if value else math.inf
 
     @property
     def longest(self) -> float:
