@@ -37,8 +37,7 @@ LENGTHS = parse_distribution("uniform:low=1,high=31")
 BOUND = 16
 SPEED = 1.15  # of the run against the shape
 MIXED = "one call of ten asks for eight"
-KNOWN, WITHIN = 0.02, 0.04
-KNOWN_OF_CALLS, WITHIN_OF_CALLS = 0.025, 0.05  # eight at once remember so long that 10^7 requests know a mean to 2.1 %
+KNOWN, WITHIN, WITHIN_OF_CALLS = 0.02, 0.04, 0.05
 FIRST, MOST = 20_000, 10_000_000  # requests
 
 
@@ -55,11 +54,11 @@ def calls_of(text: str | None) -> TokenDistribution | None:
 
 def long_enough(policy: str, load: float, seed: int, sequences: str | None = None) -> Snapshot:
     """The stop rule: twice as long until the mean is known."""
-    count, known = FIRST, KNOWN if sequences is None else KNOWN_OF_CALLS
+    count = FIRST
     while True:
         seen = window_of(model_of(policy, sequences), load, count, seed)
         values = judged(seen, sojourn=parse_policy(policy).joins_running)
-        if mean_interval(values).relative <= known:
+        if mean_interval(values).relative <= KNOWN:
             return seen
         count *= 2
         assert count <= MOST
@@ -69,9 +68,9 @@ def live(seen: Snapshot) -> Assessment:
     return assess(seen, SHAPE, Limits(max_output_tokens=LENGTHS.longest, max_num_seqs=BOUND))
 
 
-def assert_agrees(seen: Snapshot, within: float = WITHIN, known: float = KNOWN) -> Assessment:
+def assert_agrees(seen: Snapshot, within: float = WITHIN) -> Assessment:
     found = live(seen)
-    assert found.compared.observed.relative <= known
+    assert found.compared.observed.relative <= KNOWN
     assert abs(found.compared.error) <= within, found.compared
     assert found.estimates.speed.value == pytest.approx(SPEED, rel=SLOT_ERROR)
     return found
@@ -117,7 +116,7 @@ def test_calls_of_several_sequences_are_predicted_in_every_cell(policy: str, loa
 def assert_calls_agree(policy: str, load: float, sequences: str, seed: int) -> None:
     """Within 5 %; one call is one arrival, and the arrivals are as Poisson as they were."""
     seen = long_enough(policy, load, seed, sequences)
-    found = assert_agrees(seen, WITHIN_OF_CALLS, KNOWN_OF_CALLS)
+    found = assert_agrees(seen, WITHIN_OF_CALLS)
     holds = {each.name: each.holds for each in found.compared.assumptions}
     assert holds["poisson_arrivals"] is not False
     assert holds["open_loop"] is not False
