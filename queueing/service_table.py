@@ -30,19 +30,19 @@ from queueing.errors import OutOfReachError
 from queueing.latency import LatencyModel
 from queueing.lattice import Complex, Grid, Vector, blocks
 from queueing.service_laws import ServiceLaws, likely_sum
-from queueing.stalls import check_size, most_stalls, with_stalls
+from queueing.stalls import TERMS_OF_A_STALL, most_stalls, room_for_stalls, with_stalls
 
 _POINTS, _UNPADDED_POINTS = 1024, 4096  # at least; the stencils of an unpadded batch's many terms must not reach below 0
 _FINENESS = 0.15  # arrivals per lattice width at most: its eighth power is the error
 _OWN_FINENESS = 4  # instants of the law of a member's own release in a grid's width
 _MARGIN = 64  # lattice points for the stencils of the terms of H beyond its largest value
 _REACH = 48  # lattice points that the stencils reach below the shortest H
-_LARGEST_TABLE = 2**25  # numbers
 _NEAREST = 0.25  # share of the way to the residual's pole that the lattice covers at most
 _COARSE = 256  # instants that a transform with a residual sums over
 _BLOCK = 2_000_000  # numbers made at once
-_MOST_NUMBERS = 35_000_000  # of a table, 280 MB; building it takes up to three times as much
-_MOST_POWERS = 2_200_000_000  # of the terms of an unpadded batch: some four seconds
+_MOST_NUMBERS = 2**25  # of a table, 270 MB; building it takes up to three times as much
+_MOST_TERMS = 2_200_000_000  # that are added up to those numbers: some four seconds
+_MOST_ARRIVALS = 1_000_000_000  # their probabilities at all instants: some seconds
 _CACHED = 16_000  # numbers that stay in a core's cache
 
 
@@ -64,23 +64,15 @@ class ServiceTable:
         prompts = None if law.kp == 0 else prompts
         pace = law.without_stalls()
         horizon, shortest = _range(pace, output, prompts, padded=padded, pad_prompts=pad_prompts, largest=largest)
-        self.most_stalls = most_stalls(law.stall_rate / (1 - law.stall_share) * horizon)
-        stretched = (horizon + self.most_stalls * law.stall) / horizon
-        horizon *= stretched
         arrivals = largest * horizon / mean  # at the largest stable rate
-        least = (_POINTS if padded else _UNPADDED_POINTS) * 2 ** math.ceil(math.log2(stretched))  # as fine as without stalls
-        self.origin, points = 0, max(least, _power_of_two(arrivals / _FINENESS))
+        self.origin, points = 0, max(_POINTS if padded else _UNPADDED_POINTS, _power_of_two(arrivals / _FINENESS))
         if not (padded and prompts is None) and shortest < _REACH * horizon / (points - _MARGIN):
             finer = max(points, _power_of_two(arrivals * _REACH * law.cv**2 / _NEAREST))
-            if finer * largest <= max(_LARGEST_TABLE, points * largest):  # else the few small batches' stencils wrap round
+            if finer == points or finer * largest <= _MOST_NUMBERS:  # else the few small batches' stencils wrap round
                 self.origin, points = _REACH, finer
-        classes = 0 if padded else min(output.longest, 1024)
-        if points * largest > _MOST_NUMBERS or points * largest * classes > _MOST_POWERS:
-            raise OutOfReachError(f"a table of the service times of 1 to {largest} requests at {points} instants")
-        if self.most_stalls:
-            check_size(points * max(arrivals, largest * (self.most_stalls + 1.0)))
         self.width = horizon / (points - _MARGIN - self.origin)
-        self.instants = self.width * (np.arange(points) - self.origin)
+        self.most_stalls = most_stalls(law.stall_rate / (1 - law.stall_share) * horizon)
+        self._check_size(points, 0 if padded else min(output.longest, 1024))
         self._builder = ServiceLaws(
             law=pace,
             output_tokens=output,
@@ -92,12 +84,21 @@ class ServiceTable:
             origin=self.origin,
         )
         self.laws = self._stalled(self._builder.padded() if padded else self._builder.unpadded(), self.width)  # (B, points): X = 1
+        self.instants = self.width * (np.arange(self.laws.shape[1]) - self.origin)
         self._own_laws: tuple[ServiceLaws, Vector] = self._builder, np.empty((0, 0))
         self._transforms: dict[tuple[float, bool, int], Complex] = {}
         self._kernel: tuple[float, Vector, Vector] = (0.0, np.empty((0, 0)), np.empty((0, 0)))  # period, real and imaginary part
 
+    def _check_size(self, points: int, classes: int) -> None:
+        """Raises OutOfReachError before a table is built that would take more than seconds and a GB; `classes` of output lengths."""
+        numbers = self.largest * (points + room_for_stalls(self.law, self.width, self.most_stalls))
+        if numbers > _MOST_NUMBERS or numbers * (classes + TERMS_OF_A_STALL * self.most_stalls) > _MOST_TERMS:
+            raise OutOfReachError(f"a table of the service times of 1 to {self.largest} requests at {numbers // self.largest} instants")
+
     def arrivals(self, arrival_rate: float, count: int, first: int = 0) -> Vector:
-        """`rows[b - 1, j]` = P(A = j | b), j = 0 .. count - 1, for b = first + 1 .. B."""
+        """`rows[b - 1, j]` = P(A = j | b), j = 0 .. count - 1, for b = first + 1 .. B. Raises OutOfReachError."""
+        if count * len(self.instants) > _MOST_ARRIVALS:
+            raise OutOfReachError(f"the arrivals during a batch of up to {self.longest:.4g} s ({count} of them)")
         laws, j_size = self.laws[first:], max(1, _BLOCK // len(self.instants))
         rows = np.empty((len(laws), count))
         chunk = np.empty((min(j_size, count), len(self.instants)))
@@ -124,12 +125,12 @@ class ServiceTable:
 
     def _own(self, sizes: int, grid: Grid) -> Complex:
         """On fewer instants than the laws where the grid is coarse and no residual makes it finer; kept."""
-        points = len(self.instants)
-        while self.law.cv == 0 and points > _UNPADDED_POINTS and 2 * _OWN_FINENESS * self.instants[-1] / points < grid.width:
+        points = most = self._builder.points
+        while self.law.cv == 0 and points > _UNPADDED_POINTS and 2 * _OWN_FINENESS * self.width * most / points < grid.width:
             points //= 2
         builder, laws = self._own_laws
         if len(laws) == 0 or builder.points < points:
-            width = self.width * (len(self.instants) - _MARGIN - self.origin) / (points - _MARGIN - self.origin)
+            width = self.width * (most - _MARGIN - self.origin) / (points - _MARGIN - self.origin)
             builder = dataclasses.replace(self._builder, points=points, width=width)
             laws = self._stalled(builder.unpadded(own=True), width)
             self._own_laws = builder, laws

@@ -8,6 +8,7 @@ the end of a step and the end of a batch each see the stalls that began before i
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 
 import numpy as np
@@ -19,8 +20,8 @@ from queueing.lattice import Vector, spread
 
 _NEVER = 1e-17
 _MOST = 200  # in one batch
-_LARGEST_TABLE = 1e8
 _ORDER = 8  # of a shift's stencil
+TERMS_OF_A_STALL = 60  # what one more stall costs `with_stalls` for each number, in the terms of a length's power
 
 
 def most_stalls(mean: float) -> int:
@@ -30,12 +31,6 @@ def most_stalls(mean: float) -> int:
     if mean > _MOST:
         raise NotConvergedError("the law of the service time (stalls in the longest batch)", mean)
     return int(np.argmax(pdtrc(np.arange(4 * _MOST), mean) < _NEVER))
-
-
-def check_size(numbers: float) -> None:
-    """Raises NotConvergedError where a table with stalls, so many numbers, would take minutes: stalls far longer than the batches."""
-    if numbers > _LARGEST_TABLE:
-        raise NotConvergedError("the law of the service time (numbers in a table that holds its stalls)", numbers)
 
 
 def stalled_values(values: Vector, weights: Vector, law: LatencyModel, most: int) -> tuple[Vector, Vector]:
@@ -49,18 +44,24 @@ def stalled_values(values: Vector, weights: Vector, law: LatencyModel, most: int
 
 
 def with_stalls(laws: Vector, law: LatencyModel, width: float, most: int, origin: int = 0) -> Vector:
-    """Lattice laws (a row each, `width` seconds apart, 0 at `origin`) of the law without its stalls, with up to `most` stalls."""
+    """Lattice laws (a row each, `width` seconds apart, 0 at `origin`) of the law without its stalls, with up to `most`: longer rows."""
     if not most:
         return laws
-    points = laws.shape[1]
+    points, room = laws.shape[1], room_for_stalls(law, width, most)
     mean = _mean_number(law, width * (np.arange(points) - origin))
-    answer = laws * _number_is(0, mean)
+    answer = np.zeros((len(laws), points + room))
+    answer[:, :points] = laws * _number_is(0, mean)
     for number in range(1, most + 1):
         part = laws * _number_is(number, mean)
-        stencil = spread(np.array([number * law.stall]), np.ones(1), width, points, _ORDER)
+        stencil = spread(np.array([number * law.stall]), np.ones(1), width, room, _ORDER)
         for shift in np.flatnonzero(stencil):  # in time, not by a transform: its rounding would be mass far above the laws'
-            answer[:, shift:] += stencil[shift] * part[:, : points - shift]
+            answer[:, shift : shift + points] += stencil[shift] * part
     return answer
+
+
+def room_for_stalls(law: LatencyModel, width: float, most: int) -> int:
+    """Lattice points that `most` stalls add to a law."""
+    return math.ceil(most * law.stall / width) + _ORDER if most else 0
 
 
 def _mean_number(law: LatencyModel, seconds: Vector) -> Vector:
@@ -69,7 +70,8 @@ def _mean_number(law: LatencyModel, seconds: Vector) -> Vector:
 
 
 def _number_is(number: int, mean: Vector) -> Vector:
-    return np.asarray(mean**number * np.exp(-mean - gammaln(number + 1.0)))
+    logs = number * np.log(np.maximum(np.abs(mean), 1e-300)) - mean - gammaln(number + 1.0)
+    return np.asarray(np.exp(logs) * np.where(mean < 0, (-1.0) ** number, 1.0))
 
 
 class StallClock:
