@@ -19,7 +19,6 @@ from queueing.errors import PredictionError
 from queueing.estimation.anchor import Anchor
 from queueing.estimation.assumption import Assumption
 from queueing.estimation.band import Ask, Sensitivity, WanderBand, relaxation_time, sensitivity, wander_band
-from queueing.estimation.batch_times import batch_times
 from queueing.estimation.client_assumptions import client_assumptions
 from queueing.estimation.engine_assumptions import StalledDelay, engine_assumptions, settled, stable_queue
 from queueing.estimation.estimates import Estimates, estimate
@@ -80,7 +79,7 @@ def assess(
     Limits and shape are those of the epoch. Raises SpecError where a limit lies beyond what the lengths are known for.
     """
     policy = parse_policy(seen.policy)
-    speeds = Speeds(batch_times(policy, seen.mine, shape))
+    speeds = Speeds.of(policy, seen, shape)
     slow = None if history is None else history.add(speeds, seen.epoch)
     estimates = estimate(seen, policy, shape, speeds=speeds, slow=slow)
     if not estimates.count or not estimates.arrival_rate.value > 0:
@@ -95,8 +94,8 @@ def assess(
     band = None
     if slope is not None and compared_mean and estimates.wander.significant:
         band = _band(slope.curve, model, estimates, relaxation, compared_mean)
-    stalled = _stalled(anchor, compared_mean, policy)
-    effect = 0.0 if stalled is None else stalled.effect
+    stalled = _left_out(estimates, load.value, compared_mean) if policy.joins_running else _stalled(anchor, compared_mean, policy)
+    effect = stalled.effect if stalled is not None and stalled.included else 0.0
     predicted = (
         UNKNOWN
         if slope is None or compared_mean is None
@@ -145,6 +144,16 @@ def _stalled(anchor: Anchor | None, mean: float | None, policy: Policy) -> Stall
         return None
     whole, smooth = (_mean(each, policy) for each in (anchor.prediction, anchor.smooth))
     return None if not whole or smooth is None else StalledDelay(mean, mean * smooth / whole)
+
+
+def _left_out(estimates: Estimates, load: float, mean: float | None) -> StalledDelay | None:
+    """What the stalls of a continuous engine cost those who come after, which its law does not hold; what they cost those who are in
+    service, its speed does. A stall of s seconds leaves the work of as many, which is gone after s / (1 - load): of M/G/1."""
+    stalls = estimates.stalls
+    if not stalls.count or not mean or load >= 1:
+        return None
+    backlog = stalls.time_share * stalls.size * load / (2 * (1 - load))
+    return StalledDelay(mean + backlog, mean, included=False)
 
 
 def _nothing(seen: Snapshot, estimates: Estimates, policy: Policy) -> Assessment:

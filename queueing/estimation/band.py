@@ -30,7 +30,8 @@ from queueing.estimation.interval import NORMAL, Estimate
 from queueing.estimation.speed_curve import SpeedCurve, speed_curve
 from queueing.latency import LatencyModel
 
-STEP = 0.01  # relative, to either side
+STEP = 0.05  # relative, to either side: what the sample path's luck adds to an elasticity falls with it
+FREE = 0.25  # of what is free at this load, at most
 GROUPS = 5
 NODES = 9
 KEPT = 60.0  # seconds
@@ -81,6 +82,8 @@ def sensitivity(
     ask: Ask, estimates: Estimates, law: LatencyModel, load: float, limit: int | None = None, *, pole: bool = True
 ) -> Sensitivity:
     """By 11 + `GROUPS` predictions; `law` at the window's speed and cv, `limit` the token limit in force, `pole`: no patience."""
+    law = dataclasses.replace(law, stall_share=0.0, stall=0.0)
+    step = min(STEP, FREE * (1 - load)) if pole else STEP
     lengths, rate = estimates.output_tokens.law(limit), estimates.arrival_rate.value
     ends = [dataclasses.replace(law, cv=value) for value in (estimates.cv.low, estimates.cv.high) if estimates.cv.known]
 
@@ -90,8 +93,8 @@ def sensitivity(
     at_ends = [ask(rate, lengths, end) for end in ends]
     parts = [ask(rate, estimates.output_tokens.without(g, GROUPS).law(_shorter(limit, estimates, g)), law) for g in range(GROUPS)]
     return Sensitivity(
-        rate=_elasticity(lambda factor: ask(rate * factor, lengths, law)),
-        speed=_elasticity(at_speed),
+        rate=_elasticity(lambda factor: ask(rate * factor, lengths, law), step),
+        speed=_elasticity(at_speed, step),
         lengths_error=_jackknife(np.array(parts)),
         cv_error=abs(_log_ratio(at_ends[1], at_ends[0])) / (2 * NORMAL) if at_ends else 0.0,
         curve=speed_curve(at_speed, load if pole else 0.0),
@@ -113,8 +116,8 @@ def _shorter(limit: int | None, estimates: Estimates, group: int) -> int | None:
     return limit if limit is None or not rest.unknown_mass else min(limit, rest.known_to)
 
 
-def _elasticity(ask: Callable[[float], float]) -> float:
-    return _log_ratio(ask(1 + STEP), ask(1 - STEP)) / math.log((1 + STEP) / (1 - STEP))
+def _elasticity(ask: Callable[[float], float], step: float) -> float:
+    return _log_ratio(ask(1 + step), ask(1 - step)) / math.log((1 + step) / (1 - step))
 
 
 def _log_ratio(above: float, below: float) -> float:

@@ -12,6 +12,7 @@ that were served whole count: no member cancelled or failed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -54,10 +55,12 @@ class BatchTimes:
         return BatchTimes(*(getattr(self, name)[kept] for name in self.__dataclass_fields__))
 
 
-def batch_times(policy: Policy, seen: Snapshot, law: LatencyModel) -> BatchTimes:
-    """Of the snapshot's own rows (`Snapshot.mine`)."""
-    plain = law.at_speed(1.0)
-    found = _slots(seen, plain) if policy.joins_running else _batches(seen, plain, padded=policy.padded)
+def batch_times(policy: Policy, seen: Snapshot, law: LatencyModel, slots: Sequence[BatchTimes] | None = None) -> BatchTimes:
+    """Of the snapshot's own rows (`Snapshot.mine`); `slots`: those of `slot_times`, where the caller has use for them too."""
+    if policy.joins_running:
+        found = _joined([_grouped(each) for each in (slot_times(seen, law) if slots is None else slots)])
+    else:
+        found = _batches(seen, law.at_speed(1.0), padded=policy.padded)
     order = np.argsort(found.at, kind="stable")
     usable = (found.measured > 0) & (found.fitted > 0)
     return found.part(order[usable[order]])
@@ -84,17 +87,21 @@ def _batches(seen: Snapshot, law: LatencyModel, *, padded: bool) -> BatchTimes:
     return times.part(whole & ~np.isnan(times.measured))
 
 
-def _slots(seen: Snapshot, law: LatencyModel) -> BatchTimes:
+def slot_times(seen: Snapshot, law: LatencyModel) -> list[BatchTimes]:
+    """One entry a request, for each continuous server."""
     servers = seen.column("server_id")
-    parts = [_slots_of(seen.having(picked(seen.rows, servers == server)), law) for server in np.unique(servers)]
+    return [_slots_of(seen.having(picked(seen.rows, servers == server)), law.at_speed(1.0)) for server in np.unique(servers)]
+
+
+def _joined(parts: Sequence[BatchTimes]) -> BatchTimes:
     return BatchTimes(*(np.concatenate([getattr(p, n) for p in parts] or [np.empty(0)]) for n in BatchTimes.__dataclass_fields__))
 
 
 def _slots_of(seen: Snapshot, law: LatencyModel) -> BatchTimes:
-    """Of one continuous server. Rows at the window's edges miss some of their company and are left out."""
+    """Rows at the window's edges miss some of their company and are left out."""
     seen = seen.having(picked(seen.rows, np.isfinite(seen.column("server_free_at"))))
     rough = _slots_at(seen, law, 1.0)
-    return _grouped(_slots_at(seen, law, float(rough.measured.sum() / rough.fitted.sum())) if rough.count else rough)
+    return _slots_at(seen, law, float(rough.measured.sum() / rough.fitted.sum())) if rough.count else rough
 
 
 def _slots_at(seen: Snapshot, law: LatencyModel, pace: float) -> BatchTimes:

@@ -21,7 +21,7 @@ from policies import Policy, parse_policy
 from policies.text import counted
 from queueing.distributions import TokenDistribution
 from queueing.estimation.arrivals import arrival_rate, dispersion
-from queueing.estimation.batch_times import SLOT_ERROR, BatchTimes, batch_times
+from queueing.estimation.batch_times import SLOT_ERROR, BatchTimes
 from queueing.estimation.change import FEW_CHANGES, Change, changes
 from queueing.estimation.interval import NORMAL, Estimate, symmetric
 from queueing.estimation.lengths import Lengths, lengths, weigh
@@ -122,7 +122,7 @@ def estimate(
     if len(changed) > FEW_CHANGES:
         changed = []  # bursts, not changes: their rate is that of the whole window, their interval wide
     rate_from = changed[-1].at if changed else seen.start
-    found = Speeds(batch_times(policy, seen.mine, shape)) if speeds is None else speeds
+    found = Speeds.of(policy, seen, shape) if speeds is None else speeds
     recent, slow = found.recent, found.slow if slow is None else slow
     return Estimates(
         policy=seen.policy,

@@ -16,6 +16,7 @@ of the linear part of ln cv, (z^2 / mean z^2 - fitted^2 / mean fitted^2) / 2, fo
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +28,8 @@ from queueing.speed import residual_cv as scatter
 from queueing.statistics import batch_means_interval
 
 FEWEST = 20  # batches
+FloatArray = npt.NDArray[np.float64]
+
 STALL = 3.0  # times the median ratio; a gamma residual of cv 0.25 gets there once in 10^9
 EXCESS = 1.0  # average batches; what costs a short batch less is scatter
 
@@ -83,6 +86,34 @@ def stalls(times: BatchTimes) -> Stalls:
         last_at=float(times.at[slow][-1]),
         size=float(excess @ excess / excess.sum()),
     )
+
+
+def slot_stalls(slots: Sequence[BatchTimes]) -> Stalls:
+    """Of continuous servers, request by request: a stall holds all that are in service at once, and takes the largest of their excesses."""
+    busy = sum(_busy(each) for each in slots)
+    found = [_episodes(each) for each in slots if each.count]
+    excess, at = (np.concatenate(parts) for parts in zip(*found, strict=True)) if found else (np.empty(0), np.empty(0))
+    if not excess.size:
+        return Stalls(0, 0.0, 0.0, None)
+    longest, last, total = float(excess.max()), float(at.max()), float(excess.sum())
+    return Stalls(excess.size, total / busy, longest, last, size=float(excess @ excess) / total)
+
+
+def _episodes(slots: BatchTimes) -> tuple[FloatArray, FloatArray]:
+    """Largest excess and first start of each stretch of slots that were stalled while they overlapped, in order of start."""
+    slow = slots.part(stalled(slots))
+    if not slow.count:
+        return np.empty(0), np.empty(0)
+    excess = slow.measured - float(np.median(slots.ratio)) * slow.fitted
+    ends = np.maximum.accumulate(slow.at + slow.measured)
+    first = np.flatnonzero(np.append(True, slow.at[1:] > ends[:-1]))
+    return np.maximum.reduceat(excess, first), slow.at[first]
+
+
+def _busy(slots: BatchTimes) -> float:
+    """Seconds in which somebody was in service."""
+    ends = np.maximum.accumulate(slots.at + slots.measured)
+    return float((np.minimum(np.append(slots.at[1:], np.inf), ends) - slots.at).sum())
 
 
 def stalled(times: BatchTimes) -> npt.NDArray[np.bool_]:

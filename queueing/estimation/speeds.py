@@ -9,10 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from queueing.estimation.batch_times import BatchTimes
+from policies import Policy
+from queueing.estimation.batch_times import BatchTimes, batch_times, slot_times
+from queueing.estimation.snapshot import Snapshot
 from queueing.estimation.speed_change import SpeedChange, speed_change
-from queueing.estimation.speed_process import Stalls, stalled, stalls, without_outliers
+from queueing.estimation.speed_process import Stalls, slot_stalls, stalled, stalls, without_outliers
 from queueing.estimation.wander import Wander, wander
+from queueing.latency import LatencyModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,11 +23,20 @@ class Speeds:
     """Computed when first asked for."""
 
     times: BatchTimes
+    slots: tuple[BatchTimes, ...] = ()  # of continuous servers, request by request
+
+    @classmethod
+    def of(cls, policy: Policy, seen: Snapshot, shape: LatencyModel) -> Speeds:
+        """Of the snapshot's own rows."""
+        slots = slot_times(seen.mine, shape) if policy.joins_running else []
+        return cls(batch_times(policy, seen.mine, shape, slots), tuple(slots))
 
     @cached_property
     def stalls(self) -> Stalls:
-        """Batches far beyond the law, since the speed changed."""
-        return stalls(self.recent)
+        """Far beyond the law, since the speed changed."""
+        if not self.slots:
+            return stalls(self.recent)
+        return slot_stalls(self.slots if self.step is None else [each.part(each.at >= self.step.at) for each in self.slots])
 
     @cached_property
     def steady(self) -> BatchTimes:

@@ -26,7 +26,7 @@ from queueing.estimation.assess import Assessment, Limits, assess
 from queueing.estimation.batch_times import BatchTimes, batch_times
 from queueing.estimation.engine_assumptions import StalledDelay, no_stalls
 from queueing.estimation.estimates import Estimates, estimate
-from queueing.estimation.speed_process import residual_cv, stalled, stalls
+from queueing.estimation.speed_process import residual_cv, slot_stalls, stalled, stalls
 from queueing.estimation.window import snapshot_of
 from queueing.fit import Measured, fit_law
 from queueing.latency import LatencyModel
@@ -35,6 +35,7 @@ from queueing.prediction import predict_model
 from queueing.record import Record, read_run
 from queueing.speed import residual_cv as run_cv
 from tests.queueing.estimation_runs import poisson, record_of, seen
+from tests.queueing.estimation_windows import window_of
 
 POLICY = "capped:max_batch_size=8"
 SAMPLE = Path(__file__).parent / "samples" / "hiccups.jsonl.gz"
@@ -175,6 +176,50 @@ def test_stalls_fail_by_what_they_cost() -> None:
     assert [no_stalls(times, each).holds for each in (dear, cheap, tiny)] == [False, True, True]
     assert no_stalls(times, dear).says == "1 stall holds 4.3% of the busy time, the longest 0.27 s: 2 ms of the predicted delay"
     assert not no_stalls(times).holds
+
+
+def test_stalls_of_slots_count_once_whoever_was_in_service() -> None:
+    """Two overlap a stall of 0.2 s, a third meets another one alone; the sizes are those of the largest excess."""
+    at = np.arange(100) * 0.05
+    measured = np.full(100, 0.04)
+    measured[[10, 60]] += 0.2
+    at[11], measured[11] = at[10] + 0.01, 0.04 + 0.19
+    ones = np.ones(100)
+    slots = BatchTimes(at, measured, np.full(100, 0.04), ones, ones, ones)
+    found = slot_stalls([slots])
+    assert (found.count, found.last_at) == (2, at[60])
+    assert found.size == pytest.approx(0.2)
+    assert found.time_share == pytest.approx(0.4 / _union(at, at + measured))
+    assert slot_stalls([slots.part(np.delete(np.arange(100), [10, 11, 60]))]).count == 0
+
+
+def _union(starts: np.ndarray, ends: np.ndarray) -> float:
+    """Seconds covered, counted by the millisecond."""
+    clock = np.arange(0.0, ends.max(), 1e-3) + 5e-4
+    return 1e-3 * sum(bool(((starts <= t) & (t < ends)).any()) for t in clock)
+
+
+def test_stalls_that_a_prediction_leaves_out_fail_from_a_twentieth_of_it() -> None:
+    times = _times(np.where(np.arange(200) == 50, 0.3, 0.03), np.full(200, 0.03))
+    dear, cheap = StalledDelay(0.0214, 0.020, included=False), StalledDelay(0.0208, 0.020, included=False)
+    assert [no_stalls(times, each).holds for each in (dear, cheap)] == [False, True]
+    assert no_stalls(times, dear).says.endswith("1.4 ms more than predicted")
+
+
+@pytest.mark.parametrize("policy", [POLICY, "dynamic"])
+def test_elasticities_of_a_window_with_stalls_are_those_of_theory(policy: str) -> None:
+    """By the sample paths of a law that stalls they were anything from -2 to 5."""
+    parsed = parse_policy(policy)
+    stalling = replace(LAW, stall_share=0.05, stall=0.1)
+    model = Model(policy=parsed, output_tokens=LENGTHS, law=stalling, max_num_seqs=16)
+    rate = 0.5 * model.largest_stable_rate
+    steps = [predict_model(model, rate * factor).queueing_delay.mean or 0.0 for factor in (0.99, 1.01)]
+    exact = math.log(steps[1] / steps[0]) / math.log(1.01 / 0.99)
+    for seed in range(3):
+        found = assess(window_of(model, 0.5, 10_000, seed), LAW, Limits(max_num_seqs=16)).sensitivity
+        assert found is not None
+        assert found.rate == pytest.approx(exact, abs=0.6)
+        assert found.speed == pytest.approx(1 + exact, abs=0.6)
 
 
 def test_what_if_and_advice_read_the_law_with_its_stalls() -> None:
