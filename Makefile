@@ -6,6 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 CACHES := .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 PURE := tests/policies tests/queueing
+BESIDE := tests/loadgen tests/bench tests/grafana tests/kendall
 OPERATOR_RULES := docker/k8s/components/prometheus-operator/prometheusrule.yaml
 
 help: ## this list
@@ -23,9 +24,10 @@ setup-system: ## Prometheus and Chromium from Debian's packages, for the tests t
 demo: setup ## the gateway under load, observed beside predicted; ARGS="..."
 	@$(BIN)/kendall demo $(ARGS)
 
-test: setup-dev ## the quick tests, the same examples every time, first those that know no clock, two at a time; ARGS="..."
+test: setup-dev ## the quick tests, the same examples every time; those without an engine of their own two at a time; ARGS="..."
 	@$(BIN)/pytest -q -m "not slow" --timeout 300 -n 2 $(PURE) $(ARGS)
-	@$(BIN)/pytest -q -m "not slow" --timeout 300 $(addprefix --ignore=,$(PURE)) $(ARGS)
+	@$(BIN)/pytest -q -m "not slow" --timeout 300 -n 2 --dist loadfile $(BESIDE) $(ARGS)
+	@$(BIN)/pytest -q -m "not slow" --timeout 300 $(addprefix --ignore=,$(PURE) $(BESIDE)) $(ARGS)
 
 test-all: setup-dev ## every test
 	@$(BIN)/pytest -q $(ARGS)

@@ -38,7 +38,7 @@ from tests.loadgen.test_sweep_run import is_alive
         (["--load", "nan"], "got --load nan; expected a fraction"),
         (["--policy", "singel"], "did you mean 'single'?"),
         (["--engine", "gpu"], "got --engine 'gpu'; expected one of auto, vllm, emulated"),
-        (["--result-dir", __file__], "which is a file; expected a folder"),
+        (["--result-dir", __file__], "test_demo.py; expected a folder"),
         (["--seed", "-1"], "--seed"),
     ],
 )

@@ -266,7 +266,7 @@ def test_a_sender_outside_its_budget_is_called_invalid(tmp_path: Path) -> None:
     ]
     both = [RunFile(path, file.header, seen), RunFile(path, Header(writer="load"), sent)]
     text = page(of_files(both, Asked(law=LAW)))
-    assert "INVALID: in 1 of 1 cells requests reached the gateway outside the lateness budget" in text
+    assert "INVALID: in 1 of 1 cell requests reached the gateway outside the lateness budget" in text
     assert "reached the gateway 200.0 ms late on average" in text
     assert "none can be judged" in text
 

@@ -286,7 +286,8 @@ BAD_STARTS = [
 
 @pytest.mark.parametrize(("arguments", "says"), BAD_STARTS)
 def test_bad_arguments_are_one_line_and_status_2(arguments: list[str], says: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "kendall", *arguments], capture_output=True, text=True, timeout=120, check=False)
+    free = ["--port", str(free_port(0))] if arguments[0] == "serve" else []
+    done = subprocess.run([sys.executable, "-m", "kendall", *arguments, *free], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2, done.stderr
     assert says in done.stderr
     assert "Traceback" not in done.stderr
