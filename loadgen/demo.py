@@ -138,6 +138,7 @@ async def run_demo(plan: Plan, console: Console, *, once: bool) -> None:
         *("--engine", plan.engine, "--allow-forced-lengths", "--max-output-tokens", str(MAX_OUTPUT_TOKENS)),
         *("--max-num-seqs", str(MAX_NUM_SEQS), "--record-file", str(plan.folder / "gateway.jsonl"), "--served-model-name", "tiny"),
     ]
+    (plan.folder / "gateway.jsonl").unlink(missing_ok=True)  # of an earlier run, whose cells have files of their own
     async with GatewayProcess(arguments, plan.port, plan.folder / "gateway.log") as gateway:
         async with Progress(plan) as progress:
             cells = await _Demo(plan, gateway, progress).run()

@@ -195,7 +195,11 @@ def serve_command(
     ] = None,
     record_file: Annotated[
         Path | None,
-        _option(LOGS, "Write one JSON line per finished request to this file. Default: none.", parser=FileToWrite("gateway.jsonl")),
+        _option(
+            LOGS,
+            "Write one JSON line per finished request to this file; an older file is renamed. Default: none.",
+            parser=FileToWrite("gateway.jsonl"),
+        ),
     ] = None,
     log_level: Annotated[str, _option(LOGS, "debug | info | warning | error.")] = "info",
     log_format: Annotated[str, _option(LOGS, "text | json (one object per line).")] = "text",
