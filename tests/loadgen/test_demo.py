@@ -58,7 +58,7 @@ def test_two_policies_of_one_name_have_files_of_their_own() -> None:
     plan = Plan(policies=("single", "fixed:batch_size=4", "fixed:batch_size=8,max_wait=1"))
     names = {plan.name(load, policy) for load, policy in plan.cells}
     assert len(names) == len(plan.cells)
-    assert {"0.3-single", "0.3-fixed-batch_size-4", "0.6-fixed-batch_size-8-max_wait-1"} <= names
+    assert {"0.3-single", "0.3-fixed-batch_size-4", "0.5-fixed-batch_size-8-max_wait-1"} <= names
     assert Plan().name(0.3, "fixed:batch_size=4") == "0.3-fixed"
 
 
@@ -82,8 +82,8 @@ def test_progress_counts_the_cells_and_the_time_to_go_within_eighty_columns() ->
     first, *cells, last = asyncio.run(lines())
     assert first == "12 cells to go, 5 min: the engine starts"
     assert cells[0] == "12 cells to go, 4 min: single at 0.3 12345/12345"
-    assert cells[8] == "4 cells to go, 1 min: fixed:batch_size=4 at 0.6 12345/12345".replace("1 min", cells[8].split(", ")[1].split(":")[0])
-    assert cells[-1].startswith("1 cell to go, 19 s: continuous:max_batch_size=4 at 0.6")
+    assert cells[8] == "4 cells to go, 1 min: fixed:batch_size=4 at 0.5 12345/12345".replace("1 min", cells[8].split(", ")[1].split(":")[0])
+    assert cells[-1].startswith("1 cell to go, 19 s: continuous:max_batch_size=4 at 0.5")
     assert last == "drawing the picture"
     assert max(len(f"{0:6.0f} s  {line}") for line in cells) <= 79
 
