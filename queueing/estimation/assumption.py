@@ -26,3 +26,9 @@ class Assumption:
     holds: bool | None
     measure: float
     says: str
+
+
+def factor(ratio: float) -> str:
+    """The size of a change up or down, in three significant digits: `1.97`, `1,050`."""
+    size = max(ratio, 1 / ratio)
+    return f"{size:.3g}" if size < 999.5 else f"{float(f'{size:.3g}'):,.0f}"

@@ -26,7 +26,7 @@ from itertools import pairwise
 import numpy as np
 
 from queueing.arrival_audit import audit_arrivals
-from queueing.estimation.assumption import Assumption
+from queueing.estimation.assumption import Assumption, factor
 from queueing.estimation.change import FEW_CHANGES, Change, Vector, burstiness, changes
 from queueing.estimation.snapshot import Snapshot
 
@@ -95,7 +95,8 @@ def arrival_assumptions(instants: Vector, *, explained: bool = False) -> tuple[A
     found = changes(instants)
     if 1 <= len(found) <= FEW_CHANGES and all(_passes(piece) for piece in _pieces(instants, found)):
         last = found[-1]
-        says = f"the arrival rate changed by a factor of {last.ratio:.2f}, {instants[-1] - last.at:.3g} s before the last arrival"
+        word = "rose" if last.ratio > 1 else "fell"
+        says = f"the arrival rate {word} by a factor of {factor(last.ratio)}, {instants[-1] - last.at:.3g} s before the last arrival"
         return Assumption("constant_rate", False, last.ratio, says), Assumption(
             "poisson_arrivals", True, 1.0, "Poisson between the changes"
         )

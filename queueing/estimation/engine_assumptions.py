@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from queueing.batch_means import batch_means, batch_means_interval
-from queueing.estimation.assumption import Assumption
+from queueing.estimation.assumption import Assumption, factor
 from queueing.estimation.batch_times import BatchTimes
 from queueing.estimation.change import Vector
 from queueing.estimation.interval import Estimate
@@ -104,8 +104,8 @@ def _constant_speed(speeds: Speeds, wander_effect: float | None) -> Assumption:
     stepped, slow = speeds.step, speeds.slow
     if stepped is not None:
         word = "slower" if stepped.ratio > 1 else "faster"
-        factor, ago = max(stepped.ratio, 1 / stepped.ratio), speeds.times.at[-1] - stepped.at
-        says = f"the engine became {word} by a factor of {factor:.2f}, {ago:.3g} s before the last batch"
+        ago = speeds.times.at[-1] - stepped.at
+        says = f"the engine became {word} by a factor of {factor(stepped.ratio)}, {ago:.3g} s before the last batch"
         return Assumption("constant_speed", False, stepped.ratio, says)
     if not slow.sigma.known:
         return Assumption("constant_speed", None, math.nan, "too few batches")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
 
 from queueing.estimation.arrivals import arrival_rate, dispersion
+from queueing.estimation.assumption import factor
 from queueing.estimation.change import Change, burstiness, changes, local_scv
+from queueing.estimation.client_assumptions import arrival_assumptions
 from tests.queueing.estimation_runs import gamma, modulated, poisson
 
 RUNS = 200
@@ -111,3 +114,16 @@ def _one_change(ratio: float, seed: int) -> Change | None:
     after = 1000.0 + np.cumsum(rng.exponential(1 / ratio, 1500))
     found = changes(np.concatenate([before[before < 1000.0], after]))
     return found[0] if found else None
+
+
+@pytest.mark.parametrize(("rates", "word"), [((0.05, 52.0), "rose"), ((52.0, 0.05), "fell")])
+def test_the_size_of_a_change_of_rate_is_said_in_three_digits(rates: tuple[float, float], word: str) -> None:
+    rng = np.random.default_rng(1)
+    instants = np.cumsum(np.concatenate([rng.exponential(1 / rate, 300) for rate in rates]))
+    said = arrival_assumptions(instants)[0].says
+    assert re.match(rf"the arrival rate {word} by a factor of (\d{{3}}|1,\d\d0), ", said), said
+
+
+def test_factors() -> None:
+    found = [factor(ratio) for ratio in (1.9684, 1 / 1.9684, 2.0, 465.53, 999.4, 999.6, 1045.62, 1 / 1045.62, 2.3456e6)]
+    assert found == ["1.97", "1.97", "2", "466", "999", "1,000", "1,050", "1,050", "2,350,000"]
