@@ -25,6 +25,7 @@ from server.page.minute import NOTHING, LastMinute
 from server.page.state import COLUMNS, topics
 
 if TYPE_CHECKING:
+    from queueing.latency import LatencyModel
     from server.gateway import Gateway
 
 log = logging.getLogger("kendall.page")
@@ -41,6 +42,7 @@ class Feed:
         self._history = History(COLUMNS)
         self._switches: deque[dict[str, Any]] = deque(maxlen=SWITCHES)
         self._epoch: int | None = None
+        self._law: LatencyModel | None = None
         self._events: dict[str, bytes] = {}  # the newest of each topic, as sent
         self._news = b""  # those that changed with the last tick
         self._tick = 0
@@ -137,8 +139,9 @@ class Feed:
         first, self._epoch = self._epoch is None, in_force["epoch"]
         restarts = self._gateway.supervisor.restarts
         restarted, self._restarts = restarts > self._restarts, restarts
+        calibrated, self._law = not first and self._gateway.law is not self._law, self._gateway.law
         self._distribution = self._drawn_at = None
-        self._switches.append({"at": round(at, 1), "first": first, "restarted": restarted, **in_force})
+        self._switches.append({"at": round(at, 1), "first": first, "restarted": restarted, "calibrated": calibrated, **in_force})
 
     def _draw(self, look: dict[str, Any] | None) -> None:
         """Have the distribution beside the histogram computed, where somebody looks and there is a new look."""

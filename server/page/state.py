@@ -58,6 +58,7 @@ def topics(gateway: Gateway, at: float, minute: Sequence[float | None] = NOTHING
     live = gateway.live_model()
     about |= gateway.describe_engine(gateway.batcher.capabilities) | {"in_force": gateway.policy_in_force()}
     about |= {"law": gateway.law is not None, "prediction_window": settings.prediction_window, "keyed": bool(settings.security.api_keys)}
+    about |= {"what_if_interval": settings.what_if_interval}
     about |= {"restarts": gateway.supervisor.restarts, "versions": dict(gateway.batcher.capabilities.versions)}
     return {
         "gateway": about,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gzip
 import json
 from typing import Any
@@ -13,6 +14,7 @@ from server.page.assets import load_assets
 from server.page.feed import Feed
 from server.page.history import COARSE, FINE, History
 from server.page.state import COLUMNS, MEMBERS, row, servers, topics
+from server.schema import PolicyChange
 from tests.server.asgi import Call, call, completion, running
 from tests.virtual_time import run_virtual
 
@@ -82,6 +84,29 @@ def test_a_viewer_gets_everything_first_and_then_what_changed() -> None:
             assert [each["first"] for each in switches] == [True, False]
             viewer.leave()
             await viewer.task
+
+    run_virtual(main())
+
+
+def test_a_switch_says_whether_the_law_is_another_one() -> None:
+    """A calibration begins an epoch under the same setting; so do changes that are undone within a second."""
+
+    async def main() -> None:
+        async with running() as (_, gateway):
+            feed = Feed(gateway)
+            feed.tick()
+            gateway.change(PolicyChange(max_output_tokens=32))
+            gateway.change(PolicyChange(max_output_tokens=None))
+            feed.tick()
+            assert gateway.law is not None
+            gateway.law = dataclasses.replace(gateway.law)  # as a calibration does
+            gateway.begin_epoch()
+            feed.tick()
+            gateway.begin_epoch()
+            feed.tick()
+            (switches,) = (data for name, data in events(feed.everything()) if name == "switches")
+            assert [each["calibrated"] for each in switches] == [False, False, True, False]
+            assert len({each["max_output_tokens"] for each in switches}) == 1
 
     run_virtual(main())
 

@@ -113,6 +113,28 @@ def test_a_batch_size_that_the_engine_cannot_hold_is_refused_by_the_page(operate
     operated.run(look)
 
 
+def test_a_policy_in_force_that_asks_for_more_than_the_engine_holds_does_not_block_the_form(operated: Site) -> None:
+    async def look(page: Page) -> None:
+        before = await operated.gateway.ask("GET", "/admin/policy")
+        kept = {name: before[name] for name in ("policy", "max_output_tokens", "patience")}
+        await operated.gateway.ask("PUT", "/admin/policy", {"policy": "continuous:max_batch_size=64"})
+        try:
+            await page.until("document.querySelector('#size').value === '64' && !document.querySelector('#apply').disabled")
+            await page.type("#patience", "45")
+            await page.click("#apply")
+            await page.until("document.querySelector('#outcome').textContent.startsWith('In force: continuous:max_batch_size=64')")
+            await page.type("#size", "65")
+            await page.click("#apply")
+            await page.until(
+                "document.querySelector('#outcome').textContent.includes('got a batch size of 65; this engine holds at most 16')"
+            )
+        finally:
+            await operated.gateway.ask("PUT", "/admin/policy", kept)
+        await page.until("!document.querySelector('#bar-policy').textContent.startsWith('continuous')")  # for the tests that follow
+
+    operated.run(look)
+
+
 def test_the_controls_are_one_press_away(operated: Site) -> None:
     async def look(page: Page) -> None:
         await page.until("!document.querySelector('#to-controls').disabled")
@@ -177,6 +199,40 @@ def test_the_operators_calls_need_the_admin_key_which_the_page_asks_for_and_keep
             await page.until("document.querySelector('#key').open")
 
     operated.runner.run(main())
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("an-admin-€key", "Got “€” (U+20AC) as character 10 of the key; expected printable ASCII characters without spaces."),
+        ("an-admin-\u200bkey-of-the-test", "Got U+200B as character 10 of the key; expected printable ASCII"),
+        ("an admin key", "Got U+0020 as character 3 of the key; expected printable ASCII"),
+        (" \u200b", "Got an empty key; expected printable ASCII characters."),
+    ],
+)
+def test_a_key_that_no_header_can_carry_is_refused_in_the_dialog(operated: Site, key: str, says: str) -> None:
+    async def look(page: Page) -> None:
+        await page.until("!document.querySelector('#apply').disabled")
+        asked = "import(document.querySelector('link[rel=modulepreload][href$=\"admin.js\"]').href).then(m => m.askForKey('Why'))"
+        await page.ask(f"window.key_ = null; {asked}.then(key => {{ window.key_ = key; }}); 1")
+        await page.until("document.querySelector('#key').open")
+        await offer(page, key)
+        assert (await page.text("#key-why")).startswith(says)
+        assert await page.ask("document.querySelector('#key').open"), "it asks again"
+        assert await page.ask("document.activeElement.id + document.activeElement.getAttribute('aria-invalid')") == "key-valuetrue"
+        assert await page.ask("sessionStorage.length") == 0
+        await offer(page, "\ufeff a-key\u200b\u00a0")  # what copying brings along is taken away
+        await page.until("window.key_ === 'a-key'")
+
+    operated.run(look)
+
+
+def test_a_stored_key_that_no_header_can_carry_does_not_lock_the_page(operated: Site) -> None:
+    async def look(page: Page) -> None:
+        await page.ask("sessionStorage.setItem('kendall-admin-key', 'an-\u200badmin-key'); location.reload(); 1")
+        await page.until(f"performance.getEntriesByType('navigation')[0].type === 'reload' && {READY}")
+
+    operated.run(look)
 
 
 async def offer(page: Page, key: str) -> None:

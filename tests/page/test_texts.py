@@ -66,7 +66,7 @@ def test_the_what_if_table_and_the_bar_fit_with_long_durations_and_a_patience(si
     [
         (640, 20.0, "A verdict needs about 640 more requests, about 32\u202fs at this rate."),
         (1, 20.0, "A verdict needs about 1 more request, about 1\u202fs at this rate."),
-        (25_000, 20.0, "about 25,000 more requests in one window; the window of 2\u202fmin holds about 2,400 at this rate."),
+        (25_000, 20.0, "A verdict needs about 25,000 more requests."),
         (640, 0.0, "A verdict needs about 640 more requests."),
         (None, 20.0, "The interval of the mean is not known yet."),
     ],
@@ -82,6 +82,100 @@ def test_too_early_says_how_many_more_requests(site: Site, missing: int | None, 
             assert says in await page.text("#why")
 
     site.runner.run(main())
+
+
+@pytest.mark.parametrize(("seconds", "advised"), [(50.0, False), (112.0, False), (116.0, True), (120.0, True)])
+def test_a_longer_window_is_advised_only_where_the_window_is_full(site: Site, seconds: float, *, advised: bool) -> None:
+    """A young window with one stall asks for far too many."""
+
+    def early(topics: Topics) -> None:
+        prediction = topics["look"]["prediction"]
+        prediction["comparison"] |= {"verdict": "not enough data", "requests_missing": 25_000, "n": 250}
+        prediction["window"]["seconds"] = seconds
+        topics["now"]["row"][topics["hello"]["columns"].index("arrival_rate")] = 20.0
+
+    async def main() -> str:
+        async with staged(site.browser, site.gateway.url, early) as page:
+            await page.until("document.querySelector('h1').textContent.startsWith('Too early to judge')")
+            return await page.text("#why")
+
+    said = site.runner.run(main())
+    full = (
+        "about 25,000 more requests in one window; the window of 2\u202fmin holds about 2,400 at this rate. Start the gateway with a longer"
+    )
+    assert (full in said) is advised
+    assert ("--prediction-window" in said) is advised
+    assert advised or said.endswith("about 25,000 more requests.")
+
+
+@pytest.mark.parametrize(
+    ("load", "says"),
+    [
+        (2.4, "The arrival rate is 140\u202f% above the largest stable rate, and"),
+        (1.034, "The arrival rate is 3.4\u202f% above the largest stable rate, and"),
+        (1.0, "The arrival rate is not below the largest stable rate, and"),
+        (None, "The arrival rate is not below the largest stable rate, and"),
+    ],
+)
+def test_an_overload_says_by_how_much(site: Site, load: float | None, says: str) -> None:
+    def over(topics: Topics) -> None:
+        topics["look"]["prediction"] |= {"stable": False, "load": load}
+
+    async def main() -> None:
+        async with staged(site.browser, site.gateway.url, over) as page:
+            await page.until("document.querySelector('h1').textContent.startsWith('No steady state')")
+            assert (await page.text("#why")).startswith(says)
+
+    site.runner.run(main())
+
+
+def test_without_forecasts_the_page_says_how_often_they_come(site: Site) -> None:
+    def none_yet(topics: Topics) -> None:
+        topics["what_if"], topics["what_if_in_force"] = [], None
+
+    async def main() -> None:
+        async with staged(site.browser, site.gateway.url, none_yet) as page:
+            await page.until("document.querySelector('#whatif p')")
+            said = await page.text("#whatif")
+            assert said == "No forecasts yet: once there is a prediction, they are computed every 15\u202fs."
+
+    site.runner.run(main())
+
+
+def test_a_forecast_that_is_the_setting_in_force_by_another_text_is_left_out(site: Site) -> None:
+    def forecasts(topics: Topics) -> None:
+        _slow(topics)
+        base = topics["what_if"][0]
+        topics["gateway"]["in_force"] |= {"policy": "elastic:max_batch_size=64", "max_output_tokens": None, "effective_max_batch_size": 16}
+
+        def row(policy: str, size: int | None, limit: int | None = None, cut: float | None = 0.0) -> dict[str, Any]:
+            return base | {"policy": policy, "effective_max_batch_size": size, "max_output_tokens": limit, "clipped_fraction": cut}
+
+        topics["what_if_in_force"] = row("elastic:max_batch_size=64", 16)
+        topics["what_if"] = [
+            *(row("elastic:max_batch_size=64", 16, 64), row("elastic:max_batch_size=32", 16), row("elastic", 16)),  # the same
+            *(
+                row("elastic:max_batch_size=8", 8),
+                row("elastic:order=spf", 16),
+                row("continuous:max_batch_size=16", 16),
+                row("fixed", None),
+            ),
+            *(row("elastic:max_batch_size=64", 16, 54, 0.0004), row("elastic:max_batch_size=64", 16, 32, None)),
+        ]
+
+    async def main() -> list[str]:
+        async with staged(site.browser, site.gateway.url, forecasts) as page:
+            await page.until("document.querySelector('table.whatif')")
+            return list(await page.ask("[...document.querySelectorAll('#whatif button')].map(e => e.getAttribute('aria-label'))"))
+
+    assert sorted(site.runner.run(main())) == [
+        "Use continuous:max_batch_size=16, no token limit",
+        "Use elastic:max_batch_size=64, token limit 32",
+        "Use elastic:max_batch_size=64, token limit 54",
+        "Use elastic:max_batch_size=8, no token limit",
+        "Use elastic:order=spf, no token limit",
+        "Use fixed, no token limit",
+    ]
 
 
 @pytest.mark.parametrize("width", [320, 390, 720, 1280])

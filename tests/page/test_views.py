@@ -6,6 +6,8 @@ import csv
 import io
 from typing import Any
 
+import pytest
+
 from tests.page.browser import Page
 from tests.page.site import DRAWN, Site
 from tests.page.staged import Topics, staged
@@ -86,6 +88,35 @@ def test_window_and_statistic_come_from_the_link_and_what_is_wrong_in_it_is_left
     site.run(look, path="/#window=900&stat=p95")
 
 
+@pytest.mark.parametrize("place", ["verdict", "controls", "%", "%E0%A4%A", "zoom=0-9e99", "zoom=0-Infinity", "zoom=1-1e15&window=x"])
+def test_any_other_fragment_shows_the_page_as_at_the_start(site: Site, place: str) -> None:
+    async def look(page: Page) -> None:
+        await page.until(f"{DRAWN} >= {CHARTS} - 1")
+        assert "the last 2\u202fmin at most" in await page.text("#delays-note")
+        assert (await page.text("#delays-note")).startswith("Mean")
+        assert (
+            await page.ask("[...document.querySelectorAll('#range input:checked, #stat input:checked')].map(e => e.value).join()")
+            == "mean,300"
+        )
+        assert page.complaints == []
+
+    site.run(look, path=f"/#{place}")
+
+
+def test_the_skip_link_leaves_the_view_as_it_is(site: Site) -> None:
+    async def look(page: Page) -> None:
+        await page.until(f"{DRAWN} >= {CHARTS} - 1")
+        await page.click(".skip")
+        await page.until("location.hash === '#verdict'")
+        assert (
+            await page.ask("[...document.querySelectorAll('#range input:checked, #stat input:checked')].map(e => e.value).join()")
+            == "p95,900"
+        )
+        assert "95th percentile" in await page.text("#delays-note")
+
+    site.run(look, path="/#window=900&stat=p95")
+
+
 def test_a_chart_is_also_a_file(site: Site) -> None:
     async def look(page: Page) -> None:
         await page.until(f"{DRAWN} >= {CHARTS} - 1")
@@ -122,6 +153,45 @@ def test_what_was_refused_is_shown_by_reason_and_only_those_that_occurred(site: 
     assert mine == ["Refused: queue full 2.50/s", "Failed: engine error 0.250/s"]
 
 
+# the colour and the dash of every curve that is drawn, and of every swatch of a legend; `paint` draws anew
+CURVES = """{
+  window.curves = new Set();
+  const real = CanvasRenderingContext2D.prototype.stroke;
+  CanvasRenderingContext2D.prototype.stroke = function (...path) {
+    if (path.length && this.canvas.closest("#lost")) curves.add(`${this.strokeStyle} ${this.getLineDash().length > 0}`);
+    return real.apply(this, path);
+  };
+  const hex = (rgb) => "#" + rgb.match(/\\d+/g).slice(0, 3).map((each) => Number(each).toString(16).padStart(2, "0")).join("");
+  window.swatches = () => [...document.querySelectorAll("#lost .legend > span:not([hidden]) .swatch")].map((each) => {
+    const { backgroundImage, backgroundColor } = getComputedStyle(each);
+    const dashed = backgroundImage !== "none";
+    return `${hex(dashed ? backgroundImage.match(/rgb\\([^)]*\\)/)[0] : backgroundColor)} ${dashed}`;
+  });
+}"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_swatch_looks_like_its_line(site: Site, theme: str) -> None:
+    def losing(topics: Topics) -> None:
+        columns = topics["hello"]["columns"]
+        for place, name in enumerate(columns):
+            if name.startswith(("refused_", "failed_", "abandoned", "cancelled")):
+                topics["now"]["row"][place] = 1.0
+        topics["now"]["row"][0] += 30
+
+    async def main() -> None:
+        async with staged(site.browser, site.gateway.url, losing) as page:
+            await page.until("document.querySelectorAll('#lost .legend > span:not([hidden])').length === 11")
+            await page.ask(CURVES)
+            await page.ask(f"document.documentElement.dataset.theme = '{theme}'; dispatchEvent(new Event('themechange')); 1")
+            await page.until("curves.size >= 11")
+            swatches = await page.ask("swatches()")
+            assert len(set(swatches)) == 11
+            assert sorted(swatches) == sorted(await page.ask("[...curves]"))
+
+    site.runner.run(main())
+
+
 def test_engine_restarts_uptime_and_version_are_shown(site: Site) -> None:
     def long_up(topics: Topics) -> None:
         topics["hello"] |= {"born": topics["now"]["row"][0] - 3 * 86400 - 4 * 3600, "version": "7.8.9"}
@@ -154,15 +224,64 @@ def test_a_mark_says_what_a_switch_changed(site: Site) -> None:
     site.runner.run(main())
 
 
+# where the labels of the marks are drawn, and where their lines are, in pixels of the canvas
+DRAWN_MARKS = """{
+  const context = CanvasRenderingContext2D.prototype;
+  const { clearRect, fillText, lineTo } = context;
+  context.clearRect = function (...area) {
+    if (this.canvas.closest("#delays")) window.drawn = { labels: [], lines: [] };
+    clearRect.apply(this, area);
+  };
+  context.fillText = function (text, x, y) {
+    if (text.includes("patience") && window.drawn) drawn.labels.push([text, x, x + this.measureText(text).width]);
+    fillText.call(this, text, x, y);
+  };
+  context.lineTo = function (x, y) {
+    if (this.getLineDash().length && this.canvas.closest("#delays") && window.drawn) drawn.lines.push(x);
+    lineTo.call(this, x, y);
+  };
+}"""
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("ago", [(40, 39, 38, 3), (50, 30, 26, 25, 24, 23, 22, 21, 3, 2, 1), (45, 44), (2, 1)])
+def test_a_label_stands_at_its_own_line_and_at_no_other(site: Site, ago: tuple[int, ...], width: int) -> None:
+    def hasty(topics: Topics) -> None:
+        end, first = topics["now"]["row"][0], topics["switches"][0] | {"patience": None}
+        marks = [
+            first | {"at": end - each, "first": False, "patience": 100.0 + place, "epoch": place + 1} for place, each in enumerate(ago)
+        ]
+        topics["switches"] = [first, *marks]
+
+    async def main() -> dict[str, Any]:
+        async with staged(site.browser, site.gateway.url, hasty, width=width) as page:
+            await page.until(f"{DRAWN} >= {CHARTS} - 1")
+            await page.ask(DRAWN_MARKS)
+            await page.ask("dispatchEvent(new Event('themechange'))")
+            await page.until(f"window.drawn && drawn.lines.length >= {len(ago)} && drawn.labels.length")
+            return dict(await page.ask("drawn"))
+
+    drawn = site.runner.run(main())
+    lines = drawn["lines"][: len(ago)]
+    assert lines == sorted(lines)
+    for text, start, end in drawn["labels"]:
+        own = int(text.split()[1].rstrip("s").strip()) - 100
+        assert [place for place, x in enumerate(lines) if start - 1 <= x <= end + 1] == [own], text
+    ends = [end for _, _, end in drawn["labels"]]
+    assert all(start > end for (_, start, _), end in zip(drawn["labels"][1:], ends, strict=False)), "they do not overlap"
+
+
 def test_the_words_of_a_mark_are_those_of_what_changed(site: Site) -> None:
-    """An epoch under the same setting begins after a calibration."""
+    """Changes that were undone within a second, and a calibration, begin an epoch under the same setting."""
     before = "{policy: 'capped:max_batch_size=8', max_output_tokens: 64, patience: 45}"
     expected = {
         f"changes({{...{before}, patience: 30}}, {before})": "patience 30\u202fs",
         f"changes({{...{before}, patience: null}}, {before})": "no patience limit",
         f"changes({{...{before}, max_output_tokens: null}}, {before})": "no token limit",
         f"changes({{...{before}, policy: 'elastic', max_output_tokens: 32}}, {before})": "elastic, token limit 32",
-        f"changes({before}, {before})": "calibration",
+        f"changes({before}, {before})": "new epoch",
+        f"changes({{...{before}, calibrated: true}}, {before})": "calibration",
+        f"changes({{...{before}, patience: 30, calibrated: true}}, {before})": "patience 30\u202fs, calibration",
         f"changes({before})": "capped up to 8, token limit 64, patience 45\u202fs",
     }
 

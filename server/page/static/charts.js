@@ -150,16 +150,15 @@ export class TimeChart {
     ctx.strokeStyle = ctx.fillStyle = colour("--soft");
     ctx.lineWidth = scale;
     ctx.setLineDash([3 * scale, 3 * scale]);
-    let free = left;
-    for (const mark of this.marks) {
-      const x = Math.round(plot.valToPos(mark.at, "x", true));
-      if (x < left || x > left + width) continue;
+    const placed = this.marks.map((mark) => ({ text: mark.label, x: Math.round(plot.valToPos(mark.at, "x", true)) }));
+    const shown = placed.filter(({ x }) => x >= left && x <= left + width);
+    for (const { x } of shown) {
       ctx.beginPath();
       ctx.moveTo(x, top);
       ctx.lineTo(x, top + height);
       ctx.stroke();
-      if (this.labelled) free = label(ctx, mark.label, x, top - 7 * scale, free, left + width);
     }
+    if (this.labelled) label(ctx, shown, top - 7 * scale, left, left + width);
     ctx.restore();
     this.place.dataset.marks = String(this.marks.filter((mark) => mark.at >= this.start).length);
   }
@@ -220,12 +219,19 @@ function lines(each) {
   return each.low ? [line, bound, bound] : [line];
 }
 
-function label(ctx, text, x, y, free, right) {
-  const width = ctx.measureText(text).width;
-  const start = Math.min(Math.max(x - width / 2, free), right - width);
-  if (start < free) return free;
-  ctx.fillText(text, start, y);
-  return start + width + 14 * devicePixelRatio;
+/** Each above its own line and above no other; one that has no room there is left out. */
+function label(ctx, marks, y, left, right) {
+  const gap = 3 * devicePixelRatio; // to another line
+  let free = left;
+  marks.forEach(({ text, x }, index) => {
+    const width = ctx.measureText(text).width;
+    const before = Math.max(free, x - width, index ? marks[index - 1].x + gap : left);
+    const after = Math.min(right, x + width, index + 1 < marks.length ? marks[index + 1].x - gap : right) - width;
+    if (before > after) return;
+    const start = Math.min(Math.max(x - width / 2, before), after);
+    ctx.fillText(text, start, y);
+    free = start + width + 14 * devicePixelRatio;
+  });
 }
 
 export { colour, FONT };

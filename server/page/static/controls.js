@@ -128,7 +128,8 @@ export class Controls {
       if (stepMismatch || rangeUnderflow || none) return { input, says: `got a ${name} of ${input.value}; expected ${expected}` };
     }
     const asked = Number(size.value);
-    if (!size.closest("[hidden]") && asked > most) return { input: size, says: `got a batch size of ${asked}; this engine holds at most ${most} requests at once (--max-num-seqs)` };
+    const unchanged = this.wanted().policy === this.current.policy; // the gateway took it: it holds as many as the engine can
+    if (!size.closest("[hidden]") && asked > most && !unchanged) return { input: size, says: `got a batch size of ${asked}; this engine holds at most ${most} requests at once (--max-num-seqs)` };
     return null;
   }
 

@@ -1,7 +1,7 @@
 // One sentence that says whether theory and observation agree, and the numbers behind it.
 
 import { byId, fill, h, prose, say } from "./dom.js";
-import { NONE, about, duration, interval, signed, span, whole } from "./format.js";
+import { NONE, about, duration, interval, percent, signed, span, whole } from "./format.js";
 import { QUANTITY, cause, parsePolicy, policyWords } from "./words.js";
 
 export function updateVerdict(state, actions) {
@@ -19,6 +19,8 @@ export function updateVerdict(state, actions) {
   byId("bar-verdict").classList.toggle("alarm", Boolean(found.alarm));
   document.title = found.title ? `${found.title} · Kendall` : "Kendall";
 }
+
+const FULL = 0.95; // of the longest window
 
 const text = (parts) => parts.map((part) => part.textContent ?? part).join("");
 
@@ -56,7 +58,7 @@ function compared(prediction, { gateway, unit, now, columns }) {
   const what = QUANTITY[prediction.compared];
   if (prediction.stable === false) {
     const { name } = parsePolicy(prediction.policy);
-    return { says: [`No steady state: requests arrive faster than ${name} can serve them`], short: "Overloaded", alarm: true, why: `The arrival rate is ${signed(prediction.load - 1)} above the largest stable rate, and the queue grows until the rate falls. “What if” lists settings that can serve it.`, title: "Unstable" };
+    return { says: [`No steady state: requests arrive faster than ${name} can serve them`], short: "Overloaded", alarm: true, why: `${excess(prediction.load)}, and the queue grows until the rate falls. “What if” lists settings that can serve it.`, title: "Unstable" };
   }
   const both = [h("span", { class: "observed" }, duration(observed.value, unit)), " observed, ", h("span", { class: "predicted" }, duration(predicted.value, unit)), " predicted"];
   const with_ = (words) => (observed.value !== null && predicted.value !== null ? [`${words}: `, ...both] : [words]);
@@ -68,15 +70,17 @@ function compared(prediction, { gateway, unit, now, columns }) {
     return { says: [`Theory and observation disagree: ${why}`], why: details.length ? `${sentences(details)} ${of}.` : `${of}.`, aloud: `Theory and observation disagree: ${why}`, short: "Disagree", alarm: true, title: "Disagree" };
   }
   const rate = now?.row[columns.indexOf("arrival_rate")] ?? null;
-  return { says: with_("Too early to judge"), why: `${of}. ${missing(comparison, rate, gateway.prediction_window)}`, aloud: "Too early to judge", short: "Too early to judge", title: gateway.model };
+  return { says: with_("Too early to judge"), why: `${of}. ${missing(comparison, rate, gateway.prediction_window, prediction.window?.seconds)}`, aloud: "Too early to judge", short: "Too early to judge", title: gateway.model };
 }
 
-/** How many more requests a verdict needs, and whether the window can hold so many. */
-function missing({ requests_missing: more, n }, rate, window) {
+const excess = (load) => (load > 1 ? `The arrival rate is ${percent(load - 1, load < 1.995 ? 1 : 0)} above the largest stable rate` : "The arrival rate is not below the largest stable rate");
+
+/** How many more requests a verdict needs, and whether the window can hold so many: a full one says that, a young one guesses too much. */
+function missing({ requests_missing: more, n }, rate, window, seconds) {
   if (more === null || more === undefined) return "The interval of the mean is not known yet.";
   const asked = `The interval is still too wide. A verdict needs about ${about(more)} more request${more === 1 ? "" : "s"}`;
   if (!rate || !window) return `${asked}.`;
-  if (n + more > rate * window) return `${asked} in one window; the window of ${span(window)} holds about ${about(rate * window)} at this rate. Start the gateway with a longer --prediction-window.`;
+  if (n + more > rate * window) return seconds < FULL * window ? `${asked}.` : `${asked} in one window; the window of ${span(window)} holds about ${about(rate * window)} at this rate. Start the gateway with a longer --prediction-window.`;
   return `${asked}, about ${span(Math.max(1, more / rate))} at this rate.`;
 }
 

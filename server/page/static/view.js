@@ -5,10 +5,12 @@ import { byId } from "./dom.js";
 const WINDOWS = [300, 900, 7200]; // seconds
 const STATS = ["mean", "p95", "p99"];
 const SHORTEST = 5; // seconds of a zoom
+const LONGEST = WINDOWS.at(-1) + 2; // its ends are whole seconds
 
 export class View {
   constructor(changed) {
     this.changed = changed;
+    Object.assign(this, { seconds: WINDOWS[0], stat: STATS[0], zoom: null });
     this.read();
     for (const choice of document.querySelectorAll("[name=range], [name=stat]")) choice.addEventListener("change", () => this.choose(choice));
     byId("unzoom").addEventListener("click", () => this.zoomTo(null));
@@ -19,14 +21,17 @@ export class View {
     });
   }
 
-  /** From the address; what it does not say, or says wrong, is as at the start. */
+  /** From the address; what it does not say, or says wrong, is as at the start. A place of the page, such as `#verdict`, changes nothing. */
   read() {
     const asked = new URLSearchParams(location.hash.slice(1));
-    if (location.hash && ![...asked.keys()].some((name) => ["window", "zoom", "stat"].includes(name))) return; // a place of the page
+    if (location.hash && ![...asked.keys()].some((name) => ["window", "zoom", "stat"].includes(name))) {
+      this.show();
+      return;
+    }
     const [start, end] = (asked.get("zoom") ?? "").split("-").map(Number);
     this.seconds = WINDOWS.find((each) => each === Number(asked.get("window"))) ?? WINDOWS[0];
     this.stat = STATS.find((each) => each === asked.get("stat")) ?? STATS[0];
-    this.zoom = end - start >= SHORTEST ? { start, end } : null;
+    this.zoom = end - start >= SHORTEST && end - start <= LONGEST ? { start, end } : null;
     this.show();
   }
 

@@ -1,8 +1,8 @@
 // Every other setting at the same rate, lengths and speed; the setting in force comes first.
 
 import { byId, fill, h, svg } from "./dom.js";
-import { NONE, duration, interval, percent } from "./format.js";
-import { parsePolicy, policyDetail, tokenLimit } from "./words.js";
+import { NONE, duration, interval, percent, span } from "./format.js";
+import { parsePolicy, policyDetail, policyText, tokenLimit } from "./words.js";
 
 const GROUPS = [["policy", "Other policies"], ["limit", "Other token limits"], ["size", "Other batch sizes"]];
 const COLUMNS = [["Setting"], ["Load", "n"], ["Delay", "n"], ["Sojourn", "n"], ["95\u202f% of sojourn", "plot-cell optional"], ["First token", "n wide"], ["p99 delay", "n wide"], ["Clipped", "n wide"], ["Use", "use"]];
@@ -14,7 +14,7 @@ export function updateWhatIf(state, use) {
   if (host.dataset.key === key) return;
   host.dataset.key = key;
   if (!rows?.length) {
-    fill(host, h("p", { class: "note" }, gateway?.law === false ? "The forecasts need the engine’s latency law." : "No forecasts yet: the first comes about a minute after the first prediction."));
+    fill(host, h("p", { class: "note" }, gateway?.law === false ? "The forecasts need the engine’s latency law." : `No forecasts yet: once there is a prediction, they are computed every ${span(gateway?.what_if_interval ?? 60)}.`));
     return;
   }
   const now = mine ?? inForce(gateway.in_force, look?.prediction);
@@ -23,7 +23,7 @@ export function updateWhatIf(state, use) {
   const bodies = [];
   if (now) bodies.push(h("tbody", {}, cells(now, true)));
   for (const [kind, title] of GROUPS) {
-    const group = rows.filter((each) => kindOf(each, gateway.in_force) === kind);
+    const group = rows.filter((each) => kindOf(each, gateway.in_force) === kind && !(mine && sameEffect(each, mine)));
     if (!group.length) continue;
     group.sort(byMean(group));
     bodies.push(h("tbody", {}, h("tr", { class: "group" }, h("th", { colSpan: COLUMNS.length, scope: "colgroup" }, title)), ...group.map((each) => cells(each, false))));
@@ -75,6 +75,19 @@ function scaleOf(rows) {
 function kindOf(each, now) {
   if (each.max_output_tokens !== now.max_output_tokens) return "limit";
   return parsePolicy(each.policy).name === parsePolicy(now.policy).name ? "size" : "policy";
+}
+
+/** Another text for what is in force: a limit that clips no answer, or a batch size that the engine cannot hold. */
+function sameEffect(each, mine) {
+  const limit = each.max_output_tokens === mine.max_output_tokens || (each.clipped_fraction === 0 && mine.clipped_fraction === 0);
+  return limit && (each.policy === mine.policy || effective(each) === effective(mine));
+}
+
+/** The policy with the batch size that the engine holds. */
+function effective({ policy, effective_max_batch_size: size }) {
+  const { name, keys } = parsePolicy(policy);
+  const { max_batch_size: own, ...others } = keys;
+  return policyText({ name, keys: { ...others, holds: size ?? own } });
 }
 
 /** By what compares all of a group: sojourn times across families, as their services differ. */

@@ -73,14 +73,15 @@ const patience = (seconds) => (seconds ? `patience ${seconds}\u202fs` : "no pati
 /** What bounds a request under the setting in force: the token limit, and the patience where one is set. */
 export const limits = (setting) => [tokenLimit(setting.max_output_tokens), setting.patience ? patience(setting.patience) : ""].filter(Boolean);
 
-/** What a switch changed, for its mark. An epoch under the same setting begins after a calibration. */
+/** What began this epoch, for its mark. Changes that were undone within a second leave no other trace than the epoch. */
 export function changes(after, before) {
   if (!before) return [policyWords(after.policy), after.max_output_tokens ? tokenLimit(after.max_output_tokens) : "", after.patience ? patience(after.patience) : ""].filter(Boolean).join(", ");
   const said = [];
   if (after.policy !== before.policy) said.push(policyWords(after.policy));
   if (after.max_output_tokens !== before.max_output_tokens) said.push(tokenLimit(after.max_output_tokens));
   if (after.patience !== before.patience) said.push(patience(after.patience));
-  return said.join(", ") || "calibration";
+  if (after.calibrated) said.push("calibration");
+  return said.join(", ") || "new epoch";
 }
 
 export const settingText = (setting) => [setting.policy, ...limits(setting)].join(", ");
