@@ -94,6 +94,7 @@ def test_any_other_fragment_shows_the_page_as_at_the_start(site: Site, place: st
         await page.until(f"{DRAWN} >= {CHARTS} - 1")
         assert "the last 2\u202fmin at most" in await page.text("#delays-note")
         assert (await page.text("#delays-note")).startswith("Mean")
+        assert await page.ask("document.querySelector('#unzoom').hidden"), "a zoom is not longer than the longest window"
         assert (
             await page.ask("[...document.querySelectorAll('#range input:checked, #stat input:checked')].map(e => e.value).join()")
             == "mean,300"

@@ -228,7 +228,8 @@ function label(ctx, marks, y, left, right) {
     const before = Math.max(free, x - width, index ? marks[index - 1].x + gap : left);
     const after = Math.min(right, x + width, index + 1 < marks.length ? marks[index + 1].x - gap : right) - width;
     if (before > after) return;
-    const start = Math.min(Math.max(x - width / 2, before), after);
+    const middle = x - width / 2; // where there is less room, it begins or ends at its line
+    const start = middle < before ? Math.min(after, Math.max(before, x - gap)) : Math.max(before, Math.min(after, middle > after ? x - width + gap : middle));
     ctx.fillText(text, start, y);
     free = start + width + 14 * devicePixelRatio;
   });
