@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from server.answer import Answer, AnswerOptions
 from server.api.models import check_model
+from server.api.prompts import MOST_PROMPTS
 from server.api.request_id import asked_id, stamped
 from server.api.unserved import refuse_unserved, unknown_field
 from server.api.works import works_of
@@ -23,6 +24,7 @@ from server.errors import ApiError
 from server.formats import ChatFormat, CompletionFormat
 from server.gateway import Gateway
 from server.logs import log_prompt
+from server.overload.control import UNSERVED
 from server.overload.refusal import Refusal
 from server.receiving import RECEIVED_AT
 from server.schema import FORCED_FIELD, ChatRequest, CompletionRequest
@@ -87,6 +89,11 @@ def _check(gateway: Gateway, call: CompletionRequest | ChatRequest) -> None:
         raise ApiError(400, "forced_lengths_not_allowed", "forced lengths need `kendall serve --allow-forced-lengths`", param=FORCED_FIELD)
 
 
+def _sequences(call: CompletionRequest | ChatRequest) -> int:
+    prompts = 1 if isinstance(call, ChatRequest) else min(max(1, len(call.prompts())), MOST_PROMPTS)
+    return prompts * call.n
+
+
 async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[CompletionRequest] | type[ChatRequest]) -> Answer:
     """The call's answer, its sequences not yet submitted. Raises ApiError."""
     body = await read_body(receive, gateway.settings.security.max_body_bytes)
@@ -95,26 +102,32 @@ async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[C
     if timing is not None:
         timing.end("parse")
     arrived_at = gateway.now()
-    batcher = gateway.admit()
-    _check(gateway, call)
     chat = isinstance(call, ChatRequest)
     call_id = gateway.next_call_id("chatcmpl" if chat else "cmpl")
     own_id = asked_id(scope) or call.request_id
     received_at = scope.get(RECEIVED_AT, arrived_at)
     retry = is_retry(scope["headers"])
-    if gateway.settings.logs.prompts:
-        log_prompt(own_id or call_id, call)
-    demand = gateway.overload.demand(scope, call)
-    works = await works_of(
-        gateway,
-        call,
-        call_id,
-        arrived_at,
-        client_request_id=own_id,
-        received_at=received_at,
-        retry=retry,
-        patience=demand.patience,
-    )
+    try:
+        batcher = gateway.admit()
+        _check(gateway, call)
+        if gateway.settings.logs.prompts:
+            log_prompt(own_id or call_id, call)
+        demand = gateway.overload.demand(scope, call)
+        works = await works_of(
+            gateway,
+            call,
+            call_id,
+            arrived_at,
+            client_request_id=own_id,
+            received_at=received_at,
+            retry=retry,
+            patience=demand.patience,
+        )
+    except ApiError as error:
+        if error.code in UNSERVED:
+            ids = [f"{call_id}-{place}" for place in range(_sequences(call))]
+            gateway.overload.unserved(error, ids, own_id, arrived_at=arrived_at, received_at=received_at, retry=retry)
+        raise
     if timing is not None:
         timing.end("prompt")
     gateway.arrivals.saw(received_at, batcher.epoch, retry=retry)

@@ -197,6 +197,11 @@ class Gateway:
         return self.dead is None and self.stuck is None
 
     @property
+    def policy_text(self) -> str:
+        """The policy in force, or the one that will be once the engine serves."""
+        return format_policy(self._policy) if self._batcher is None else self._batcher.policy_text
+
+    @property
     def batcher(self) -> Batcher:
         """The queue; only once ready."""
         if self._batcher is None:

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from server.schema import Generation
     from server.ticket import Ticket
 
-REASONS = ("rate_limit", "adaptive_concurrency", "max_num_queued_reqs", "max_num_queued_tokens", "slo")  # of a refusal
+UNSERVED = ("shutting_down", "engine_unavailable")  # codes of the refusals of a gateway that serves nobody now; also their reasons
+REASONS = ("rate_limit", "adaptive_concurrency", "max_num_queued_reqs", "max_num_queued_tokens", "slo", *UNSERVED)  # of a refusal
 TTFT_LEVEL = 0.9  # at which a call's own budget is kept, as llm-d's predictor has it
 
 
@@ -150,6 +151,29 @@ class Overload:
             now, key = self._gateway.now(), _key(scope)
             for work in works:
                 self._rates.admitted(key, work.request.id, work.request.prompt_tokens, now)
+
+    def unserved(
+        self, error: ApiError, ids: Sequence[str], client_request_id: str | None, *, arrived_at: float, received_at: float, retry: bool
+    ) -> None:
+        """Count and record the sequences of a call that came while the gateway drains, or without an engine; before the first one
+        serves there is no run file, and they are only counted.
+        """
+        gateway = self._gateway
+        self._count(error.code, len(ids))
+        if gateway.started:
+            gateway.arrivals.saw(received_at, gateway.batcher.epoch, retry=retry)
+        for request_id in ids:
+            record = Record(
+                request_id=request_id,
+                client_request_id=client_request_id,
+                outcome="rejected",
+                received_at=received_at,
+                arrived_at=arrived_at,
+            )
+            if gateway.started:
+                self._record(error, record)
+            else:
+                gateway.metrics.on_record(msgspec.structs.replace(record, policy=gateway.policy_text))
 
     def state(self) -> dict[str, Any]:
         """For `/admin/state`: what is asked for, what holds now, where waits come from."""

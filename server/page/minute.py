@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
+from server.overload.control import REASONS
+
 if TYPE_CHECKING:
     from prometheus_client import Counter
 
@@ -18,11 +20,10 @@ if TYPE_CHECKING:
 
 MINUTE = 60.0  # seconds
 SHORTEST = 5.0  # seconds after the start from which on a rate is shown
-REFUSED = ("rate_limit", "adaptive_concurrency", "max_num_queued_reqs", "max_num_queued_tokens", "slo")  # label of kendall_rejections
 FAILED = ("engine_unavailable", "engine_error", "internal_error", "shutting_down")  # codes of the errors
 RATES = (
     *("completed_rate", "token_rate", "abandoned_rate", "cancelled_rate"),
-    *(f"refused_{reason}_rate" for reason in REFUSED),
+    *(f"refused_{reason}_rate" for reason in REASONS),
     *(f"failed_{code}_rate" for code in FAILED),
 )
 QUANTILES = {"first_token_p95": 0.95, "first_token_p99": 0.99}
@@ -67,7 +68,7 @@ class LastMinute:
         counts = (
             *(outcomes.get("completed", 0.0), sum(totals(metrics.tokens, "policy").values())),
             *(outcomes.get("abandoned", 0.0), outcomes.get("cancelled", 0.0)),
-            *(refused.get(reason, 0.0) for reason in REFUSED),
+            *(refused.get(reason, 0.0) for reason in REASONS),
             *(failed.get(code, 0.0) for code in FAILED),
         )
         return _Reading(gateway.now(), counts, *metrics.first_token.totals())

@@ -19,6 +19,8 @@ export const LOSSES = {
   refused_max_num_queued_tokens_rate: "Refused: too many prompt tokens",
   refused_adaptive_concurrency_rate: "Refused: concurrency limit",
   refused_slo_rate: "Refused: delay target",
+  refused_shutting_down_rate: "Refused: shutdown",
+  refused_engine_unavailable_rate: "Refused: engine unavailable",
   abandoned_rate: "Patience ran out",
   cancelled_rate: "Cancelled by the client",
   failed_engine_unavailable_rate: "Failed: engine unavailable",
