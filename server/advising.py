@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 
 from policies.text import SpecError, short_form
-from queueing.advice.percent import seconds, share
+from queueing.advice.percent import seconds, share, small_share
 from queueing.environment_twins import fitting
 from queueing.errors import CommandError
 from queueing.remote import CACERT, INSECURE, SYSTEM, Trust, check_no_credentials, reason, server_root
@@ -34,6 +34,7 @@ PREDICTED = (
     Column(heading="target", left=True),
     *(Column(heading=heading) for heading in ("queueing delay\nin force", "\nbest", "sojourn time\nin force", "\nbest")),
 )
+CUT = tuple(Column(heading=heading) for heading in ("answers cut\nin force", "\nbest"))
 GATEWAY = "expected the URL of a running `kendall serve`, for example http://127.0.0.1:8080"
 
 
@@ -60,7 +61,8 @@ def advise(
     ] = None,
     loss_cost: Annotated[float | None, typer.Option(help="Cost of a lost request in v2. Default: 1.")] = None,
     max_clipped_fraction: Annotated[
-        float | None, typer.Option(help="Largest fraction of answers that a token limit may clip. Default: 0.05.")
+        float | None,
+        typer.Option(help="Largest fraction of answers that a token limit may clip, also with --slo. Default: 0.05."),
     ] = None,
     family: Annotated[
         str | None, typer.Option(help="Distribution family for lengths beyond the token limits that were in force, for example lognormal.")
@@ -141,11 +143,12 @@ def show(advice: Sequence[Mapping[str, Any]], to: Console) -> None:
         now, best = (_setting(each[which], each["target"]) for which in ("current", "best"))
         rows.append([each["target"], now, best, _percent(gain["value"]) if known else "-", ends if known else "-"])
         means = [_mean(each[which], quantity) for quantity in ("queueing_delay", "sojourn_time") for which in ("current", "best")]
-        predicted.append([each["target"], *means])
+        predicted.append([each["target"], *means, *(_cut(each[which]) for which in ("current", "best"))])
     say(to, f"objective {advice[0]['objective']}")
     to.print(Table(COLUMNS, rows))
     say(to, "predicted means")
-    to.print(Table(PREDICTED, predicted))
+    cutting = any(each["target"] == "max-output-tokens" for each in advice)
+    to.print(Table((*PREDICTED, *CUT) if cutting else PREDICTED, predicted if cutting else [row[: len(PREDICTED)] for row in predicted]))
     for each in advice:
         say(to, f"{each['target']}: {each['says']}")
 
@@ -169,6 +172,10 @@ def _mean(forecast: Mapping[str, Any] | None, quantity: str) -> str:
         return "none"
     found = (forecast.get(quantity) or {}).get("mean")
     return "?" if found is None else seconds(found)
+
+
+def _cut(forecast: Mapping[str, Any] | None) -> str:
+    return "-" if forecast is None else small_share(forecast.get("clipped_fraction"))
 
 
 def _percent(value: float | None) -> str:

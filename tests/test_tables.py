@@ -136,8 +136,8 @@ def advice() -> list[dict[str, Any]]:
         now, best = (None if each is None else each | predicted for each, predicted in ((now, before), (best, after)))
         return {"target": target, "objective": "delay", "current": now, "best": best, "gain": found, "says": says}
 
-    before = {"stable": True, "queueing_delay": {"mean": 12.3456}, "sojourn_time": {"mean": 14.5678}}
-    after = {"stable": True, "queueing_delay": {"mean": 0.00034}, "sojourn_time": {"mean": 8.0001}}
+    before = {"stable": True, "queueing_delay": {"mean": 12.3456}, "sojourn_time": {"mean": 14.5678}, "clipped_fraction": 0.0}
+    after = {"stable": True, "queueing_delay": {"mean": 0.00034}, "sojourn_time": {"mean": 8.0001}, "clipped_fraction": 0.0312}
 
     fixed, running = {"policy": "fixed:batch_size=16,max_wait=0.25"}, {"policy": "continuous:max_batch_size=256"}
     return [

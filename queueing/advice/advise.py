@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 from policies import format_policy, parse_policy
 from policies.text import SpecError, suggest
-from queueing.advice.answer import SIMULATED, rough
 from queueing.advice.forecast import Advice, Forecast, Knobs
 from queueing.advice.measure import Measure, parse_objective
+from queueing.advice.reported import reported, reported_slo
 from queueing.advice.response import Response
 from queueing.advice.searches import TARGETS, measure_of, search
 from queueing.advice.sentence import sentence
@@ -72,7 +72,8 @@ def _advice(situation: Situation, current: Knobs, objective: Objective, target: 
     if best is None:
         return advice
     values = [None if each.prediction is None else measured(situation, each, measure) for each in (now, best)]
-    return dataclasses.replace(advice, says=sentence(advice, best, objective, measure, values))
+    in_force = reported_slo(situation, current, objective) if now.stable else None
+    return dataclasses.replace(advice, says=sentence(advice, best, objective, measure, values, in_force=in_force))
 
 
 def gained(situation: Situation, now: Forecast, then: Forecast, measure: Measure) -> Estimate:
@@ -100,11 +101,5 @@ def _least_gain(situation: Situation, now: Forecast, then: Forecast, measure: Me
 
 
 def measured(situation: Situation, found: Forecast, measure: Measure) -> float:
-    """Of a stable setting; simulated where its method cannot give it."""
-    assert situation.lengths is not None
-    assert found.prediction is not None
-    model, whole = situation.model(found.knobs), situation.lengths.whole
-    value = measure.of(found.prediction, model, whole)
-    if not math.isnan(value):
-        return value
-    return measure.of(situation.predicted(found.knobs, lambda queue, rate: rough(queue, rate, measure.slo, SIMULATED)), model, whole)
+    """Of a stable setting, as it is reported."""
+    return reported(situation, found.knobs, measure)

@@ -21,7 +21,7 @@ from queueing.optimisation.objective import Objective, Slo, parse_slo, utilities
 from queueing.optimisation.quantity import WORDS, mean_of
 from queueing.result import Prediction, Quantity
 
-WEIGHS = {"theta": ("v1", "v2"), "loss_cost": ("v2",), "max_clipped_fraction": ("delay", "throughput", "clipped")}
+WEIGHS = {"theta": ("v1", "v2"), "loss_cost": ("v2",), "max_clipped_fraction": ("delay", "throughput", "clipped", "slo")}
 FIELDS = ("objective", "slo", *WEIGHS)
 BESIDE = ("family", "target")  # of the same query, read elsewhere
 
@@ -114,7 +114,8 @@ def forbidden(objective: Objective, found: Forecast, *, limits_tokens: bool, sim
     if objective.slo is not None:
         value = objective.slo.value(found.prediction)
         value = simulated if value is None else value
-        return None if value is None or value <= objective.slo.seconds else f"breaks the SLO {objective.slo} (predicted {value:.3g} s)"
+        if value is not None and value > objective.slo.seconds:
+            return f"breaks the SLO {objective.slo} (predicted {value:.3g} s)"
     most, cut = objective.max_clipped_fraction, found.clipped_fraction
     if limits_tokens and objective.name in WEIGHS["max_clipped_fraction"] and cut is not None and cut > most:
         return f"cuts {cut:.1%} of the answers, more than {most:.1%}"

@@ -1,5 +1,6 @@
 """Shares and durations in words of advice: light to import, for the commands too."""
 
+HALF_A_PERCENT = 0.005
 DIGITS = 4  # of a share near 1
 
 
@@ -10,6 +11,13 @@ def share(value: float) -> str:
         places += 1
         text = f"{100 * value:.{places}f}"
     return "over 99.9999" if value < 1 and float(text) >= 100 else text
+
+
+def small_share(value: float | None) -> str:
+    """In percent with its sign, a fraction that is not 0 never as 0 %; `?` where it is not known."""
+    if value is None:
+        return "?"
+    return f"{share(value)} %" if value == 0 or value >= HALF_A_PERCENT else "under 0.5 %"
 
 
 def seconds(value: float | None) -> str:

@@ -4,9 +4,11 @@ Predictions hold the gateway's own turnaround. Of several policies the sojourn t
 
 batch-size           any objective; v1, v2 and clipped weigh token limits, so at a given limit they mean delay
 policy               likewise, among those in force and the usual ones
-max-output-tokens    v1, v2, slo; delay and throughput alone would cut every answer at one token, so they mean the shortest limit
-                     that cuts no more than `max_clipped_fraction`
+max-output-tokens    v1, v2; slo: the longest limit that keeps it, if that cuts no more than `max_clipped_fraction`; delay and
+                     throughput alone would cut every answer at one token, so they mean the shortest limit that cuts no more
 servers              the fewest that keep the SLO; without an SLO more is always faster: one more is shown
+
+An SLO is kept by the value that is reported (queueing.advice.reported).
 """
 
 from __future__ import annotations
@@ -20,13 +22,15 @@ from policies import format_policy, parse_policy, policy_batch_size
 from queueing.advice.answer import searched
 from queueing.advice.forecast import Knobs
 from queueing.advice.measure import Measure
+from queueing.advice.percent import small_share
+from queueing.advice.reported import keeps_slo, largest_kept, verified
 from queueing.advice.situation import Situation
 from queueing.advice.what_if import sized_policy, usual_policies
 from queueing.errors import NoStableChoiceError
 from queueing.optimisation.choices import best_batch_size, best_policy, with_size
-from queueing.optimisation.objective import Objective
+from queueing.optimisation.objective import Objective, utilities
 from queueing.optimisation.quantity import compared_by
-from queueing.optimisation.search import Optimum, Predict, point_of
+from queueing.optimisation.search import Optimum, Point, Predict, point_of
 from queueing.optimisation.servers import fewest_servers
 from queueing.optimisation.token_limit import best_token_limit
 
@@ -75,16 +79,25 @@ def _batch_size(situation: Situation, current: Knobs, objective: Objective) -> F
     model = situation.model(dataclasses.replace(current, policy=format_policy(base)))
     largest = LARGEST_SIZE if most is None else min(most, LARGEST_SIZE)
     found = best_batch_size(model, situation.rate, _at_a_limit(objective), largest, _predicting(situation, objective))
-    size = int(found.best["batch_size"])
-    if size == (policy_batch_size(policy) or most):
-        return Found(current, _thinned(found))
-    return Found(dataclasses.replace(current, policy=format_policy(with_size(base, size))), _thinned(found))
+
+    def knobs(point: Point) -> Knobs:
+        if point["batch_size"] == (policy_batch_size(policy) or most):
+            return current
+        return dataclasses.replace(current, policy=format_policy(with_size(base, int(point["batch_size"]))))
+
+    found = verified(situation, objective, found, knobs, current)
+    return Found(knobs(found.best), _thinned(found))
 
 
 def _policy(situation: Situation, current: Knobs, objective: Objective) -> Found:
     among = usual_policies(current, situation.limits)
     found = best_policy(situation.model(current), among, situation.rate, _at_a_limit(objective), _predicting(situation, objective))
-    return Found(dataclasses.replace(current, policy=str(found.best["policy"])), _thinned(found))
+
+    def knobs(point: Point) -> Knobs:
+        return dataclasses.replace(current, policy=str(point["policy"]))
+
+    found = verified(situation, objective, found, knobs, current)
+    return Found(knobs(found.best), _thinned(found))
 
 
 def _token_limit(situation: Situation, current: Knobs, objective: Objective) -> Found:
@@ -96,23 +109,59 @@ def _token_limit(situation: Situation, current: Knobs, objective: Objective) -> 
     model = situation.model(dataclasses.replace(current, max_output_tokens=None))
     largest = int(min(lengths.reach, lengths.whole.quantile(1 - NEVER)))
     found = best_token_limit(model, situation.rate, goal, largest, _predicting(situation, objective))
-    limit = int(found.best["max_output_tokens"])
+    if objective.name == "slo":
+        return _longest_limit(situation, current, objective, found, largest)
+    return Found(_limited(current, int(found.best["max_output_tokens"]), largest), _thinned(found))
+
+
+def _longest_limit(situation: Situation, current: Knobs, objective: Objective, found: Optimum, largest: int) -> Found:
+    start = int(found.best["max_output_tokens"])
+    limit = largest_kept(lambda each: keeps_slo(situation, _limited(current, each, largest), objective), start, 1, largest)
+    if limit is None:
+        return Found(None, why=f"no token limit keeps the SLO {objective.slo}; add servers, lower the arrival rate, or relax the SLO")
+    knobs = _limited(current, limit, largest)
+    assert situation.lengths is not None
+    cut, most = situation.lengths.clipped_fraction(limit), objective.max_clipped_fraction
+    if cut is not None and cut > most and knobs != current:
+        why = f"the longest limit that keeps the SLO {objective.slo}, {limit}, cuts {small_share(cut)} of the answers"
+        return Found(None, why=f"{why}, more than max_clipped_fraction={most:g}; allow more, add servers, or relax the SLO")
+    choice = {"max_output_tokens": limit, "clipped_fraction": cut, "utility": float(utilities(situation.lengths.whole)[limit])}
+    best = point_of(choice, situation.model(knobs), situation.rate, lambda *_: situation.predicted(knobs))[0] | {"score": -float(limit)}
+    shorter = [point for point in found.curve if point["max_output_tokens"] < limit]
+    longer = [point | {"score": None} for point in found.curve if point["max_output_tokens"] > limit]
+    return Found(knobs, _thinned(dataclasses.replace(found, best=best, curve=[*shorter, best, *longer])))
+
+
+def _limited(current: Knobs, limit: int, largest: int) -> Knobs:
+    """With that limit; without one, where there is none and this one would cut nothing."""
     if current.max_output_tokens is None and limit >= largest:
-        return Found(current, _thinned(found))
-    return Found(dataclasses.replace(current, max_output_tokens=limit), _thinned(found))
+        return current
+    return dataclasses.replace(current, max_output_tokens=limit)
 
 
 def _servers(situation: Situation, current: Knobs, objective: Objective) -> Found:
     model, predict = situation.model(current), _predicting(situation, objective)
     if objective.name == "slo":
         found = fewest_servers(model, situation.rate, objective, LARGEST_SERVERS, predict)
-        return Found(dataclasses.replace(current, servers=int(found.best["servers"])), _thinned(found))
+        return _fewest(situation, current, objective, found)
     more = dataclasses.replace(current, servers=current.servers + 1)
     curve = [
         point_of({"servers": each.servers}, dataclasses.replace(model, servers=each.servers), situation.rate, predict)[0]
         for each in (current, more)
     ]
     return Found(more if curve[-1]["stable"] else None, tuple(curve), "one more server would not be enough for a steady state")
+
+
+def _fewest(situation: Situation, current: Knobs, objective: Objective, found: Optimum) -> Found:
+    def keeps(spare: int) -> bool:
+        return keeps_slo(situation, dataclasses.replace(current, servers=LARGEST_SERVERS - spare), objective)
+
+    spare = largest_kept(keeps, LARGEST_SERVERS - int(found.best["servers"]), 0, LARGEST_SERVERS - 1)
+    if spare is None:
+        return Found(None, why=f"{LARGEST_SERVERS} servers do not keep the SLO {objective.slo}; lower the arrival rate, or relax the SLO")
+    servers = LARGEST_SERVERS - spare
+    curve = [point | {"score": None} if point["servers"] < servers else point for point in found.curve]
+    return Found(dataclasses.replace(current, servers=servers), tuple(curve))
 
 
 SEARCHES: Mapping[str, Callable[[Situation, Knobs, Objective], Found]] = {

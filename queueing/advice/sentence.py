@@ -6,20 +6,22 @@ from collections.abc import Sequence
 
 from queueing.advice.forecast import Advice, Forecast
 from queueing.advice.measure import Measure, forbidden
-from queueing.advice.percent import seconds, share
+from queueing.advice.percent import seconds, share, small_share
 from queueing.estimation.interval import Estimate
 from queueing.optimisation.objective import Objective
 
 HALF_A_PERCENT = 0.005  # percent() prints whole ones
 
 
-def sentence(advice: Advice, best: Forecast, objective: Objective, measure: Measure, values: Sequence[float | None]) -> str:
-    """For an advice that has a best choice; `values`: what is measured in force, and then."""
+def sentence(
+    advice: Advice, best: Forecast, objective: Objective, measure: Measure, values: Sequence[float | None], *, in_force: float | None = None
+) -> str:
+    """For an advice that has a best choice; `values`: what is measured in force, and then; `in_force`: what the SLO bounds, seconds."""
     now, gain, target = advice.current, advice.gain, advice.target
     here, there = setting(now, target), setting(best, target)
     before, after = (_number(value, measure) for value in values)
     change = f"{measure.name} {before} -> {after}"
-    against = forbidden(objective, now, limits_tokens=target == "max-output-tokens", simulated=values[0] if measure.slo else None)
+    against = forbidden(objective, now, limits_tokens=target == "max-output-tokens", simulated=in_force)
     if now.knobs == best.knobs:
         held = "" if against is None else f", though it {against}"
         text = f"{there} is the best choice already{held}: {measure.name} {before}"
@@ -27,7 +29,7 @@ def sentence(advice: Advice, best: Forecast, objective: Objective, measure: Meas
         text = f"set {there}: {change}; what is in force cannot be forecast"
     elif against is not None:
         text = f"set {there}: the current {here} {against}; {change}"
-    elif target == "servers" and objective.slo is None:
+    elif target == "servers" and objective.slo is None and not _too_small(gain):
         text = f"one more server ({best.knobs.servers}): {change}, {percent(gain)}; without an SLO more is always faster"
     elif objective.slo is not None and target in ("max-output-tokens", "servers"):
         text = f"{there} is enough in place of {here}: {change}, within {objective.slo.seconds:g} s"
@@ -36,7 +38,15 @@ def sentence(advice: Advice, best: Forecast, objective: Objective, measure: Meas
         text = f"{met}no change is worth making: {there} instead of {here} gives {percent(gain)}"
     else:
         text = f"set {there} instead of {here}: {change}, {percent(gain)}"
-    return text + _beside(now, best, measure) + "".join(f"; {note}" for note in best.notes)
+    return text + _cut(now, best, target) + _beside(now, best, measure) + "".join(f"; {note}" for note in best.notes)
+
+
+def _cut(now: Forecast, best: Forecast, target: str) -> str:
+    """The fraction of the answers that the token limit cuts, and that in force where it is another one."""
+    if target != "max-output-tokens" or best.knobs.max_output_tokens is None or best.clipped_fraction is None:
+        return ""
+    other = now.knobs != best.knobs and now.clipped_fraction is not None
+    return f"; cuts {small_share(best.clipped_fraction)} of the answers" + (f", now {small_share(now.clipped_fraction)}" if other else "")
 
 
 def _beside(now: Forecast, best: Forecast, measure: Measure) -> str:

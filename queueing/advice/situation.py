@@ -113,7 +113,11 @@ class Situation:
 
     def predicted(self, knobs: Knobs, predict: Predict | None = None) -> Prediction:
         """The setting's steady state as the gateway would measure it. Raises UnstableQueueError."""
-        return (predict or self.predict)(self.model(knobs), self.rate).with_turnaround(self.estimates.gateway_turnaround)
+        if predict is not None:
+            return predict(self.model(knobs), self.rate).with_turnaround(self.estimates.gateway_turnaround)
+        if knobs not in self._predictions:
+            self._predictions[knobs] = self.predict(self.model(knobs), self.rate).with_turnaround(self.estimates.gateway_turnaround)
+        return self._predictions[knobs]
 
     def at_rate(self, knobs: Knobs, measure: Measure, factor: float) -> float:
         """What is measured of the setting at another arrival rate, by simulation. Where it has a steady state there."""
@@ -158,6 +162,10 @@ class Situation:
         assert self.lengths is not None
         without = self._asked(knobs, measure, self.law.without_stalls(), self.lengths.whole, 1.0)
         return NORMAL * (1 - without.value / base.value) / math.sqrt(max(1, self.estimates.stalls.count)) if base.value else 0.0
+
+    @cached_property
+    def _predictions(self) -> dict[Knobs, Prediction]:
+        return {}
 
     @cached_property
     def _simulated(self) -> dict[Hashable, Prediction]:

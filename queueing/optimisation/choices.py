@@ -46,7 +46,7 @@ def best_batch_size(
         list(refined(1, largest, score, first=ALL_SIZES))
     curve = [points[size] for size in sorted(points)]
     note = None
-    found = choose("batch-size", objective.name, curve, by_sojourn=objective.name != "throughput")
+    found = choose("batch-size", objective, curve, by_sojourn=objective.name != "throughput")
     if objective.name == "throughput" and found.best["batch_size"] == largest:
         note = f"the throughput still rises at {largest}: no finite optimum up to there"
     return dataclasses.replace(found, note=note, compared=None if objective.name == "throughput" else quantity)
@@ -68,7 +68,7 @@ def best_policy(
     models = {format_policy(policy): dataclasses.replace(model, policy=policy) for policy in policies}
     curve = [scored({"policy": text}, each, arrival_rate, objective, predict=predict, quantity=quantity) for text, each in models.items()]
     timed = objective.name != "throughput"
-    return dataclasses.replace(choose("policy", objective.name, curve, by_sojourn=timed), compared=quantity if timed else None)
+    return dataclasses.replace(choose("policy", objective, curve, by_sojourn=timed), compared=quantity if timed else None)
 
 
 def with_size(policy: Policy, size: int) -> Policy:

@@ -77,6 +77,13 @@ class Objective:
             got = "no --slo" if self.slo is None else f"--slo {self.slo}"
             raise SpecError(f"got --objective {self.name} and {got}; expected --slo with slo only, for example --slo p99_queueing_delay=2s")
 
+    @property
+    def constraint(self) -> str:
+        """What a stable choice may break, with its value."""
+        if self.slo is not None:
+            return str(self.slo)
+        return f"max_clipped_fraction={self.max_clipped_fraction:g}" if self.name == "clipped" else "of the objective"
+
     def utility_score(self, utility: float, delay: float, loss: float = 0.0) -> float:
         """V1 or V2, negated."""
         signed = self.sign if self.name == "v2" else -1

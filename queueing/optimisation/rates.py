@@ -49,7 +49,7 @@ def largest_rate(model: Model, objective: Objective, precision: float = 1e-3) ->
         while curve[high]["score"] is None and high - low > precision * low:
             middle = (low + high) / 2
             low, high = (middle, high) if kept(middle) else (low, middle)
-    return choose("arrival-rate", objective.name, [curve[load] for load in sorted(curve)], note)
+    return choose("arrival-rate", objective, [curve[load] for load in sorted(curve)], note)
 
 
 def _check_binding(model: Model, slo: Slo) -> None:

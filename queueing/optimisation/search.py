@@ -11,6 +11,7 @@ import numpy as np
 
 from queueing.errors import NoStableChoiceError, UnstableQueueError
 from queueing.model import Model
+from queueing.optimisation.objective import Objective
 from queueing.prediction import predict_model
 from queueing.result import Prediction, Quantity
 
@@ -58,7 +59,7 @@ def point_of(choice: Point, model: Model, arrival_rate: float, predict: Predict 
     return choice | values, prediction
 
 
-def choose(target: str, objective: str, curve: Sequence[Point], note: str | None = None, *, by_sojourn: bool = False) -> Optimum:
+def choose(target: str, goal: Objective, curve: Sequence[Point], note: str | None = None, *, by_sojourn: bool = False) -> Optimum:
     """The least score; `by_sojourn`: among near scores the shortest sojourns, of these the first. Raises NoStableChoiceError.
 
     Without the second tolerance the rounding error of sojourns that are equal would choose the batch size.
@@ -66,12 +67,12 @@ def choose(target: str, objective: str, curve: Sequence[Point], note: str | None
     allowed = [point for point in curve if point["score"] is not None]
     if not allowed:
         stable = [point for point in curve if point.get("stable", True)]
-        why = "none keeps the constraint" if stable else "none is stable"
+        why = f"none keeps the constraint {goal.constraint}" if stable else "none is stable"
         raise NoStableChoiceError(f"{len(curve)} choices of {target}", why, min(point["load"] for point in curve))
     best = min(allowed, key=lambda point: float(point["score"]))  # of equal scores the first
     if by_sojourn:
         best = near_sojourns(near_scores(allowed))[0]
-    return Optimum(target, objective, best, list(curve), note)
+    return Optimum(target, goal.name, best, list(curve), note)
 
 
 def near_scores(allowed: Sequence[Point]) -> list[Point]:

@@ -42,4 +42,4 @@ def fewest_servers(model: Model, arrival_rate: float, objective: Objective, larg
     while high - low > 1 and points[high]["score"] is not None:
         middle = (low + high) // 2
         low, high = (low, middle) if kept(middle) else (middle, high)
-    return choose("servers", objective.name, [points[servers] for servers in sorted(points)])
+    return choose("servers", objective, [points[servers] for servers in sorted(points)])

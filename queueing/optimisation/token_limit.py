@@ -38,7 +38,7 @@ def best_token_limit(
     quick = isinstance(model.policy, Single) and model.patience is None and model.servers == 1
     compared = compared_by([model.policy]) if objective.name in ("delay", "clipped") else None
     if quick and objective.name in ("delay", "v1", "clipped", "throughput"):
-        found = choose(TARGET, objective.name, _every_limit(model, arrival_rate, objective, longest))
+        found = choose(TARGET, objective, _every_limit(model, arrival_rate, objective, longest))
         return dataclasses.replace(found, compared=compared)
     points: dict[int, Point] = {}
     useful = utilities(model.output_tokens)
@@ -48,7 +48,7 @@ def best_token_limit(
         return score_of(points[limit])
 
     curve = [points[limit] for limit in refined(1, longest, score)]
-    found = choose(TARGET, objective.name, curve, None if len(curve) == longest else REFINED)
+    found = choose(TARGET, objective, curve, None if len(curve) == longest else REFINED)
     return dataclasses.replace(found, compared=compared)
 
 

@@ -24,7 +24,12 @@ ADVICE_QUERY = [
     _parameter("query", "slo", "For example p99_queueing_delay=2s or mean_time_to_first_token=1s.", type="string"),
     _parameter("query", "theta", "Weight of the answer's utility in v1 and v2.", type="number"),
     _parameter("query", "loss_cost", "Cost of a lost request in v2.", type="number"),
-    _parameter("query", "max_clipped_fraction", "Largest share of answers that a token limit may cut.", type="number"),
+    _parameter(
+        "query",
+        "max_clipped_fraction",
+        "Largest fraction of answers that a token limit may cut; by default 0.05.",
+        type="number",
+    ),
     _parameter("query", "family", "Law of lengths beyond the limits that were in force, for example lognormal.", type="string"),
     _parameter("query", "target", "One of them alone.", type="string", enum=list(TARGETS)),
 ]

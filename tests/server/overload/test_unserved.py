@@ -72,7 +72,7 @@ def test_a_calibration_that_is_refused_while_draining_is_no_rejected_request() -
 
 def test_calls_to_a_gateway_whose_engine_is_gone_are_counted() -> None:
     async def main() -> None:
-        async with running(**GIVES_UP) as (app, gateway):
+        async with running(supervision=GIVES_UP["supervision"]) as (app, gateway):
             assert gateway.engine.on_death is not None
             gateway.engine.on_death("killed")
             assert (await call(app, "POST", PATH, completion())).json()["error"]["code"] == "engine_unavailable"
