@@ -27,6 +27,7 @@ from server.law.designed import PROMPT_TOKENS, Cell, DesignedBatches, Interrupte
 from server.law.offer import KnownLaw, Offer, weigh
 from server.law.probe_book import LOOP, Limits, ProbeBook
 from server.law.turnaround import ClosedLoop
+from server.pools import end_at_once
 
 if TYPE_CHECKING:
     from server.gateway import Gateway
@@ -154,7 +155,7 @@ class IdleProbes:
             log.exception("no latency law could be fitted to the idle probes")
             return
         finally:
-            executor.shutdown(wait=False)
+            await end_at_once(executor)
         if gateway.law is known and not gateway.calibrating:
             self._decide(offer)
 

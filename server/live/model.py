@@ -332,7 +332,7 @@ class LiveModel:
             with suppress(Exception):  # then what was saved last is kept
                 await asyncio.wait_for(self.update(), LAST_LOOK)
         self.save()
-        self._predictor.close()
+        await self._predictor.close()
         self.meter.close()
 
 

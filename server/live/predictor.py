@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
-import signal
 import threading
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
 from typing import Any
+
+from server.pools import end_at_once
 
 NICENESS = 10
 LONGEST = 120.0  # seconds that an answer may take, the start of the process included
@@ -22,7 +22,6 @@ class Predictor:
     def __init__(self, longest: float = LONGEST) -> None:
         self.longest = longest
         self._pool: ProcessPoolExecutor | None = None
-        self._process: int | None = None
         self._one = asyncio.Lock()
 
     @property
@@ -37,28 +36,20 @@ class Predictor:
                 async with asyncio.timeout(self.longest):
                     return await self._asked(function, arguments)
             except (BrokenProcessPool, TimeoutError):
-                self._end()
+                await self.close()
                 raise
 
     async def _asked(self, function: str, arguments: tuple[Any, ...]) -> Any:
         loop = asyncio.get_running_loop()
         if self._pool is None:
             self._pool = _start()
-            self._process = await loop.run_in_executor(self._pool, os.getpid)
         return await loop.run_in_executor(self._pool, _call, function, arguments)
 
-    def _end(self) -> None:
-        """At once, whatever it computes."""
-        self.close()
-        if self._process is not None:
-            with suppress(ProcessLookupError):
-                os.kill(self._process, signal.SIGKILL)
-        self._pool = self._process = None
-
-    def close(self) -> None:
-        """Let the process go."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+    async def close(self) -> None:
+        """End the process, whatever it computes."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            await end_at_once(pool)
 
 
 def _start() -> ProcessPoolExecutor:

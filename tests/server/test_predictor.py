@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,9 +17,11 @@ import pytest
 from policies.text import counted
 from queueing.advice.forecast import Knobs
 from queueing.estimation.feed import Feed
+from server.law.idle_probes import _niced
 from server.live import predicting
 from server.live.predictor import Predictor
 from server.live.question import Question
+from server.pools import end_at_once
 from tests.queueing.estimation_runs import LAW, Engine, poisson, seen, serve
 
 ASKS = """
@@ -63,12 +66,52 @@ def test_an_answer_that_takes_too_long_ends_the_process_and_the_next_question_ha
         predictor.longest = 60
         assert await predictor.ask("ask_what_ifs") == []
         children = {child.pid for child in multiprocessing.active_children()}
-        predictor.close()
+        await predictor.close()
         assert first is not None
         assert not runs(first)
         assert len(children) == 1
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_closed_in_order_it_leaves_no_process_and_no_thread(busy: bool) -> None:
+    """A thread that still closes its pipe when the interpreter exits makes Python write a traceback; what is computed is not waited for."""
+
+    async def main() -> None:
+        before = set(threading.enumerate())
+        predictor = Predictor()
+        assert await predictor.ask("ask_what_ifs") == []
+        assert predictor._pool is not None
+        (child,) = multiprocessing.active_children()
+        if busy:
+            predictor._pool.submit(time.sleep, 300)
+        assert managers() - before
+        async with asyncio.timeout(60):
+            await predictor.close()
+        assert not managers() - before
+        assert child.pid is not None
+        assert not runs(child.pid)
+        await predictor.close()  # again: nothing is left to do
+
+    asyncio.run(main())
+
+
+def test_a_refit_of_idle_probes_that_is_cancelled_leaves_no_thread() -> None:
+    async def main() -> None:
+        before = managers()
+        pool = _niced()
+        pool.submit(time.sleep, 300)
+        async with asyncio.timeout(60):
+            await end_at_once(pool)
+        assert managers() == before
+
+    asyncio.run(main())
+
+
+def managers() -> set[threading.Thread]:
+    """The threads of process pools that run."""
+    return {thread for thread in threading.enumerate() if type(thread).__name__ == "_ExecutorManagerThread"}
 
 
 def runs(pid: int) -> bool:
