@@ -184,7 +184,8 @@ class Situation:
         refusal = self.refusal(knobs.max_output_tokens)
         if refusal is not None or self.lengths is None:
             return Forecast(knobs=knobs, load=math.nan, prediction=None, mean=UNKNOWN, clipped_fraction=cut, notes=(refusal or "",))
-        model, notes = self.model(knobs), self.lengths.notes(knobs.max_output_tokens)
+        model, beyond = self.model(knobs), self.lengths.notes(knobs.max_output_tokens)
+        notes = (*beyond, *self._left_out(knobs))
         load = model.load(self.rate)
         try:
             found = self.predicted(knobs)
@@ -193,7 +194,15 @@ class Situation:
         bare = Forecast(knobs=knobs, load=load, prediction=found, mean=UNKNOWN, clipped_fraction=cut, notes=notes)
         self._forecasts[knobs] = bare  # `response` reads its method's error
         sojourn = self._interval(bare, "sojourn_time")
-        return dataclasses.replace(bare, mean=self._interval(bare, "queueing_delay", known if not notes else None), sojourn=sojourn)
+        return dataclasses.replace(bare, mean=self._interval(bare, "queueing_delay", known if not beyond else None), sojourn=sojourn)
+
+    def _left_out(self, knobs: Knobs) -> tuple[str, ...]:
+        """The stalls of the window, where the setting's prediction holds their time, but not the queue behind them."""
+        stalls, joins = self.estimates.stalls, parse_policy(knobs.policy).joins_running
+        if not stalls.count or (self.law.stall_share and not joins):
+            return ()
+        others = "; predictions of whole batches include it" if self.law.stall_share else ""
+        return (f"leaves out the queue behind a stall (stalls hold {stalls.time_share:.1%} of the busy time){others}",)
 
     def _interval(self, bare: Forecast, quantity: Quantity, known: Sensitivity | None = None) -> Estimate:
         assert bare.prediction is not None
