@@ -22,6 +22,7 @@ POLICIES: dict[str, type[Policy]] = {
     "elastic": Elastic,
     "continuous": Continuous,
 }
+LARGEST_BATCH = 1_000_000  # beyond any engine, and small enough for every model's arithmetic
 ORDERS = ("fcfs",)
 EXAMPLES = {  # of the policies with a batch size
     "fixed": "fixed:batch_size=8",
@@ -137,8 +138,8 @@ def _value(policy: str, key: str, text: str) -> int | float | str:
     if key == "max_wait":
         return _max_wait(policy, text)
     number = parse_number(key, text, policy)
-    if not number.is_integer() or number < 1:
-        raise SpecError(f"got {key}={text} for policy {policy}; expected a whole number >= 1")
+    if not number.is_integer() or not 1 <= number <= LARGEST_BATCH:
+        raise SpecError(f"got {key}={text} for policy {policy}; expected a whole number from 1 to {LARGEST_BATCH:,}")
     return int(number)
 
 

@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from policies.core import Policy
 from policies.fixed import Fixed
 from policies.immediate import Continuous, Single
-from policies.text import POLICIES, SpecError, format_policy, parse_policy, policy_batch_size
+from policies.text import LARGEST_BATCH, POLICIES, SpecError, format_policy, parse_policy, policy_batch_size
 from queueing.batch_time import BatchTime
 from queueing.continuous import SlotTime
 from queueing.distributions import TokenDistribution, parse_distribution
@@ -44,8 +44,8 @@ class Model:
     def __post_init__(self) -> None:
         if self.servers < 1:
             raise SpecError(f"got servers={self.servers}; expected at least 1")
-        if self.max_num_seqs is not None and self.max_num_seqs < 1:
-            raise SpecError(f"got max_num_seqs={self.max_num_seqs}; expected at least 1")
+        if self.max_num_seqs is not None and not 1 <= self.max_num_seqs <= LARGEST_BATCH:
+            raise SpecError(f"got max_num_seqs={self.max_num_seqs}; expected a whole number from 1 to {LARGEST_BATCH:,}")
         if self.patience is not None and not self.patience > 0:
             raise SpecError(f"got patience={self.patience}; expected seconds > 0")
         if self.pad_prompts and self.prompt_tokens is None:

@@ -11,7 +11,7 @@ from policies.text import SpecError, parse_policy, short_form, suggest
 from queueing.advice.answer import SIMULATED, rough
 from queueing.cli import EngineBound, Json, Latency, OutputTokens, PadPrompts, Patience, PromptTokens, Servers, TokenLimit, law_of, show
 from queueing.distributions import SUPPORT_LIMIT, parse_distribution
-from queueing.environment_twins import fitting
+from queueing.environment_twins import by_flag, fitting
 from queueing.errors import NoStableChoiceError
 from queueing.model import Model
 from queueing.optimisation.choices import best_batch_size, best_policy
@@ -21,7 +21,7 @@ from queueing.optimisation.rates import largest_rate
 from queueing.optimisation.search import Optimum, Point, Predict
 from queueing.optimisation.servers import fewest_servers
 from queueing.optimisation.token_limit import best_token_limit
-from queueing.optimisation.words import legend, result_line
+from queueing.optimisation.words import DURATIONS, judged_by_slo, legend, result_line
 from queueing.prediction import predict_model
 from queueing.result import Prediction
 from queueing.terminal import Column, Table, say
@@ -39,7 +39,6 @@ HEADINGS = {
     "time_to_first_token": "first\ntoken (s)",
     "max_output_tokens": "max output\ntokens",
 }
-DURATIONS = ("queueing_delay", "p99_queueing_delay", "sojourn_time", "time_to_first_token")
 NEVER = 1e-6  # limits that cut fewer requests than this are not listed
 WEIGHS = {"theta": ("v1", "v2"), "loss_cost": ("v2",), "max_clipped_fraction": ("clipped",)}
 
@@ -50,11 +49,13 @@ def optimize(
     *,
     target: Annotated[str, typer.Option("--target", help=f"What to choose: {' | '.join(TARGETS)}.")],
     objective: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--objective", help="What to optimise: delay | throughput | v1 | v2 | clipped | slo. Policies are compared by sojourn time."
+            "--objective",
+            help="What to optimise: delay | throughput | v1 | v2 | clipped | slo. Default: delay, with --slo slo. "
+            "Policies are compared by sojourn time.",
         ),
-    ] = "delay",
+    ] = None,
     arrival_rate: Annotated[
         float | None,
         typer.Option("--arrival-rate", help="Requests per second; --target arrival-rate and --objective throughput need none."),
@@ -88,10 +89,12 @@ def optimize(
     as_json: Json = False,
 ) -> None:
     """Choose a token limit, batch size, policy, number of servers or arrival rate by its predicted effect."""
+    objective = objective or ("slo" if by_flag(ctx, "slo") else "delay")
     read = {flag for flag, names in WEIGHS.items() if objective in names} | ({"slo"} if objective == "slo" else set())
     weights = {"theta": theta, "loss_cost": loss_cost, "max_clipped_fraction": max_clipped_fraction, "slo": slo}
     goal = _goal(objective, fitting(ctx, weights, read))
     _check_target(target, candidates, largest)
+    _check_binding(target, goal)
     sought = target == "max-output-tokens"  # then --max-output-tokens bounds the search: lengths cut there would count as whole answers
     lengths = parse_distribution(output_tokens, SUPPORT_LIMIT if sought else max_output_tokens)
     if sought:
@@ -133,6 +136,22 @@ def _check_target(target: str, candidates: list[str] | None, largest: int | None
         raise SpecError(f"got --candidates with --target {target}; expected --target policy")
     if largest is not None and (target in ("policy", "arrival-rate") or largest < 1):
         raise SpecError(f"got --largest {largest} with --target {target}; expected at least 1, for a limit, batch size or servers")
+
+
+def _check_binding(target: str, goal: Objective) -> None:
+    """Raises SpecError: the shortest limit is best for an objective that answers cannot be too short for."""
+    if (
+        target != "max-output-tokens"
+        or goal.name not in ("delay", "throughput", "v1", "v2")
+        or (goal.name in ("v1", "v2") and goal.theta > 0)
+    ):
+        return
+    why = "the throughput always rises" if goal.name == "throughput" else "the delay always falls"
+    got = f"--objective {goal.name}{' with --theta 0' if goal.name in ('v1', 'v2') else ''}"
+    raise SpecError(
+        f"got {got} for max-output-tokens; expected an objective that values long answers, for example --objective clipped "
+        f"--max-clipped-fraction 0.05, --slo p99_queueing_delay=2s or --objective v1 --theta 0.5: {why} with a lower limit"
+    )
 
 
 def _search(target: str, model: Model, rate: float | None, goal: Objective, candidates: list[str], largest: int | None) -> Optimum:
@@ -190,7 +209,12 @@ def _table(found: Optimum) -> Table:
     names = [name for name in max(rows, key=len) if name not in hidden and any(row.get(name) is not None for row in rows)]
     columns = [Column(heading=HEADINGS.get(name, name.replace("_", "\n")), left=name == "policy", short=short_form) for name in names]
     least = dict.fromkeys(DURATIONS, LEAST_SECONDS)
+    if judged_by_slo(found):
+        names.remove("score")
+        columns = [*(column for column in columns if column.heading != "score"), Column(heading="SLO\nkept")]
     marked = [[">" if row == found.best else "", *(_cell(row.get(name), least.get(name, LEAST)) for name in names)] for row in rows]
+    if judged_by_slo(found):
+        marked = [[*cells, "no" if row.get("score") is None else "yes"] for cells, row in zip(marked, rows, strict=True)]
     return Table([Column(heading=""), *columns], marked, keys=2)
 
 

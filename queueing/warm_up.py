@@ -54,8 +54,18 @@ def find_warm_up(delays: FloatArray) -> WarmUp:
         return WarmUp(0, math.nan, f"{done}: too few to leave out a warm-up")
     memory = batch_means_interval(delays).memory
     needed = math.ceil(MEMORIES * memory)
+    dropped = min(needed, most)
     over = "1 request" if f"{memory:.3g}" == "1" else f"{memory:,.3g} requests"
-    told = f"of {n:,} requests left out, for the run began empty and remembers over {over}"
-    if needed <= most:
-        return WarmUp(needed, memory, f"{needed:,} {told}: twice as many")
-    return WarmUp(most, memory, f"{most:,} {told}: twice as many would exceed 5 %")
+    share = f"{WARM_UP:.0%}".replace("%", " %")
+    rule = (
+        f"twice that, at most {share} of the run"
+        if needed <= most
+        else f"twice that would exceed {share} of the run, the most that is left out"
+    )
+    return WarmUp(dropped, memory, f"{_left_out(dropped, n)}: the queue began empty, and delays are correlated over about {over} ({rule})")
+
+
+def _left_out(dropped: int, count: int) -> str:
+    if dropped == 0:
+        return f"none of {count:,} requests is left out"
+    return f"the first {'of' if dropped == 1 else f'{dropped:,} of'} {count:,} requests {'is' if dropped == 1 else 'are'} left out"

@@ -74,8 +74,9 @@ class Objective:
             got = f"theta={self.theta}, loss_cost={self.loss_cost}, max_clipped_fraction={self.max_clipped_fraction}"
             raise SpecError(f"got {got}; expected theta in [0, 1], finite loss_cost >= 0, max_clipped_fraction in [0, 1)")
         if (self.name == "slo") != (self.slo is not None):
-            got = "no --slo" if self.slo is None else f"--slo {self.slo}"
-            raise SpecError(f"got --objective {self.name} and {got}; expected --slo with slo only, for example --slo p99_queueing_delay=2s")
+            if self.slo is None:
+                raise SpecError("got --objective slo without --slo; expected --slo too, for example --slo p99_queueing_delay=2s")
+            raise SpecError(f"got --objective {self.name} and --slo {self.slo}; expected --objective slo for --slo: add --objective slo")
 
     @property
     def constraint(self) -> str:

@@ -20,7 +20,8 @@ from queueing.prediction import predict_model
 def fewest_servers(model: Model, arrival_rate: float, objective: Objective, largest: int = 64, predict: Predict = predict_model) -> Optimum:
     """Of 1 .. `largest`. Raises SpecError without an SLO, NoStableChoiceError."""
     if objective.name != "slo":
-        raise SpecError(f"got --objective {objective.name} for servers; expected slo with --slo: the delay always falls with more servers")
+        why = "the delay always falls with more servers"
+        raise SpecError(f"got --objective {objective.name} for servers; expected slo, for example --slo p99_queueing_delay=2s: {why}")
     if largest < 1:
         raise SpecError(f"got --largest {largest}; expected at least 1")
     points: dict[int, Point] = {}

@@ -8,6 +8,7 @@ from policies.text import counted
 from queueing.optimisation.quantity import WORDS
 from queueing.optimisation.search import TIE, Optimum, Point, near_scores, near_sojourns
 
+DURATIONS = ("queueing_delay", "p99_queueing_delay", "sojourn_time", "time_to_first_token")  # of a point
 DURATION = "{duration}"  # queueing delay, sojourn time or time to first token: the one that compares the choices
 SHORTEST_DELAY, HIGHEST_RATE = f"the shortest mean {DURATION}", "the highest stable rate"
 GOALS = {  # what the least score is, by objective
@@ -31,7 +32,6 @@ SCORES = {  # by objective
     "clipped": f"the mean {DURATION} in seconds",
     "slo": f"the mean {DURATION} in seconds",
 }
-SLO_SCORES = {"max-output-tokens": "minus the limit", "servers": "the number of servers", "arrival-rate": "minus the load"}
 
 
 def result_line(found: Optimum) -> str:
@@ -41,15 +41,32 @@ def result_line(found: Optimum) -> str:
 
 def legend(found: Optimum) -> str:
     """The mark and the score."""
-    if found.best.get("score") is None:
-        return "> marks the best choice"
-    score = _by_target(found, SLO_SCORES) or SCORES[found.objective]
-    text = f"> marks the best choice; score: {_named(found, score)} (less is better)"
+    parts = ["> marks the best choice", *_about_score(found), *_about_durations(found)]
+    return "; ".join(parts)
+
+
+def judged_by_slo(found: Optimum) -> bool:
+    """Whether the score only orders the choices that keep the SLO: a reader is told which do."""
+    return found.objective == "slo" and found.target in SLO_GOALS
+
+
+def _about_score(found: Optimum) -> list[str]:
+    if found.best.get("score") is None or judged_by_slo(found):
+        return []
+    text = f"score: {_named(found, SCORES[found.objective])} (less is better)"
     if all(point["score"] is not None for point in found.curve):
-        return text
+        return [text]
     if all(point["score"] is not None for point in found.curve if point.get("stable", True)):
-        return f"{text}; - as a score: unstable"
-    return f"{text}; - as a score: unstable, or outside the constraint"
+        return [text, "- as a score: unstable"]
+    return [text, "- as a score: unstable, or outside the constraint"]
+
+
+def _about_durations(found: Optimum) -> list[str]:
+    """The dash of a stable choice."""
+    stable = [point for point in found.curve if point.get("stable")]
+    given = [name for name in DURATIONS if any(point.get(name) is not None for point in stable)]
+    missing = any(point.get(name) is None for point in stable for name in given)
+    return ["- as a duration of a stable choice: not given by its method"] if missing else []
 
 
 def _named(found: Optimum, text: str) -> str:

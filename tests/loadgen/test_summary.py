@@ -20,6 +20,7 @@ from loadgen.summary_text import load_lines, load_notes, load_table
 from policies.text import SpecError
 from queueing.record import Header, Record
 from queueing.statistics import mean_interval, quantile_interval, summarise
+from queueing.terminal import say
 
 
 def answered(index: int, at: float, late: float = 0.01, first: float = 0.1, gap: float = 0.02, tokens: int = 3, **more: object) -> Record:
@@ -49,8 +50,11 @@ def summary_of(records: list[Record], **more: object) -> LoadSummary:
 
 def rendered(summary: LoadSummary, width: int = 100) -> str:
     out = io.StringIO()
-    Console(file=out, width=width).print(load_table(summary))
-    return "\n".join([*load_lines(summary), out.getvalue(), *load_notes(summary)])
+    to = Console(file=out, width=width)
+    to.print(load_table(summary))
+    for note in load_notes(summary):
+        say(to, note)
+    return "\n".join([*load_lines(summary), out.getvalue()])
 
 
 def test_every_duration_counts_from_the_intended_instant() -> None:
@@ -89,7 +93,7 @@ def test_warm_up_is_left_out_of_durations_and_of_nothing_else() -> None:
     records = [answered(i, float(i), first=10.0 if i < 5 else 0.1) for i in range(100)]
     found = summary_of(records[::-1])  # records come in any order
     assert (found.warm_up, found.completed, found.durations["ttft"].n) == (5, 100, 95)
-    assert "5 of 100 requests left out" in found.warm_up_why
+    assert "the first 5 of 100 requests are left out" in found.warm_up_why
     assert found.durations["ttft"].max == pytest.approx(0.1)
     assert found.durations["send_lateness"].n == found.output_tokens.n == 100  # type: ignore[union-attr]
 

@@ -16,8 +16,10 @@ from queueing.model import Model
 from queueing.optimisation.choices import batch_size_by_rate, best_batch_size, best_policy
 from queueing.optimisation.objective import Objective, parse_slo, utilities
 from queueing.optimisation.rates import largest_rate
+from queueing.optimisation.search import Optimum
 from queueing.optimisation.servers import fewest_servers
 from queueing.optimisation.token_limit import best_token_limit
+from queueing.optimisation.words import legend
 from queueing.prediction import predict_model
 
 YANG = LatencyModel(k2=0.7764, k4=0.022032)
@@ -152,11 +154,15 @@ def test_no_stable_choice_says_why() -> None:
     [
         (["--target", "batch"], "expected one of max-output-tokens"),
         (["--target", "policy", "--objective", "fast"], "expected one of delay"),
-        (["--target", "policy", "--objective", "slo"], "expected --slo with slo only"),
+        (["--target", "policy", "--objective", "slo"], "expected --slo too, for example --slo p99_queueing_delay=2s"),
+        (["--target", "servers", "--objective", "delay", "--slo", "p99_queueing_delay=2s"], "add --objective slo"),
+        (["--target", "max-output-tokens", "--arrival-rate", "5"], "the delay always falls with a lower limit"),
+        (["--target", "max-output-tokens", "--arrival-rate", "5", "--objective", "throughput"], "--objective clipped"),
+        (["--target", "max-output-tokens", "--arrival-rate", "5", "--objective", "v1", "--theta", "0"], "v1 with --theta 0 for"),
         (["--target", "policy", "--slo", "p99=2"], "for example p99_queueing_delay=2s"),
         (["--target", "batch-size", "--arrival-rate", "5"], "expected fixed, capped, elastic or continuous"),
         (["--target", "policy", "--objective", "v1", "--arrival-rate", "5"], "weighs token limits"),
-        (["--target", "servers", "--arrival-rate", "5"], "expected slo"),
+        (["--target", "servers", "--arrival-rate", "5"], "expected slo, for example --slo p99_queueing_delay=2s"),
         (["--target", "policy"], "expected requests per second"),
         (["--target", "max-output-tokens", "--arrival-rate", "5", "--theta", "2"], "theta in"),
         (["--target", "max-output-tokens", "--arrival-rate", "5", "--theta", "0.2"], "expected --objective v1 or v2"),
@@ -218,11 +224,16 @@ def test_of_batch_sizes_with_one_delay_the_sentence_says_that_it_is_the_smallest
         (
             "--target servers --objective slo --slo p99_queueing_delay=2s --arrival-rate 20",
             "1 server, the fewest that keep the SLO",
-            "servers",
+            "",
         ),
+        ("--target servers --slo p99_queueing_delay=2s --arrival-rate 20", "1 server, the fewest that keep the SLO", ""),
         ("--target arrival-rate --objective throughput", "requests per second, the highest stable rate", ""),
-        ("--target arrival-rate --objective slo --slo p99_queueing_delay=2s", "the largest that keeps the SLO", "minus the load"),
-        ("--target max-output-tokens --arrival-rate 20", "a limit of 1 output token, the shortest mean queueing delay", "in seconds"),
+        ("--target arrival-rate --objective slo --slo p99_queueing_delay=2s", "the largest that keeps the SLO", ""),
+        (
+            "--target max-output-tokens --objective clipped --arrival-rate 20",
+            "the shortest mean queueing delay with no more clipped answers than allowed",
+            "in seconds",
+        ),
         ("--target policy --objective throughput", "dynamic, the highest stable rate", "minus the largest stable rate"),
     ],
 )
@@ -231,6 +242,21 @@ def test_every_target_has_its_sentence_and_its_score(arguments: str, sentence: s
     text = said(capsys)
     assert sentence in text[text.index("best: ") :]
     assert score in text[text.index("> marks") :]
+
+
+def test_what_an_slo_decides_is_shown_as_kept_or_not_rather_than_by_a_score(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--target", "arrival-rate", "--slo", "p99_queueing_delay=300ms") == 0
+    text = capsys.readouterr().out
+    assert "score" not in text
+    assert "kept" in text
+    assert {line.split()[-1] for line in text.splitlines() if line.split() and line.split()[-1] in ("yes", "no")} == {"yes", "no"}
+
+
+def test_the_dash_of_a_stable_choice_has_its_word_in_the_legend() -> None:
+    values = {"stable": True, "queueing_delay": 1.0, "sojourn_time": 2.0}
+    curve = [values | {"score": 1.0, "p99_queueing_delay": 3.0}, values | {"score": 2.0, "p99_queueing_delay": None}]
+    assert "- as a duration of a stable choice: " in legend(Optimum("batch-size", "delay", curve[0], curve))
+    assert "- as a duration of a stable choice: " not in legend(Optimum("batch-size", "delay", curve[0], curve[:1]))
 
 
 def test_no_stable_choice_exits_3_and_wrong_arguments_2(capsys: pytest.CaptureFixture[str]) -> None:

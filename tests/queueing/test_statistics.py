@@ -168,14 +168,15 @@ def test_the_warm_up_is_twice_the_memory_and_says_so() -> None:
     found = find_warm_up(waits)
     assert 8 <= found.dropped <= 60
     assert found.dropped == np.ceil(2 * found.memory)
-    told = f"for the run began empty and remembers over {found.memory:.3g} requests: twice as many"
-    assert found.why == f"{found.dropped} of 20,000 requests left out, {told}"
+    told = f"the queue began empty, and delays are correlated over about {found.memory:.3g} requests (twice that, at most 5 % of the run)"
+    assert found.why == f"the first {found.dropped} of 20,000 requests are left out: {told}"
 
 
 def test_the_warm_up_of_a_short_run_is_no_more_than_a_twentieth() -> None:
     found = find_warm_up(mm1_waits(0.9, 1000, np.random.default_rng(2)))
     assert found.dropped == 50
-    assert found.why.endswith("twice as many would exceed 5 %")
+    assert found.why.startswith("the first 50 of 1,000 requests are left out: the queue began empty")
+    assert found.why.endswith("(twice that would exceed 5 % of the run, the most that is left out)")
     assert find_warm_up(np.array([1.0])).dropped == 0
     assert find_warm_up(np.full(400, 0.02)).dropped == 2
 
@@ -251,7 +252,8 @@ def test_a_summary_of_nothing_is_not_a_number() -> None:
     [
         ([], "no request was completed: too few to leave out a warm-up"),
         ([0.1], "one request was completed: too few to leave out a warm-up"),
-        ([0.1] * 30, "remembers over 1 request"),
+        ([0.1] * 30, "the first of 30 requests is left out: the queue began empty, and delays are correlated over about 1 request ("),
+        ([0.1] * 10, "none of 10 requests is left out: the queue began empty"),
     ],
 )
 def test_the_note_on_the_warm_up_of_a_tiny_run_can_be_read(delays: list[float], why: str) -> None:
