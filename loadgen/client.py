@@ -19,12 +19,13 @@ from queueing.remote import reason
 
 __all__ = ["Exchange", "LoadError", "Target", "address_of", "prompt_text", "reason", "run_prefix", "timing"]
 
+STREAM = "text/event-stream"
 CUT_SHORT = "the run ended before the answer did"
 
 
 def address_of(target: Target) -> Address:
     """Where the requests go, and their headers."""
-    headers = {"content-type": "application/json", "accept": "text/event-stream", "accept-encoding": "identity", "user-agent": "kendall"}
+    headers = {"content-type": "application/json", "accept": STREAM, "accept-encoding": "identity", "user-agent": "kendall"}
     if target.api_key:
         headers["authorization"] = f"Bearer {target.api_key}"
     return Address(target.url, headers)
@@ -53,6 +54,7 @@ class Exchange:
     error: str | None = "the run ended before it was sent"
     _connection: Connection | None = None
     _status: int = 0
+    _content_type: str = ""
     _location: str | None = None  # of a redirect
     _refusal: bytes = b""  # body of an answer that is none
     _answer: Answer = field(default_factory=Answer)
@@ -77,6 +79,7 @@ class Exchange:
     def on_head(self, status: int, headers: Mapping[str, str], now: float) -> None:
         """See Receiver."""
         self._status, self.first_byte_at = status, now
+        self._content_type = headers.get("content-type", "").lower()
         self._location = headers.get("location") if 300 <= status < 400 else None
         self.queueing_delay, self.service_time = timing(headers, "queue"), timing(headers, "service")
 
@@ -88,9 +91,10 @@ class Exchange:
         try:
             self._answer.feed(data, now)
         except StreamError as error:
+            said = self._broken_off() if self._content_type and not self._content_type.startswith(STREAM) else str(error)
             if self._connection is not None:
                 self._connection.abort()
-            self.on_lost(str(error), now)
+            self.on_lost(said, now)
 
     def on_end(self, now: float) -> None:
         """See Receiver."""
@@ -110,10 +114,16 @@ class Exchange:
             lost: Outcome = "abandoned" if code == "queue_timeout" else "rejected"
             return lost if self._status in (429, 503) else "failed", f"{self._status} {text}".rstrip()
         if not self._answer.complete:
-            return "failed", "the stream broke off before its end"
+            return "failed", self._broken_off()
         if self._answer.finish_reason in ("abort", "error"):
             return "failed", f"the server ended the answer with finish_reason {self._answer.finish_reason!r}"
         return "completed", None
+
+    def _broken_off(self) -> str:
+        kind = self._content_type.partition(";")[0].strip()
+        if kind and kind != STREAM:
+            return f"got an answer of content type {kind}; expected {STREAM}, the stream of an OpenAI-compatible API: check the URL"
+        return "the stream broke off before its end"
 
     def _end(self, now: float | None) -> None:
         self.ended_at, self._connection = now, None

@@ -26,6 +26,7 @@ import numpy as np
 
 from loadgen.timetable import IntArray, Timetable, draw_prompts, streams
 from policies.text import SpecError
+from queueing.record import shown
 
 Message = dict[str, Any]
 Prompt = IntArray | str | list[Message]  # token ids, text, or a conversation for a chat endpoint
@@ -138,7 +139,7 @@ def _lines(path: Path, data: bytes) -> Iterator[tuple[str, _Entry]]:
             try:
                 yield f"{path}, line {number}", msgspec.json.decode(line, type=_Entry)
             except msgspec.MsgspecError as error:
-                raise SpecError(f"{path}, line {number}: got {line[:80]!r}; expected an object with prompt or messages ({error})") from None
+                raise SpecError(f"{path}, line {number}: got {shown(line)}; expected an object with prompt or messages ({error})") from None
 
 
 _Row = tuple[Prompt, int | None, int | None]

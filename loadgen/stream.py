@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from queueing.record import shown
+
 MAX_EVENT_BYTES = 1 << 20
 NO_FINISH = (b'"finish_reason":null', b'"finish_reason": null')
 
@@ -98,7 +100,7 @@ class Answer:
             if event.startswith(b"data:"):
                 self._chunk(event[5:].strip(), now)
             elif event.strip() and not event.startswith((b":", b"event:", b"id:", b"retry:")):
-                raise StreamError(f"got {event[:80]!r}; expected a line that begins with 'data:'")
+                raise StreamError(f"got {shown(event)}; expected a line that begins with 'data:'")
 
     def _chunk(self, payload: bytes, now: float) -> None:
         if payload == b"[DONE]":
@@ -118,7 +120,7 @@ class Answer:
         try:
             chunk = _decode(payload)
         except msgspec.MsgspecError as error:
-            raise StreamError(f"got {payload[:80]!r}; expected a completion chunk ({error})") from None
+            raise StreamError(f"got {shown(payload)}; expected a completion chunk ({error})") from None
         if chunk.error is not None:
             raise StreamError(error_text(chunk.error))
         for choice in chunk.choices:

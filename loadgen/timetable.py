@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from loadgen.arrivals import Arrivals, FloatArray, Poisson, delivered_rate
 from loadgen.length_prediction import IntArray, LengthPrediction
 from policies.text import SpecError
+from queueing.record import shown
 
 __all__ = [
     "FloatArray",
@@ -198,4 +199,5 @@ def _decode(line: bytes, kind: type[_T], path: Path, number: int) -> _T:
     try:
         return msgspec.json.decode(line, type=kind)
     except msgspec.MsgspecError as error:
-        raise ValueError(f"{path}, line {number}: got {line[:80]!r}; expected a timetable's line ({error})") from None
+        expected = "a timetable, as `kendall load --save-timetable` writes it" if number == 1 else f"a timetable's line ({error})"
+        raise ValueError(f"{path}, line {number}: got {shown(line)}; expected {expected}") from None

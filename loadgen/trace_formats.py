@@ -27,7 +27,7 @@ import msgspec
 
 from loadgen.timetable import load_timetable
 from policies.text import SpecError
-from queueing.record import read_run
+from queueing.record import read_run, shown
 
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 BURSTGPT = ("Timestamp", "Request tokens", "Response tokens")
@@ -131,7 +131,7 @@ def detect(path: Path) -> str:
     for kind, columns in known.items():
         if names.issuperset(columns):
             return kind
-    raise SpecError(f"{path}, line 1: got {first[:80].decode(errors='replace')!r}; expected the first line of one of {', '.join(FORMATS)}")
+    raise SpecError(f"{path}, line 1: got {shown(first)}; expected the first line of one of {', '.join(FORMATS)}")
 
 
 def nanoseconds(text: str) -> int:

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from policies.text import SpecError
+from queueing.remote import reason as why
 
 
 class Receiver(Protocol):
@@ -148,7 +149,7 @@ class Connection(asyncio.Protocol):
         if exc is None and self._headed:
             receiver.on_end(self._loop.time())
         else:
-            receiver.on_lost(str(exc) if exc else "the server closed the connection without an answer", self._loop.time())
+            receiver.on_lost(why(exc) if exc else "the server closed the connection without an answer", self._loop.time())
 
     def _lose(self, reason: str) -> None:
         receiver, self._receiver = self._receiver, None

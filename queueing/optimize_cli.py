@@ -139,12 +139,9 @@ def _check_target(target: str, candidates: list[str] | None, largest: int | None
 
 
 def _check_binding(target: str, goal: Objective) -> None:
-    """Raises SpecError: the shortest limit is best for an objective that answers cannot be too short for."""
-    if (
-        target != "max-output-tokens"
-        or goal.name not in ("delay", "throughput", "v1", "v2")
-        or (goal.name in ("v1", "v2") and goal.theta > 0)
-    ):
+    """Raises SpecError: without a value of long answers the shortest limit is always the best."""
+    values_answers = goal.name in ("clipped", "slo") or (goal.name in ("v1", "v2") and goal.theta > 0)
+    if target != "max-output-tokens" or values_answers:
         return
     why = "the throughput always rises" if goal.name == "throughput" else "the delay always falls"
     got = f"--objective {goal.name}{' with --theta 0' if goal.name in ('v1', 'v2') else ''}"

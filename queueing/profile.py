@@ -114,9 +114,13 @@ def find_profile(name_or_path: str) -> ProfileFile:
     is_path = "/" in name_or_path or name_or_path.endswith(".json")
     places: list[tuple[Source, Path]] = [("file", Path(name_or_path))] if is_path else []
     places += [("cache", profile_path(name_or_path)), ("shipped", SHIPPED / f"{name_or_path}.json")]
+    if not is_path:
+        places.append(("file", Path(name_or_path)))
     for source, path in places:
         if path.is_file():
             return ProfileFile(_read(path), path, source)
+    if Path(name_or_path).is_dir():
+        raise SpecError(f"got latency {name_or_path!r}, a folder; expected the file of a profile, which `kendall calibrate MODEL` writes")
     if is_path:
         raise SpecError(f"got latency {name_or_path!r}: no such file; expected a profile, which `kendall calibrate MODEL` writes")
     shipped = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.json")))
@@ -129,8 +133,8 @@ def find_profile(name_or_path: str) -> ProfileFile:
 def _read(path: Path) -> Profile:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Profile)
-    except msgspec.MsgspecError as error:
-        raise SpecError(f"got {path}; expected a profile ({error})") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise SpecError(f"got latency {path}, a file that is no profile ({error}); `kendall calibrate MODEL` writes one") from None
 
 
 def load_profile(name_or_path: str) -> Profile:

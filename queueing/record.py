@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 SCHEMA_VERSION = 1
+RUN_FILE = "a run file, as `kendall load` and `kendall serve --record-file` write it"
 Outcome = Literal["completed", "failed", "rejected", "abandoned", "cancelled"]
 
 
@@ -94,7 +95,7 @@ def read_run(path: Path) -> tuple[Header, list[Record]]:
     """
     data = path.read_bytes()
     if not data.strip():
-        raise ValueError(f"{path}: the file is empty; expected a run file")
+        raise ValueError(f"{path}: the file is empty; expected {RUN_FILE}")
     lines = iter(_whole_lines(data))
     header = _decode(next(lines, b""), Header, path, 1)
     if header.schema_version > SCHEMA_VERSION:
@@ -124,14 +125,18 @@ def _records(lines: Iterator[bytes], path: Path) -> Iterator[Record]:
 _T = TypeVar("_T")
 
 
-def _shown(line: bytes) -> str:
-    """The beginning of a line, without the bytes of a binary file."""
-    start = line[:80].decode(errors="replace")
-    return repr(start.encode()) if start.isprintable() and "\ufffd" not in start else f"{len(line)} bytes that are no text"
+def shown(line: bytes) -> str:
+    """The beginning of a line for an error message, without the bytes of a binary file."""
+    try:
+        start = line.decode()[:80]
+    except UnicodeDecodeError:
+        start = "\0"
+    return repr(start) if start.replace("\t", " ").isprintable() else f"{len(line)} bytes that are no text"
 
 
 def _decode(line: bytes, kind: type[_T], path: Path, number: int) -> _T:
     try:
         return msgspec.json.decode(line, type=kind)
     except msgspec.MsgspecError as error:
-        raise ValueError(f"{path}, line {number}: got {_shown(line)}; expected a {kind.__name__.lower()} ({error})") from None
+        expected = RUN_FILE if number == 1 else f"a {kind.__name__.lower()} ({error})"
+        raise ValueError(f"{path}, line {number}: got {shown(line)}; expected {expected}") from None

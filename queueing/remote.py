@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -85,6 +86,8 @@ def reason(error: BaseException) -> str:
         return NO_DESCRIPTOR
     if numbers and numbers[-1] > 0:
         return os.strerror(numbers[-1]).lower()
+    if names := [cause.strerror for cause in chain if isinstance(cause, socket.gaierror) and cause.strerror]:
+        return names[-1].lower()
     return str(error) or type(error).__name__
 
 

@@ -57,11 +57,9 @@ def find_warm_up(delays: FloatArray) -> WarmUp:
     dropped = min(needed, most)
     over = "1 request" if f"{memory:.3g}" == "1" else f"{memory:,.3g} requests"
     share = f"{WARM_UP:.0%}".replace("%", " %")
-    rule = (
-        f"twice that, at most {share} of the run"
-        if needed <= most
-        else f"twice that would exceed {share} of the run, the most that is left out"
-    )
+    rule = f"twice that, at most {share} of the run"
+    if needed > most:
+        rule = f"twice that would exceed {share} of the run, the most that is left out"
     return WarmUp(dropped, memory, f"{_left_out(dropped, n)}: the queue began empty, and delays are correlated over about {over} ({rule})")
 
 

@@ -9,7 +9,6 @@ import math
 import os
 import socket
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -39,6 +38,8 @@ PINNED_CPUS = range(2, 5)  # with this many, engine and gateway get CPUs of thei
 
 def choose_engine(settings: Settings) -> tuple[Engine, LatencyModel | None]:
     """The engine that was asked for, and the law known for it. Must run in the main thread, before any socket exists."""
+    if not settings.model.strip():
+        raise SpecError("got an empty MODEL; expected `tiny`, the directory of a model, or the name of one on the Hugging Face hub")
     law = load_law(settings.latency) if settings.latency else None
     name = settings.engine
     if name == "auto":
@@ -64,14 +65,13 @@ def _whole(key: str, value: Any) -> int:
 
 
 def _vllm_engine(settings: Settings) -> Engine:
-    from server.engines.hub import check_name  # noqa: PLC0415
+    from server.engines.hub import check_model  # noqa: PLC0415
     from server.engines.tiny import make_tiny  # noqa: PLC0415
     from server.engines.vllm_engine import VllmEngine, prepare  # noqa: PLC0415
     from server.engines.vllm_options import check_names  # noqa: PLC0415
 
     check_names(settings.engine_args)
-    if settings.model != "tiny" and not Path(settings.model).exists():
-        check_name(settings.model, settings.engine_args)
+    check_model(settings.model, settings.engine_args)
     gateway_cpus, engine_cpus = split_cpus()
     prepare(settings.model)
     if gateway_cpus:

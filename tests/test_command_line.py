@@ -339,6 +339,18 @@ MODEL = ("--output-tokens", "geometric:mean=64", "--latency", LAW)
             ("predict", "--policy", "single", "--arrival-rate", "1", "--output-tokens", "geometric:mean=9", "--latency", "./x.json"),
             ("'./x.json': no such file",),
         ),
+        (
+            ("predict", "--policy", "single", "--arrival-rate", "1", "--output-tokens", "geometric:mean=9", "--latency", "./"),
+            ("got latency './', a folder; expected the file of a profile",),
+        ),
+        (
+            ("predict", "--policy", "single", "--arrival-rate", "1", "--output-tokens", "geometric:mean=9", "--latency", __file__),
+            ("a file that is no profile",),
+        ),
+        (("serve", ""), ("got an empty MODEL; expected `tiny`",)),
+        (("serve", "", "--engine", "emulated"), ("got an empty MODEL; expected `tiny`",)),
+        (("calibrate", ""), ("got an empty MODEL; expected `tiny`",)),
+        (("calibrate", "ftp://x"), ("got ftp://x; expected the URL of a running `kendall serve`",)),
         (("load",), ("got no arrivals; expected one of --request-rate, ",)),
         (("prdict",), ("got command 'prdict'", "did you mean 'predict'?")),
         (("compare", "--output", "report.docx", "run.jsonl"), ("got --output report.docx", ".html")),

@@ -26,6 +26,8 @@ from typing import Any
 
 import msgspec
 
+from queueing.record import shown
+
 Event = dict[str, Any]
 
 
@@ -69,7 +71,7 @@ def read_journal(path: Path) -> tuple[list[Event], int]:
         try:
             events.append(msgspec.json.decode(line, type=dict))
         except msgspec.MsgspecError as error:
-            raise ValueError(f"{path}, line {number}: got {line[:80]!r}; expected an event ({error})") from None
+            raise ValueError(f"{path}, line {number}: got {shown(line)}; expected an event ({error})") from None
         whole += len(line)
     return events, whole
 

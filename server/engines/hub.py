@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from policies.text import SpecError
@@ -13,8 +14,27 @@ from queueing.errors import CommandError
 _PART = r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9_])?"
 _NAME = re.compile(rf"(?!.*(?:--|\.\.))(?=.{{1,96}}$){_PART}(?:/{_PART})?")  # OWNER/NAME, or NAME alone as the oldest models have it
 _OTHER_SOURCES = ("load_format", "hf_config_path")  # vLLM may then need no file of the hub
+_STORES = ("s3://", "gs://", "az://")  # that vLLM reads models from
 FILE = "config.json"
+_CONFIGURATIONS = (FILE, "params.json")  # the second is Mistral's own format
 EXPECTED = "expected `tiny`, the directory of a model, or the name of one on the Hugging Face hub"
+
+
+def check_model(model: str, engine_args: Mapping[str, Any]) -> None:
+    """Whether vLLM can find the model, folder or name, asked before anything is started. Raises SpecError, CommandError."""
+    if model == "tiny":
+        return
+    if not model.strip():
+        raise SpecError(f"got an empty MODEL; {EXPECTED}")
+    if "://" in model and not model.startswith(_STORES):
+        raise SpecError(f"got model {model!r}; {EXPECTED}")
+    folder = Path(model)
+    if not folder.exists():
+        check_name(model, engine_args)
+        return
+    described = any((folder / name).is_file() for name in _CONFIGURATIONS) or any(key in engine_args for key in _OTHER_SOURCES)
+    if folder.is_dir() and not described:
+        raise SpecError(f"got model {model!r}, a folder without {FILE}; {EXPECTED}")
 
 
 def check_name(model: str, engine_args: Mapping[str, Any]) -> None:

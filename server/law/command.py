@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from queueing.errors import CommandError
 from queueing.profile import Profile, profile_path
 from queueing.remote import SYSTEM, Trust, check_no_credentials, reason, server_root
 from queueing.terminal import Column, Table, console, say
+from server.engines.hub import check_model
 from server.gateway import Gateway
 from server.law.calibration import Calibrator
 from server.schema import CalibrationRequest
@@ -25,6 +27,7 @@ from server.settings import Settings
 
 COLUMNS = (Column(heading="milliseconds", left=True), Column(heading="value"), Column(heading="95 % low"), Column(heading="high"))
 _ADDRESS = re.compile(r"(?:[\w.-]+|\[[\da-fA-F:.]+\]):\d+(?:/.*)?")  # host and port without http://: neither a folder nor a name on the hub
+OTHER_SCHEMES = ("ftp", "ws", "wss", "tcp", "unix", "file")  # of URLs that are neither a gateway's nor a model's
 GATEWAY = "expected the URL of a running `kendall serve`, for example http://127.0.0.1:8080"
 
 
@@ -34,7 +37,8 @@ def calibrate(
     """Measure, save, and say what was found."""
     request = CalibrationRequest.model_validate(plan)
     check_no_credentials(target, "a URL")
-    if _ADDRESS.fullmatch(target) and not Path(target).exists():
+    scheme, address, _ = target.partition("://")
+    if (address and scheme in OTHER_SCHEMES) or (_ADDRESS.fullmatch(target) and not Path(target).exists()):
         raise SpecError(f"got {target}; {GATEWAY}")
     profile = _remote(target, request, key, trust) if target.startswith(("http://", "https://")) else _local(target, request)
     path, why_not = _place(profile, request, output)
@@ -126,6 +130,8 @@ def _local(model: str, request: CalibrationRequest) -> Profile:
             failures.append(error)
         os.kill(os.getpid(), signal.SIGINT)
 
+    if importlib.util.find_spec("vllm") is not None or not model.strip():
+        check_model(model, {})  # before the bar is drawn
     with Progress(*columns, console=console(sys.stderr)) as progress:
         progress.add_task("engine starts", total=None)
         settings = Settings(model=model, served_model_name=model.rstrip("/").rsplit("/", 1)[-1], port=0, prediction_interval=0)

@@ -191,6 +191,10 @@ async def _disconnect(request: web.Request, body: dict[str, Any]) -> web.StreamR
     return response
 
 
+async def _page(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    return web.Response(text="<html></html>\n\n", content_type="text/html")
+
+
 async def _silence(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
     response = await stream(request, [chunk()])
     await asyncio.sleep(5)
@@ -210,6 +214,7 @@ async def _silence(request: web.Request, body: dict[str, Any]) -> web.StreamResp
         (_parts(b"data: {not json\n\n"), "failed", "completion chunk"),
         (_parts(chunk(), event({"error": {"message": "engine died"}})), "failed", "engine died"),
         (_parts(chunk(), chunk(finish="abort"), DONE), "failed", "abort"),
+        (_page, "failed", "got an answer of content type text/html; expected text/event-stream"),
         (_disconnect, "failed", ""),
         (_silence, "cancelled", "the run ended"),
     ],

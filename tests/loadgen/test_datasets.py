@@ -140,7 +140,7 @@ def test_a_tokenizer_file_counts(tmp_path: Path) -> None:
         ('{"prompt":""}\n', "line 1: got no prompt"),
         ('{"prompt":"a","output_tokens":0}\n', "line 1: got output_tokens 0; expected a whole number >= 1"),
         ('{"prompt":"a","output_tokens":"x"}\n', "line 1: got .*expected an object with prompt or messages"),
-        ('{"prompt":"a"}\n{oops\n', "line 2: got b'{oops'"),
+        ('{"prompt":"a"}\n{oops\n', "line 2: got '{oops'"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, text: str, message: str) -> None:

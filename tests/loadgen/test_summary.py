@@ -184,7 +184,7 @@ def test_table_fits_100_columns_and_shows_the_chosen_metrics() -> None:
 
 
 def test_table_says_too_short_in_place_of_an_interval_and_how_many_requests_would_do() -> None:
-    drifting = rendered(summary_of([answered(i, float(i), first=0.01 + i / 100) for i in range(200)]))
+    drifting = " ".join(rendered(summary_of([answered(i, float(i), first=0.01 + i / 100) for i in range(200)])).split())
     assert re.search(
         r"too short: the run does not know this mean to 25 %; about \d\d?,\d00 requests would do for the queueing delay", drifting
     )

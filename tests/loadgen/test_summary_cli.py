@@ -112,6 +112,24 @@ def test_what_is_no_load_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
         assert said.count("\n") == 1
 
 
+def test_a_file_of_another_kind_is_told_what_writes_a_run_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "report.html"
+    page.write_text("<!doctype html>\n<html></html>\n")
+    flags = ("--request-rate", "5", "--num-prompts", "1", "--base-url", "http://127.0.0.1:9")
+    expected = "got '<!doctype html>'; expected a run file, as `kendall load` and `kendall serve --record-file` write it"
+    for command in (("summary", str(page)), ("audit", str(page)), ("compare", str(page))):
+        assert cli._run(command[0], list(command[1:])) == 2
+        assert expected in capsys.readouterr().err
+    for option, named in (
+        ("--timetable", "expected a timetable, as `kendall load --save-timetable`"),
+        ("--trace", "the first line of one of"),
+    ):
+        assert cli._run("load", [option, str(page), *flags[2:]]) == 2
+        said = capsys.readouterr().err
+        assert named in said
+        assert "b'" not in said
+
+
 def test_an_empty_a_binary_and_a_joined_run_file_are_named(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     path.write_bytes(b"")

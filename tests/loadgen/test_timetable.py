@@ -240,7 +240,7 @@ def test_a_saved_timetable_comes_back_bit_for_bit_and_is_saved_again_byte_for_by
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "line 1: got b''"),
+        ("", "line 1: got ''; expected a timetable, as `kendall load --save-timetable` writes it"),
         ('{"writer":"load","schema_version":1}', "got a file of load"),
         ('{"writer":"timetable","schema_version":2}', "schema version 2; expected a timetable, version 1"),
         ('{"writer":"timetable","schema_version":1}\n{"intended_at":1.0,"prompt_tokens":1}', "line 2.*output_tokens"),

@@ -49,6 +49,21 @@ def complaint(model: str, tmp_path: Path, **engine_args: str) -> str:
     return str(caught.value)
 
 
+def test_a_folder_is_looked_at_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("./", str(tmp_path)):
+        with pytest.raises(SpecError, match=r"a folder without config\.json; expected `tiny`, the directory of a model"):
+            hub.check_model(folder, {})
+        hub.check_model(folder, {"hf_config_path": "elsewhere"})
+    with pytest.raises(SpecError, match="got an empty MODEL"):
+        hub.check_model("", {})
+    with pytest.raises(SpecError, match="got model 'ftp://x'"):
+        hub.check_model("ftp://x", {})
+    (tmp_path / "config.json").write_text("{}")
+    hub.check_model("./", {})
+    hub.check_model("s3://bucket/model", {})
+
+
 def test_a_name_that_the_hub_does_not_know(answers: Any, tmp_path: Path) -> None:
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
