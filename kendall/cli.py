@@ -26,6 +26,7 @@ COMMANDS = {
     "advise": ("server.advising", "ask a running gateway which settings its model recommends"),
     "reproduce": ("queueing.reproduction.cli", "compute the papers' tables and figures and compare them"),
 }
+OPTIONS = ("--help", "--version", "--install-completion", "--show-completion")  # of `kendall` itself
 NO_OPTIONS = frozenset(
     {"KENDALL_DEBUG", "KENDALL_ENGINE_CPUS", "KENDALL_ENGINE_ERROR_FILE", "KENDALL_FLAVOUR", "KENDALL_GATEWAY_PID"}
 )  # variables of the same prefix
@@ -62,10 +63,12 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(answer(Root({name: about for name, (_, about) in COMMANDS.items()}, _command)))
     match arguments:
         case [] | ["-h" | "--help" | "help"] | ["help", "help", *_]:
-            print(USAGE.format(commands="\n".join(f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items())))
+            _print_usage()
             sys.exit(0 if arguments else 2)
-        case ["help", name, *_]:
+        case ["help", name]:
             sys.exit(_run(name, ["--help"]))
+        case ["help", _, *more]:
+            sys.exit(_complain(f"got {' '.join(more)!r:.80} too many; expected one command, as in `kendall help {arguments[1]}`", 2))
         case ["-V" | "--version", *_]:
             from importlib.metadata import version
 
@@ -75,6 +78,16 @@ def main(arguments: list[str] | None = None) -> None:
             sys.exit(_set_up_completion(flag, rest[0] if rest else None))
         case _:
             sys.exit(_run(arguments[0], arguments[1:]))
+
+
+def _print_usage() -> None:
+    """As wide as the terminal, a line of it as its own where that has the room."""
+    from queueing.terminal import console, say
+
+    to = console()
+    names = {f"  {name} " for name in COMMANDS}
+    for line in USAGE.format(commands="\n".join(f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items())).split("\n"):
+        say(to, line, hang=13 if any(map(line.startswith, names)) else 2)
 
 
 def _set_up_completion(flag: str, shell: str | None) -> int:
@@ -90,6 +103,9 @@ def _set_up_completion(flag: str, shell: str | None) -> int:
 def _run(name: str, arguments: list[str]) -> int:
     from policies.text import suggest
 
+    if name.startswith("-"):
+        near = suggest(name, OPTIONS).replace("'", "")
+        return _complain(f"got {name}; expected a command or one of {', '.join(OPTIONS)}{near}", 2)
     if name not in COMMANDS:
         return _complain(f"got command {name!r}; expected one of {', '.join(COMMANDS)}{suggest(name, COMMANDS)}", 2)
     from typer.exceptions import Exit
@@ -117,7 +133,8 @@ def _failed(error: Exception, name: str, arguments: list[str]) -> int:
 
     match error:
         case SpecError():
-            return _complain(f"{error}{_origin(str(error), name, arguments)}", 2)
+            message = _as_typed(str(error), name)
+            return _complain(f"{message}{_origin(message, name, arguments)}", 2)
         case TyperException():
             return _complain(one_line(error, _command(name), arguments), 2)
         case CommandError() | PredictionError():
@@ -128,6 +145,13 @@ def _failed(error: Exception, name: str, arguments: list[str]) -> int:
             raise error
         case _:
             return _complain(f"{type(error).__name__}: {error} (KENDALL_DEBUG=1 shows where)", 1)
+
+
+def _as_typed(message: str, name: str) -> str:
+    """`got --arrival-rate -1` for `got arrival_rate=-1`, the name in Python."""
+    flags = {parameter.name: parameter.opts[0] for parameter in _command(name).params if parameter.opts[0].startswith("--")}
+    got, semicolon, expected = message.partition("; ")
+    return re.sub(r"\b([a-z_]+)=(?=\S)", lambda found: f"{flags[found[1]]} " if found[1] in flags else found[0], got) + semicolon + expected
 
 
 def _command(name: str):  # type: ignore[no-untyped-def]

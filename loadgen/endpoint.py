@@ -77,7 +77,7 @@ async def _look(client: httpx.AsyncClient, url: str, model: str, limit: float) -
     where = f"{url}/v1/models"
     response = await _get(client, "/v1/models", url, limit)
     if response.status_code in (401, 403):
-        raise LoadError(
+        raise SpecError(
             f"{where} answered {response.status_code}: {read_error(response.content)[1]}; expected an --api-key that it accepts"
         )
     if response.is_redirect:

@@ -228,7 +228,10 @@ def load(
         budget=lateness_budget,
         max_failed=max_failed_fraction,
     )
-    set_here = {"base_url": base_url or f"http://{host}:{port}", "token_times": token_times or save_detailed or wishes.token_times}
+    set_here = {
+        "base_url": f"http://{host}:{port}" if base_url is None else base_url,
+        "token_times": token_times or save_detailed or wishes.token_times,
+    }
     options = LoadOptions(**fields | set_here)
     shown: dict[str, Any] = {"append": append_result, "detailed": save_detailed, "metadata": parse_metadata(metadata or [])}
     plan = plan_load(options)

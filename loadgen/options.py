@@ -124,6 +124,8 @@ def check_base_url(url: str) -> None:
     """Raises SpecError; a message never repeats a password."""
     check_no_credentials(url, "--base-url")
     parts = urlsplit(url)
+    if not url.strip():
+        raise SpecError(f"got --base-url {url!r}; expected http://HOST:PORT")
     if parts.scheme not in {"http", "https"} or not parts.netloc:
         raise SpecError(f"got --base-url {url}; expected http://HOST:PORT{f', for example http://{url}' if '://' not in url else ''}")
     if parts.query or parts.fragment:

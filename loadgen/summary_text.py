@@ -21,7 +21,7 @@ def load_lines(summary: LoadSummary) -> list[str]:
 
 
 def _heads(summary: LoadSummary) -> Iterator[tuple[str, str]]:
-    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(summary.outcomes.items())) or "nothing sent"
+    outcomes = ", ".join(_outcomes(summary)) or "nothing sent"
     yield "requests", outcomes + (" (interrupted)" if summary.interrupted else "")
     asked = "" if summary.asked_rate is None else f"asked {summary.asked_rate:g}, "
     rates = f"drawn {summary.drawn_rate:.4g}, delivered {summary.delivered_rate:.4g}, completed {summary.completed_rate:.4g}"
@@ -36,6 +36,16 @@ def _heads(summary: LoadSummary) -> Iterator[tuple[str, str]]:
         verdict = "" if little.holds else "; THEY DIFFER: the records are wrong"
         sides = f"{little.number_in_system:.4g} in the system; rate x mean time {little.rate_times_time:.4g}, edges {little.edges:+.2g}"
         yield "Little's law", sides + verdict
+
+
+def _outcomes(summary: LoadSummary) -> Iterator[str]:
+    """A request that got no answer within the drain limit has failed, as the line on failures counts it."""
+    counts = dict(summary.outcomes)
+    cut = 0 if summary.interrupted else counts.pop("cancelled", 0)
+    if cut:
+        counts["failed"] = counts.get("failed", 0) + cut
+    for outcome, count in sorted(counts.items()):
+        yield f"{count} {outcome}" + (f" ({cut} without an answer in time)" if cut and outcome == "failed" else "")
 
 
 def _goodput(found: Goodput) -> str:

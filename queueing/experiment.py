@@ -9,13 +9,13 @@ every policy. The compiled replay (queueing.fast_simulation) is the default; `ge
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from policies.core import Policy, Request
-from policies.text import SpecError
+from policies.text import SpecError, counted
 from queueing.calls import draw_calls
 from queueing.distributions import TokenDistribution, Vector
 from queueing.gg1 import unit_gaps
@@ -91,8 +91,16 @@ def simulate_model(
         loss_fraction=mean_of_runs([run.lost.astype(float) for run in runs])[0],
         served_queueing_delay=summary_of_runs([run.queueing_delay[~run.lost] for run in runs]),
         time_to_first_token=Mean(*mean_of_runs([(run.first_token_at - run.arrived_at)[~run.lost] for run in runs])),
-        assumptions=(*model.assumptions, *notes),
+        assumptions=(*model.assumptions, *notes, *_cautions(runs)),
     )
+
+
+def _cautions(runs: Sequence[SimulatedRun]) -> Iterator[str]:
+    """Where a replication saw hardly any dispatch: its utilisation, and the delays of its few batches, say nothing of the steady state."""
+    batches = min(len(np.unique(run.batch_id[~run.lost])) for run in runs)
+    if batches < BATCH_MEANS:
+        seen = counted(batches, "batch", "batches")
+        yield f"TOO FEW BATCHES: only {seen} in a replication, expected at least {BATCH_MEANS}: ask for more --num-requests"
 
 
 def simulate_run(

@@ -229,7 +229,9 @@ class Model:
         if self.disaggregated:
             common.append("prefill and decode on two engines of one law, one request at a time at each, no time between them")
         common += ["service times obey the latency law", "token and memory bounds of the engine do not bind"]
-        if self.pads_prompts:
+        if self.pad_prompts and not self.law.kp:
+            common.append("padded prompts change nothing: the latency law has no kp, so prompts take no time")
+        elif self.pads_prompts:
             common.append("the prompts of a batch are padded to its longest: kp b max(prompt) instead of kp sum(prompt)")
         if self.bound is None and self.policy.padded:
             common.append(f"padded batches without a bound: stable only while no output exceeds {self.output_tokens.longest} tokens")

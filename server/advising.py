@@ -35,6 +35,12 @@ PREDICTED = (
     *(Column(heading=heading) for heading in ("queueing delay\nin force", "\nbest", "sojourn time\nin force", "\nbest")),
 )
 CUT = tuple(Column(heading=heading) for heading in ("answers cut\nin force", "\nbest"))
+UNKNOWN = "unknown"
+LEGEND = {  # of what stands in the tables instead of a number
+    "-": "-: no choice was found, or the setting in force has no steady state to compare with",
+    "none": "none: no token limit, or no steady state and so no mean",
+    UNKNOWN: f"{UNKNOWN}: the observations do not bound it, or the method does not give it",
+}
 GATEWAY = "expected the URL of a running `kendall serve`, for example http://127.0.0.1:8080"
 
 
@@ -88,7 +94,8 @@ def advise(
     elif found["advice"]:
         show(found["advice"], console())
     if not found["advice"]:
-        raise CommandError(f"no advice: {found['reason'] or 'the gateway gave no reason'}")
+        why = found["reason"] or "the gateway gave no reason"
+        raise CommandError(f"no advice: {why}{'; ask again then' if 'ended' in why else ''}")
     if all(each["best"] is None for each in found["advice"]):
         raise typer.Exit(3)
 
@@ -148,7 +155,13 @@ def show(advice: Sequence[Mapping[str, Any]], to: Console) -> None:
     to.print(Table(COLUMNS, rows))
     say(to, "predicted means")
     cutting = any(each["target"] == "max-output-tokens" for each in advice)
-    to.print(Table((*PREDICTED, *CUT) if cutting else PREDICTED, predicted if cutting else [row[: len(PREDICTED)] for row in predicted]))
+    means = predicted if cutting else [row[: len(PREDICTED)] for row in predicted]
+    to.print(Table((*PREDICTED, *CUT) if cutting else PREDICTED, means))
+    shown = {cell for row in (*rows, *means) for cell in row[1:]}
+    if any("minus much" in each["says"] for each in advice):
+        say(to, "minus much: the best setting may be more than 100 times slower")
+    for line in [words for mark, words in LEGEND.items() if any(mark in cell.split(" ") for cell in shown)]:
+        say(to, line)
     for each in advice:
         say(to, f"{each['target']}: {each['says']}")
 
@@ -171,7 +184,7 @@ def _mean(forecast: Mapping[str, Any] | None, quantity: str) -> str:
     if not forecast["stable"]:
         return "none"
     found = (forecast.get(quantity) or {}).get("mean")
-    return "?" if found is None else seconds(found)
+    return UNKNOWN if found is None else seconds(found)
 
 
 def _cut(forecast: Mapping[str, Any] | None) -> str:
@@ -179,7 +192,7 @@ def _cut(forecast: Mapping[str, Any] | None) -> str:
 
 
 def _percent(value: float | None) -> str:
-    return "?" if value is None else f"{share(value)} %"
+    return UNKNOWN if value is None else f"{share(value)} %"
 
 
 if __name__ == "__main__":

@@ -105,6 +105,18 @@ def test_the_list_of_commands_fits_80_columns(capsys: pytest.CaptureFixture[str]
     assert shown(capsys, "help", "help") == out
 
 
+def test_the_list_of_commands_wraps_to_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    text = shown(capsys, "help")
+    assert max(map(len, text.splitlines())) <= 60
+    assert words(text) == words(shown_wide(monkeypatch, capsys))
+
+
+def shown_wide(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    monkeypatch.setenv("COLUMNS", "80")
+    return shown(capsys, "help")
+
+
 def test_a_mistyped_variable_is_taken_for_one_of_the_same_command_first(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,6 +363,17 @@ MODEL = ("--output-tokens", "geometric:mean=64", "--latency", LAW)
         (("serve", "", "--engine", "emulated"), ("got an empty MODEL; expected `tiny`",)),
         (("calibrate", ""), ("got an empty MODEL; expected `tiny`",)),
         (("calibrate", "ftp://x"), ("got ftp://x; expected the URL of a running `kendall serve`",)),
+        (("load", "--request-rate", "5", "--base-url", ""), ("got --base-url ''; expected http://HOST:PORT",)),
+        (("sweep", "--request-rates", "5", "--base-url", ""), ("got --base-url ''; expected http://HOST:PORT",)),
+        (
+            ("predict", "--policy", "single", "--arrival-rate", "-1", *MODEL),
+            ("got --arrival-rate -1.0; expected requests per second > 0",),
+        ),
+        (("predict", "--policy", "single", "--arrival-rate", "1", "--servers", "0", *MODEL), ("got --servers 0; expected",)),
+        (("simulate", "--policy", "single", "--arrival-rate", "1", "--num-requests", "1", *MODEL), ("got --num-requests 1; expected",)),
+        (("predict", "--policy", "capped:max_batch_size=0", "--arrival-rate", "1", *MODEL), ("got max_batch_size=0 for policy capped",)),
+        (("help", "predict", "extra"), ("got 'extra' too many; expected one command, as in `kendall help predict`",)),
+        (("--versoin",), ("got --versoin; expected a command or one of --help, --version", "did you mean --version?")),
         (("load",), ("got no arrivals; expected one of --request-rate, ",)),
         (("prdict",), ("got command 'prdict'", "did you mean 'predict'?")),
         (("compare", "--output", "report.docx", "run.jsonl"), ("got --output report.docx", ".html")),

@@ -26,7 +26,7 @@ from server.live.failures import Failures
 from server.live.gauges import LiveGauges
 from server.live.pilot import Pilot
 from server.live.predictor import Predictor
-from server.live.question import Question
+from server.live.question import ENOUGH, Question
 from server.live.self_checks import SelfChecks
 from server.live.state_file import load_state, save_state
 from server.settings import AutopilotMode
@@ -148,7 +148,8 @@ class LiveModel:
         """The reason why there is no prediction."""
         if self._gateway.law is None:
             return "no latency law: POST /admin/calibrate or start with --latency"
-        return self.reason or "too few requests in the window"
+        every = self._gateway.settings.prediction_interval
+        return self.reason or f"nothing was predicted yet: that is done every {every:g} s, once {ENOUGH} requests of this epoch have ended"
 
     # the loop
 

@@ -34,9 +34,8 @@ from queueing.latency import LatencyModel
 from queueing.optimisation.quantity import compared_by
 from queueing.service_ahead import service_ahead
 from queueing.wait_ahead import BatchService, SlotService
-from server.live.question import Question
+from server.live.question import ENOUGH, Question
 
-ENOUGH = 50  # requests of the epoch that met their end, before anything is predicted from them
 Answer = dict[str, Any]
 
 

@@ -9,6 +9,8 @@ from queueing.autopilot.bounds import Bounds
 from queueing.estimation.feed import News
 from queueing.latency import LatencyModel
 
+ENOUGH = 50  # requests of the epoch that met their end, before anything is predicted from them
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Question:

@@ -50,7 +50,7 @@ def test_load_sends_its_key_and_writes_it_nowhere(served: Served, tmp_path: Path
     asked = ("load", "--base-url", served.url, "--request-rate", "100", "--num-prompts", "5", "--output-tokens", "deterministic:value=3")
     assert status(*asked) == 1
     assert "401" in capsys.readouterr().err
-    assert status(*asked, "--api-key", "wrong") == 1
+    assert status(*asked, "--api-key", "wrong") == 2
     assert status(*asked, "--api-key", API, "--save-result", str(tmp_path / "run.jsonl")) == 0
     written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert written

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from loadgen.client import CUT_SHORT
+from loadgen.failures import count_failures
 from loadgen.little_check import little_check
 from loadgen.metrics import parse_metrics, parse_percentiles, percentile_name, values
 from loadgen.run import LoadResult
@@ -87,6 +89,14 @@ def test_without_an_intended_instant_durations_count_from_sending_and_lateness_i
     assert found.durations["ttft"].mean == pytest.approx(0.09)
     assert found.lateness is None
     assert math.isnan(found.drawn_rate)
+
+
+def test_a_request_cut_by_the_drain_limit_is_a_failed_one_in_every_line() -> None:
+    records = [answered(i, float(i)) for i in range(60)]
+    cut = [msgspec.structs.replace(record, outcome="cancelled", error=CUT_SHORT) for record in records[:39]]
+    (first, *_) = load_lines(summary_of(cut + records[39:]))
+    assert first.split(maxsplit=1)[1] == "21 completed, 39 failed (39 without an answer in time)"
+    assert "39 of 60 requests failed (65 %)" in count_failures(cut + records[39:], cut_short=False).text()
 
 
 def test_warm_up_is_left_out_of_durations_and_of_nothing_else() -> None:

@@ -44,6 +44,13 @@ def service_times(law: LatencyModel, b: int, *, outputs_padded: bool) -> tuple[n
     return np.array(values), np.array(weights)
 
 
+def test_padding_without_a_cost_per_prompt_token_says_that_it_changes_nothing() -> None:
+    free = padded("dynamic", law="k1=1e-3,k2=4e-3,k3=1e-4,k4=1e-3").assumptions
+    assert any("padded prompts change nothing: the latency law has no kp" in line for line in free)
+    assert not any("kp b max(prompt)" in line for line in free)
+    assert any("kp b max(prompt)" in line for line in padded("dynamic").assumptions)
+
+
 @pytest.mark.parametrize("outputs_padded", [True, False])
 @pytest.mark.parametrize("b", [1, 2, 3])
 def test_moments_and_arrivals_are_those_of_all_batches_enumerated(b: int, outputs_padded: bool) -> None:

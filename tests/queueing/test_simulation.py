@@ -11,7 +11,7 @@ from policies import Request, Waiting, parse_policy
 from policies.text import SpecError
 from queueing.distributions import parse_distribution
 from queueing.errors import PredictionError
-from queueing.experiment import draw_jobs, simulate
+from queueing.experiment import draw_jobs, simulate, simulate_model
 from queueing.latency import LatencyModel
 from queueing.model import Model
 from queueing.prediction import largest_stable_rate, predict
@@ -257,3 +257,10 @@ def test_the_waiting_queue_is_a_sequence_that_gives_up_any_member() -> None:
         queue[1]
     with pytest.raises(KeyError):
         queue.take(("9",))
+
+
+def test_a_run_of_one_batch_says_that_it_saw_too_few() -> None:
+    few = simulate_model(Model.read("fixed:batch_size=1000", "geometric:mean=8", "a=0.001,c=0.01"), 5.0, num_requests=1000)
+    assert few.assumptions[-1].startswith("TOO FEW BATCHES: only 1 batch in a replication")
+    many = simulate_model(Model.read("fixed:batch_size=10", "geometric:mean=8", "a=0.001,c=0.01"), 5.0, num_requests=1000)
+    assert not any("BATCHES" in line for line in many.assumptions)

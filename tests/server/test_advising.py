@@ -140,6 +140,24 @@ def test_no_stable_choice_is_exit_3(stub: Stub, capsys: pytest.CaptureFixture[st
     assert run(stub.url) == 0
 
 
+def test_what_stands_in_place_of_a_number_has_its_word_below_the_tables(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    open_below = advice("policy")
+    open_below["gain"]["low"] = None
+    open_below["says"] += " (95 %: minus much to 40 % less)"
+    stub.answers({"advice": [open_below, advice("batch-size", best=False)], "reason": None})
+    assert run(stub.url) == 0
+    text = capsys.readouterr().out
+    assert "?" not in text
+    for mark in ("unknown: ", "-: ", "minus much: "):
+        assert f"\n{mark}" in text
+
+
+def test_a_gateway_that_says_how_many_requests_have_ended_is_to_be_asked_again(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    stub.answers({"advice": [], "reason": "3 requests of this epoch have ended; 50 are needed"})
+    assert run(stub.url) == 1
+    assert "no advice: 3 requests of this epoch have ended; 50 are needed; ask again then" in capsys.readouterr().err
+
+
 def test_a_gateway_that_knows_too_little_yet_is_exit_1_with_its_reason(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
     stub.answers({"advice": [], "reason": "50 requests so far; 200 are needed"})
     assert run(stub.url) == 1
