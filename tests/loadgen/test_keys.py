@@ -48,7 +48,7 @@ def status(*arguments: str) -> int:
 
 def test_load_sends_its_key_and_writes_it_nowhere(served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("load", "--base-url", served.url, "--request-rate", "100", "--num-prompts", "5", "--output-tokens", "deterministic:value=3")
-    assert status(*asked) == 1
+    assert status(*asked) == 2
     assert "401" in capsys.readouterr().err
     assert status(*asked, "--api-key", "wrong") == 2
     assert status(*asked, "--api-key", API, "--save-result", str(tmp_path / "run.jsonl")) == 0
