@@ -155,9 +155,9 @@ def show(advice: Sequence[Mapping[str, Any]], to: Console) -> None:
     to.print(Table(COLUMNS, rows))
     say(to, "predicted means")
     cutting = any(each["target"] == "max-output-tokens" for each in advice)
-    means = predicted if cutting else [row[: len(PREDICTED)] for row in predicted]
-    to.print(Table((*PREDICTED, *CUT) if cutting else PREDICTED, means))
-    shown = {cell for row in (*rows, *means) for cell in row[1:]}
+    shown_means = predicted if cutting else [row[: len(PREDICTED)] for row in predicted]
+    to.print(Table((*PREDICTED, *CUT) if cutting else PREDICTED, shown_means))
+    shown = {cell for row in (*rows, *shown_means) for cell in row[1:]}
     if any("minus much" in each["says"] for each in advice):
         say(to, "minus much: the best setting may be more than 100 times slower")
     for line in [words for mark, words in LEGEND.items() if any(mark in cell.split(" ") for cell in shown)]:
