@@ -182,12 +182,12 @@ def test_a_swatch_looks_like_its_line(site: Site, theme: str) -> None:
 
     async def main() -> None:
         async with staged(site.browser, site.gateway.url, losing) as page:
-            await page.until("document.querySelectorAll('#lost .legend > span:not([hidden])').length === 11")
+            await page.until("document.querySelectorAll('#lost .legend > span:not([hidden])').length === 13")
             await page.ask(CURVES)
             await page.ask(f"document.documentElement.dataset.theme = '{theme}'; dispatchEvent(new Event('themechange')); 1")
-            await page.until("curves.size >= 11")
+            await page.until("curves.size >= 13")
             swatches = await page.ask("swatches()")
-            assert len(set(swatches)) == 11
+            assert len(set(swatches)) == 13
             assert sorted(swatches) == sorted(await page.ask("[...curves]"))
 
     site.runner.run(main())
@@ -259,7 +259,8 @@ def test_a_label_stands_at_its_own_line_and_at_no_other(site: Site, ago: tuple[i
             await page.until(f"{DRAWN} >= {CHARTS} - 1")
             await page.ask(DRAWN_MARKS)
             await page.ask("dispatchEvent(new Event('themechange'))")
-            await page.until(f"window.drawn && drawn.lines.length >= {len(ago)} && drawn.labels.length")
+            some = "&& drawn.labels.length" if width > 1000 else ""  # a narrow page may have room for none
+            await page.until(f"window.drawn && drawn.lines.length >= {len(ago)} {some}")
             return dict(await page.ask("drawn"))
 
     drawn = site.runner.run(main())

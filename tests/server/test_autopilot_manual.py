@@ -29,7 +29,7 @@ class InThisProcess:
     async def ask(self, function: str, *arguments: Any) -> Any:
         return getattr(predicting, function)(*arguments)
 
-    def close(self) -> None: ...
+    async def close(self) -> None: ...
 
 
 @pytest.fixture(autouse=True)

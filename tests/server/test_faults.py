@@ -140,7 +140,7 @@ def test_an_engine_that_does_not_come_back_is_given_up_in_bounded_time() -> None
             assert (await status(app, "/health"), await status(app, "/ready")) == (503, 503)
             refused = await call(app, "POST", "/v1/completions", completion())
             assert (refused.status, refused.json()["error"]["code"]) == (503, "engine_unavailable")
-            assert Counter(record.outcome for record in records) == {"failed": 5}
+            assert Counter(record.outcome for record in records) == {"failed": 5, "rejected": 2}
 
     run_virtual(main())
 
