@@ -124,6 +124,16 @@ def test_the_timetable_is_kept_and_lateness_reported() -> None:
     assert (np.array(server.arrived_at) >= intended).all()
 
 
+@pytest.mark.slow
+def test_requests_of_an_idle_sender_are_not_late() -> None:
+    """Needs a calm machine."""
+    instants = np.cumsum(np.random.default_rng(0).exponential(0.01, 60))
+    result, server = load(table=Timetable(instants, np.full(60, 5), np.full(60, 2)))
+    intended = np.array([r.intended_at for r in result.records], dtype=np.float64)
+    assert result.lateness.p50 < 0.005
+    assert np.median(np.array(server.arrived_at) - intended) < 0.02
+
+
 def test_late_requests_are_sent_at_once_and_keep_their_instant() -> None:
     """A server that blocks the loop makes the sender late: nothing is rescheduled, and the delay counts from the intent."""
 

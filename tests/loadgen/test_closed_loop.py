@@ -54,6 +54,13 @@ def test_users_send_one_request_after_the_other() -> None:
     assert result.header.configuration["loop"] == "closed"
 
 
+@pytest.mark.slow
+def test_a_users_next_request_is_not_late() -> None:
+    """Needs a calm machine."""
+    result, _, _ = run(12, closed_loop=ClosedLoop(users=3))
+    assert result.lateness.p50 < 0.01
+
+
 def test_think_times_pass_before_each_request() -> None:
     result, _, _ = run(4, closed_loop=ClosedLoop(users=1, think_times=np.full(4, 0.03)))
     for previous, record in zip(result.records, result.records[1:], strict=False):
