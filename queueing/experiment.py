@@ -146,7 +146,7 @@ def draw_jobs(
 
 
 def check_draws(model: Model, num_requests: int, replications: int) -> None:
-    """Raises SpecError where the requests of a simulation, or the residuals drawn beforehand for every server, need more than 1 GB."""
+    """Raises SpecError for more requests, or more residuals drawn in advance, than fit into about 1 GB."""
     if num_requests * replications > MOST_REQUESTS:
         raise SpecError(
             f"got {num_requests} requests in each of {replications} replications; expected at most {MOST_REQUESTS} in all, which "

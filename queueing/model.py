@@ -176,7 +176,7 @@ class Model:
 
     @cached_property
     def largest_stable_rate(self) -> float:
-        """Calls/s, each of one request or of `sequences`, that all servers together can just not serve for ever.
+        """Calls/s (each of one request or of `sequences`) from which on the queue of all servers has no steady state.
 
         Raises SpecError: a batch that takes no time.
         """

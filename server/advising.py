@@ -188,7 +188,10 @@ def _mean(forecast: Mapping[str, Any] | None, quantity: str) -> str:
 
 
 def _cut(forecast: Mapping[str, Any] | None) -> str:
-    return "-" if forecast is None else small_share(forecast.get("clipped_fraction"))
+    if forecast is None:
+        return "-"
+    cut = forecast.get("clipped_fraction")
+    return UNKNOWN if cut is None else small_share(cut)
 
 
 def _percent(value: float | None) -> str:

@@ -14,9 +14,9 @@ def share(value: float) -> str:
 
 
 def small_share(value: float | None) -> str:
-    """In percent with its sign, a fraction that is not 0 never as 0 %; `?` where it is not known."""
+    """In percent with its sign, a fraction that is not 0 never as 0 %; in words where it is not known."""
     if value is None:
-        return "?"
+        return "an unknown share"
     return f"{share(value)} %" if value == 0 or value >= HALF_A_PERCENT else "under 0.5 %"
 
 

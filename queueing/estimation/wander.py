@@ -57,7 +57,7 @@ class BlockSpeeds:
     fast_cv: float
 
     def likelihoods(self, taus: Vector) -> TauLikelihoods:
-        """Log likelihood for every tau and every one of `SIGMAS`."""
+        """Log likelihood at every pair of a tau and a sigma of `SIGMAS`."""
         return np.array([_likelihoods(self, float(tau)) for tau in taus])
 
 

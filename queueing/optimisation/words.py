@@ -46,7 +46,7 @@ def legend(found: Optimum) -> str:
 
 
 def judged_by_slo(found: Optimum) -> bool:
-    """Whether the score only orders the choices that keep the SLO: a reader is told which do."""
+    """Whether the table shows which choices keep the SLO, in place of the score that orders them."""
     return found.objective == "slo" and found.target in SLO_GOALS
 
 
