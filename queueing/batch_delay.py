@@ -31,7 +31,7 @@ from queueing.lattice import Complex, Grid, Vector, fitted_width, mean_of
 from queueing.result import LEVELS, Quantiles
 
 _POINTS, _SOJOURN_POINTS = 2048, 1024
-_LONGEST_QUEUE = 2048  # requests ahead that the sojourn's law follows
+_LONGEST_QUEUE = 8192  # requests ahead that the sojourn's law follows
 _NEGLIGIBLE = 1e-9
 _LONG_POINTS = 2**14  # where heavy-tailed lengths leave too much beyond the first lattice; each is four times as long as the one before
 _MISSED, _LOST = 1e-3, 5e-3  # of the mean and the mass of a law on such a lattice

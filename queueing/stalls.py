@@ -16,12 +16,13 @@ from scipy.special import gammaln, pdtrc
 
 from queueing.errors import NotConvergedError
 from queueing.latency import LatencyModel
-from queueing.lattice import Vector, spread
+from queueing.lattice import Vector, blocks, spread
 
 _NEVER = 1e-17
 _MOST = 200  # in one batch
 _ORDER = 8  # of a shift's stencil
-TERMS_OF_A_STALL = 60  # what one more stall costs `with_stalls` for each number, in the terms of a length's power
+_CACHED = 16_000  # numbers that stay in a core's cache
+TERMS_OF_A_STALL = 5  # what one more stall costs `with_stalls` for each number, in the terms of a length's power
 
 
 def most_stalls(mean: float) -> int:
@@ -52,10 +53,13 @@ def with_stalls(laws: Vector, law: LatencyModel, width: float, most: int, origin
     answer = np.zeros((len(laws), points + room))
     answer[:, :points] = laws * _number_is(0, mean)
     for number in range(1, most + 1):
-        part = laws * _number_is(number, mean)
+        weights = _number_is(number, mean)
         stencil = spread(np.array([number * law.stall]), np.ones(1), width, room, _ORDER)
-        for shift in np.flatnonzero(stencil):  # in time, not by a transform: its rounding would be mass far above the laws'
-            answer[:, shift : shift + points] += stencil[shift] * part
+        shifts = np.flatnonzero(stencil)
+        for rows in blocks(len(laws), max(1, _CACHED // points)):
+            part = laws[rows] * weights
+            for shift in shifts:  # in time, not by a transform: its rounding would be mass far above the laws'
+                answer[rows, shift : shift + points] += stencil[shift] * part
     return answer
 
 

@@ -89,13 +89,15 @@ def assess(
     known = last.sensitivity if last is not None and known is None else known
     prediction, anchor = _predicted(model, estimates, known, last)
     slope = None if prediction is None else _renewed(known, model, load.value, estimates, limits)
+    backlog = _backlog(estimates, load.value) if policy.joins_running else 0.0
+    prediction = _behind(prediction, backlog)
     compared_mean = _mean(None if prediction is None else prediction.with_turnaround(estimates.gateway_turnaround), policy)
     relaxation = _relaxation(model, load.value, prediction)
     band = None
     if slope is not None and compared_mean and estimates.wander.significant:
         band = _band(slope.curve, model, estimates, relaxation, compared_mean)
-    stalled = _left_out(estimates, load.value, compared_mean) if policy.joins_running else _stalled(anchor, compared_mean, policy)
-    effect = stalled.effect if stalled is not None and stalled.included else 0.0
+    stalled = _stalled(anchor, compared_mean, policy, backlog)
+    effect = 0.0 if stalled is None else stalled.effect
     predicted = (
         UNKNOWN
         if slope is None or compared_mean is None
@@ -138,22 +140,33 @@ def _predicted(
     return found, Anchor.of(found, model, rate, estimates.epoch, estimates.now, smooth=smooth)
 
 
-def _stalled(anchor: Anchor | None, mean: float | None, policy: Policy) -> StalledDelay | None:
-    """What stalls do to the mean, in the proportion that the anchor had; None where there are none or theory has no answer."""
+def _backlog(estimates: Estimates, load: float) -> float:
+    """Seconds by which the stalls of a continuous engine delay those who come after, which its law does not hold.
+
+    What they cost those who are in service, its speed does. A stall of s seconds leaves the work of as many, which is gone after
+    s / (1 - load): of M/G/1.
+    """
+    stalls = estimates.stalls
+    return stalls.time_share * stalls.size * load / (2 * (1 - load)) if stalls.count and load < 1 else 0.0
+
+
+def _behind(prediction: Prediction | None, backlog: float) -> Prediction | None:
+    """The mean sojourn later by the backlog of stalls; quantiles and queueing delay are those without it."""
+    if prediction is None or not backlog or prediction.sojourn_time.mean is None:
+        return prediction
+    note = f"stalls of the engine add {1000 * backlog:.3g} ms to the mean sojourn, not to its quantiles"
+    sojourn = dataclasses.replace(prediction.sojourn_time, mean=prediction.sojourn_time.mean + backlog)
+    return dataclasses.replace(prediction, sojourn_time=sojourn, assumptions=(*prediction.assumptions, note))
+
+
+def _stalled(anchor: Anchor | None, mean: float | None, policy: Policy, backlog: float) -> StalledDelay | None:
+    """What stalls do to the mean, else in the proportion that the anchor had; None where there are none or theory has no answer."""
+    if backlog and mean:
+        return StalledDelay(mean, mean - backlog)
     if anchor is None or anchor.smooth is None or not mean:
         return None
     whole, smooth = (_mean(each, policy) for each in (anchor.prediction, anchor.smooth))
     return None if not whole or smooth is None else StalledDelay(mean, mean * smooth / whole)
-
-
-def _left_out(estimates: Estimates, load: float, mean: float | None) -> StalledDelay | None:
-    """What the stalls of a continuous engine cost those who come after, which its law does not hold; what they cost those who are in
-    service, its speed does. A stall of s seconds leaves the work of as many, which is gone after s / (1 - load): of M/G/1."""
-    stalls = estimates.stalls
-    if not stalls.count or not mean or load >= 1:
-        return None
-    backlog = stalls.time_share * stalls.size * load / (2 * (1 - load))
-    return StalledDelay(mean + backlog, mean, included=False)
 
 
 def _nothing(seen: Snapshot, estimates: Estimates, policy: Policy) -> Assessment:

@@ -1,9 +1,8 @@
 """What the engine must be: a constant speed, no stalls, service times of the law's shape, a queue that is stable and settled.
 
 no_stalls        fails where stalls (queueing.estimation.speed_process) lengthen the predicted mean delay by `MATERIAL` of it and by
-                 `FLOOR`: beside the prediction of the same machine without them, which the caller computed. The prediction for
-                 continuous leaves out what they cost: fails where that is `LEFT_OUT` of the mean. Without a prediction: where
-                 they hold at least `STALL_SHARE` of the busy time.
+                 `FLOOR`: beside the prediction of the same machine without them, which the caller computed. Without a prediction:
+                 where they hold at least `STALL_SHARE` of the busy time.
 constant_speed   fails where the speed made a step (queueing.estimation.speed_change), or wanders significantly
                  (queueing.estimation.wander) and so much that the mean delay moves by `MATERIAL`: by the band that the caller computed,
                  else by 3 sigma.
@@ -37,7 +36,6 @@ from queueing.estimation.speeds import Speeds
 
 STALL_SHARE = 0.02
 MATERIAL = 0.10
-LEFT_OUT = 0.05
 FLOOR = 1e-3  # seconds
 SIGNIFICANT, MISFIT = 4.5, 0.08
 BEFORE = 5
@@ -62,7 +60,6 @@ class StalledDelay:
 
     mean: float
     smooth: float
-    included: bool = True  # in the prediction
 
     @property
     def price(self) -> float:
@@ -89,9 +86,8 @@ def _no_stalls(count: int, found: Stalls, stalled: StalledDelay | None) -> Assum
     says = f"{number} {found.time_share:.1%} of the busy time, the longest {found.longest:.3g} s"
     if stalled is None:
         return Assumption("no_stalls", found.time_share < STALL_SHARE, found.time_share, says)
-    fails = stalled.effect >= (MATERIAL if stalled.included else LEFT_OUT) and stalled.price >= FLOOR
-    price = f"{1000 * stalled.price:.3g} ms"
-    says += f": {price} of the predicted delay" if stalled.included else f": {price} more than predicted"
+    fails = stalled.effect >= MATERIAL and stalled.price >= FLOOR
+    says += f": {1000 * stalled.price:.3g} ms of the predicted delay"
     return Assumption("no_stalls", not fails, stalled.effect, says)
 
 

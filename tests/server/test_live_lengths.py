@@ -35,7 +35,7 @@ SPEED, CV, BOUND = 1.15, 0.12, 16
 SHARE, STALL = 0.02, 0.1  # of the time; seconds each
 SLOWED = 1e-6  # speed of a machine that stalls: it keeps the order of what arrives meanwhile
 WITHIN, KNOWN = 0.05, 0.04
-FIRST, MOST = 20_000, 1_280_000  # requests
+FIRST, MOST = 20_000, 5_120_000  # requests
 RUNS, COUNT, LONG = 200, 3000, 1_000_000  # runs, requests of each; of the run that tells the true mean
 
 
@@ -83,15 +83,11 @@ def live(seen: Snapshot, lengths: str) -> Assessment:
 
 
 def assert_agrees(policy: str, lengths: str, load: float, seed: int, sequences: str | None = None, *, stalls: bool = True) -> None:
-    """Within 5 %; the law of a continuous engine holds no stalls: what it leaves out is said, and named where it matters."""
+    """Within 5 %, whether the law holds the stalls or, under continuous batching, their backlog is added to its means."""
     compared = live(window(policy, lengths, load, seed, sequences, stalls=stalls), lengths).compared
     says = {each.name: each for each in compared.assumptions}
     assert all(says[name].holds is not False for name in ("poisson_arrivals", "open_loop", "constant_speed", "stable_queue")), says
-    if stalls and parse_policy(policy).joins_running:
-        assert abs(compared.error) <= WITHIN or says["no_stalls"].holds is False, (compared.error, says["no_stalls"])
-        assert compared.observed.value * (1 - says["no_stalls"].measure) == pytest.approx(compared.predicted.value, rel=WITHIN)
-    else:
-        assert abs(compared.error) <= WITHIN, compared
+    assert abs(compared.error) <= WITHIN, compared
 
 
 @pytest.mark.parametrize(
@@ -126,12 +122,14 @@ def test_calls_of_several_sequences_under_stalls_in_every_cell(policy: str, leng
     assert_agrees(policy, lengths, 0.6, 3, sequences)
 
 
-def test_stalls_of_a_continuous_engine_that_matter_are_named() -> None:
-    compared = live(window("continuous:max_batch_size=4", "geometric", 0.75, 1), "geometric").compared
-    assert compared.error > WITHIN
-    says = next(each for each in compared.assumptions if each.name == "no_stalls")
-    assert says.holds is False
-    assert says.says.endswith("ms more than predicted")
+def test_stalls_of_a_continuous_engine_are_a_part_of_the_prediction() -> None:
+    stalling = live(window("continuous:max_batch_size=4", "geometric", 0.75, 1), "geometric")
+    says = next(each for each in stalling.compared.assumptions if each.name == "no_stalls")
+    assert says.says.endswith("ms of the predicted delay")
+    assert stalling.compared.predicted.value * (1 - says.measure) < (1 - WITHIN) * stalling.compared.observed.value  # not without them
+    assert abs(stalling.compared.error) <= WITHIN
+    assert stalling.prediction is not None
+    assert any("stalls of the engine add" in each for each in stalling.prediction.assumptions)
     calm = live(window("continuous:max_batch_size=4", "geometric", 0.75, 1, stalls=False), "geometric")
     assert calm.estimates.stalls.count == 0
 
