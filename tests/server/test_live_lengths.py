@@ -36,7 +36,7 @@ SHARE, STALL = 0.02, 0.1  # of the time; seconds each
 SLOWED = 1e-6  # speed of a machine that stalls: it keeps the order of what arrives meanwhile
 WITHIN, KNOWN = 0.05, 0.04
 FIRST, MOST = 20_000, 5_120_000  # requests
-RUNS, COUNT, LONG = 200, 3000, 1_000_000  # runs, requests of each; of the run that tells the true mean
+RUNS, COUNT, LONG = 400, 3000, 4_000_000  # runs, requests of each; of the run that tells the true mean
 
 
 def model_of(policy: str, lengths: str, sequences: str | None = None) -> Model:
