@@ -184,7 +184,8 @@ def test_a_swatch_looks_like_its_line(site: Site, theme: str) -> None:
         async with staged(site.browser, site.gateway.url, losing) as page:
             await page.until("document.querySelectorAll('#lost .legend > span:not([hidden])').length === 13")
             await page.ask(CURVES)
-            await page.ask(f"document.documentElement.dataset.theme = '{theme}'; curves.clear(); dispatchEvent(new Event('themechange')); 1")
+            switch = f"document.documentElement.dataset.theme = '{theme}'; curves.clear()"
+            await page.ask(f"{switch}; dispatchEvent(new Event('themechange')); 1")
             await page.until("curves.size >= 13")
             swatches = await page.ask("swatches()")
             assert len(set(swatches)) == 13

@@ -24,7 +24,7 @@ LIGHT, HEAVY, HEAVIEST = "uniform:low=1,high=64", "lognormal:mu=3,sigma=1", "par
 LAW = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3)
 LOADS = (0.1, 0.3, 0.5, 0.8, 0.95)
 POLICIES = ("single", "capped:max_batch_size=8", "elastic:max_batch_size=8", "fixed:batch_size=8", "dynamic", "elastic")
-BOUNDLESS = {LIGHT: 0.95, HEAVY: 0.65, HEAVIEST: 0.65}  # elastic without a cap: beyond 0.8 batches of thousands, no exact answer within seconds
+BOUNDLESS = {LIGHT: 0.95, HEAVY: 0.65, HEAVIEST: 0.65}  # elastic without a cap: beyond 0.8 no exact answer within seconds
 CASES = [
     *(
         (policy, lengths, BOUNDLESS[lengths] if (policy, load) == ("elastic", 0.95) else load, None)
