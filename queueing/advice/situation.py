@@ -30,6 +30,7 @@ from queueing.estimation.assess import Limits
 from queueing.estimation.band import Sensitivity
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.interval import NORMAL, UNKNOWN, Estimate
+from queueing.estimation.stall_backlog import behind_stalls, stall_backlog
 from queueing.latency import LatencyModel
 from queueing.model import Model
 from queueing.optimisation.search import Predict
@@ -114,10 +115,17 @@ class Situation:
     def predicted(self, knobs: Knobs, predict: Predict | None = None) -> Prediction:
         """The setting's steady state as the gateway would measure it. Raises UnstableQueueError."""
         if predict is not None:
-            return predict(self.model(knobs), self.rate).with_turnaround(self.estimates.gateway_turnaround)
+            return self._measured(knobs, predict)
         if knobs not in self._predictions:
-            self._predictions[knobs] = self.predict(self.model(knobs), self.rate).with_turnaround(self.estimates.gateway_turnaround)
+            self._predictions[knobs] = self._measured(knobs, self.predict)
         return self._predictions[knobs]
+
+    def _measured(self, knobs: Knobs, predict: Predict) -> Prediction:
+        model = self.model(knobs)
+        found = predict(model, self.rate).with_turnaround(self.estimates.gateway_turnaround)
+        if not model.policy.joins_running:
+            return found
+        return behind_stalls(found, stall_backlog(self.estimates.stalls, model.load(self.rate)))
 
     def at_rate(self, knobs: Knobs, measure: Measure, factor: float) -> float:
         """What is measured of the setting at another arrival rate, by simulation. Where it has a steady state there."""
@@ -197,12 +205,11 @@ class Situation:
         return dataclasses.replace(bare, mean=self._interval(bare, "queueing_delay", known if not beyond else None), sojourn=sojourn)
 
     def _left_out(self, knobs: Knobs) -> tuple[str, ...]:
-        """The stalls of the window, where the setting's prediction holds their time, but not the queue behind them."""
+        """The stalls of a continuous engine, where the setting forms whole batches: they are known as slots saw them, not by batch."""
         stalls, joins = self.estimates.stalls, parse_policy(knobs.policy).joins_running
-        if not stalls.count or (self.law.stall_share and not joins):
+        if not stalls.count or self.law.stall_share or joins:
             return ()
-        others = "; predictions of whole batches include it" if self.law.stall_share else ""
-        return (f"leaves out the queue behind a stall (stalls hold {stalls.time_share:.1%} of the busy time){others}",)
+        return (f"leaves out the queue behind a stall (stalls hold {stalls.time_share:.1%} of the busy time)",)
 
     def _interval(self, bare: Forecast, quantity: Quantity, known: Sensitivity | None = None) -> Estimate:
         assert bare.prediction is not None

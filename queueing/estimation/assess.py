@@ -27,6 +27,7 @@ from queueing.estimation.snapshot import Snapshot
 from queueing.estimation.speed_curve import SpeedCurve
 from queueing.estimation.speed_history import SpeedHistory
 from queueing.estimation.speeds import Speeds
+from queueing.estimation.stall_backlog import behind_stalls, stall_backlog
 from queueing.estimation.verdict import Compared, compare, judged
 from queueing.experiment import simulate_run
 from queueing.latency import LatencyModel
@@ -89,8 +90,8 @@ def assess(
     known = last.sensitivity if last is not None and known is None else known
     prediction, anchor = _predicted(model, estimates, known, last)
     slope = None if prediction is None else _renewed(known, model, load.value, estimates, limits)
-    backlog = _backlog(estimates, load.value) if policy.joins_running else 0.0
-    prediction = _behind(prediction, backlog)
+    backlog = stall_backlog(estimates.stalls, load.value) if policy.joins_running else 0.0
+    prediction = None if prediction is None else behind_stalls(prediction, backlog)
     compared_mean = _mean(None if prediction is None else prediction.with_turnaround(estimates.gateway_turnaround), policy)
     relaxation = _relaxation(model, load.value, prediction)
     band = None
@@ -138,25 +139,6 @@ def _predicted(
         return None, None
     smooth = _predict(dataclasses.replace(model, law=model.law.without_stalls()), rate) if model.law.stall_share else None
     return found, Anchor.of(found, model, rate, estimates.epoch, estimates.now, smooth=smooth)
-
-
-def _backlog(estimates: Estimates, load: float) -> float:
-    """Seconds by which the stalls of a continuous engine delay those who come after, which its law does not hold.
-
-    What they cost those who are in service, its speed does. A stall of s seconds leaves the work of as many, which is gone after
-    s / (1 - load): of M/G/1.
-    """
-    stalls = estimates.stalls
-    return stalls.time_share * stalls.size * load / (2 * (1 - load)) if stalls.count and load < 1 else 0.0
-
-
-def _behind(prediction: Prediction | None, backlog: float) -> Prediction | None:
-    """The mean sojourn later by the backlog of stalls; quantiles and queueing delay are those without it."""
-    if prediction is None or not backlog or prediction.sojourn_time.mean is None:
-        return prediction
-    note = f"stalls of the engine add {1000 * backlog:.3g} ms to the mean sojourn, not to its quantiles"
-    sojourn = dataclasses.replace(prediction.sojourn_time, mean=prediction.sojourn_time.mean + backlog)
-    return dataclasses.replace(prediction, sojourn_time=sojourn, assumptions=(*prediction.assumptions, note))
 
 
 def _stalled(anchor: Anchor | None, mean: float | None, policy: Policy, backlog: float) -> StalledDelay | None:

@@ -1,17 +1,21 @@
-"""What-ifs of a window with stalls: a prediction that leaves out the queue behind a stall says so beside those that include it."""
+"""What-ifs of a window with stalls: they include the queue behind a stall, or say that they leave it out."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from policies import parse_policy
 from queueing.advice.forecast import Knobs
+from queueing.advice.situation import Situation
 from queueing.advice.what_if import what_ifs
 from queueing.estimation.assess import Limits
 from queueing.estimation.estimates import Estimates, estimate
+from queueing.estimation.speed_process import Stalls
+from queueing.estimation.stall_backlog import stall_backlog
 from tests.queueing.estimation_runs import LAW, Engine, poisson, seen, serve
 from tests.queueing.test_advice import POLICY, capacity
 
@@ -27,15 +31,26 @@ def window(every: int) -> Estimates:
     return estimate(seen(records, POLICY), parse_policy(POLICY), LAW)
 
 
-@pytest.mark.parametrize("policy", ["continuous:max_batch_size=8", "elastic:max_batch_size=8", "capped:max_batch_size=4"])
-def test_a_what_if_says_where_it_leaves_out_the_queue_behind_a_stall(policy: str) -> None:
-    estimates = window(80)
+@pytest.mark.parametrize("policy", ["elastic:max_batch_size=8", "capped:max_batch_size=4"])
+def test_a_what_if_of_whole_batches_beside_a_continuous_engine_says_what_it_leaves_out(policy: str) -> None:
+    """Its stalls are known as slots saw them, and the law that what-ifs read has none."""
+    by_batches = window(80)
+    estimates = replace(by_batches, policy="continuous:max_batch_size=8")
+    assert (by_batches.law(LAW).stall_share > 0, estimates.law(LAW).stall_share) == (True, False)
+    for seen_by, expected in ((by_batches, []), (estimates, [f"{NOTE}{estimates.stalls.time_share:.1%} of the busy time)"])):
+        (found,) = what_ifs(seen_by, LAW, Knobs(policy=seen_by.policy), LIMITS, policies=[policy], token_limits=[], sizes=[])
+        assert json.loads(json.dumps(found.to_dict()))["notes"] == expected
+
+
+def test_a_what_if_of_a_continuous_engine_holds_the_queue_behind_a_stall() -> None:
+    estimates, knobs = window(80), Knobs(policy="continuous:max_batch_size=8")
     assert estimates.stalls.count > 5
-    assert estimates.law(LAW).stall_share > 0
-    (found,) = what_ifs(estimates, LAW, Knobs(policy=POLICY), LIMITS, policies=[policy], token_limits=[], sizes=[])
-    notes = json.loads(json.dumps(found.to_dict()))["notes"]
-    expected = [f"{NOTE}{estimates.stalls.time_share:.1%} of the busy time); predictions of whole batches include it"]
-    assert notes == (expected if policy.startswith("continuous") else [])
+    stalling = Situation(estimates=estimates, shape=LAW, limits=LIMITS)
+    calm = Situation(estimates=replace(estimates, stalls=Stalls(0, 0.0, 0.0, None)), shape=stalling.law, limits=LIMITS)
+    backlog = stall_backlog(estimates.stalls, stalling.model(knobs).load(stalling.rate))
+    means = [each.predicted(knobs).sojourn_time.mean or 0.0 for each in (stalling, calm)]
+    assert backlog > 0.01
+    assert means[0] - means[1] == pytest.approx(backlog, rel=0.05)
 
 
 def test_without_stalls_nothing_is_said() -> None:
