@@ -171,6 +171,8 @@ async def looked(
     The look comes when the predicting process, which is niced, finds the time: on a busy machine the run is longer.
     """
     gateway, loop, seconds = site.gateway, asyncio.get_running_loop(), seconds or site.seconds
+    other = "single" if policy.startswith("dynamic") else "dynamic"  # the policy that is in force already begins no epoch
+    await gateway.ask("PUT", "/admin/policy", {"policy": other, "max_output_tokens": limit})
     epoch = (await gateway.ask("PUT", "/admin/policy", {"policy": policy, "max_output_tokens": limit}))["epoch"]
     deadline = loop.time() + seconds + PATIENCE
     loading = asyncio.ensure_future(load)
