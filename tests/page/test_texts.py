@@ -209,10 +209,21 @@ def test_the_command_of_the_empty_page_is_broken_between_options_only(site: Site
     site.runner.run(main())
 
 
-@pytest.mark.parametrize(("switched", "says"), [(False, "No requests yet"), (True, "No requests in this epoch yet")])
-def test_no_requests_is_said_of_the_epoch_after_a_switch(site: Site, *, switched: bool, says: str) -> None:
+NONE_ENDED = "0 requests of this epoch have ended; 50 are needed"
+BEFORE_THE_FIRST = "nothing was predicted yet: that is done every 5 s, once 50 requests of this epoch have ended"
+
+
+@pytest.mark.parametrize(
+    ("reason", "switched", "says"),
+    [
+        (NONE_ENDED, False, "No requests yet"),
+        (NONE_ENDED, True, "No requests in this epoch yet"),
+        (BEFORE_THE_FIRST, False, "No requests yet"),
+    ],
+)
+def test_no_requests_is_said_of_the_epoch_after_a_switch(site: Site, *, reason: str, switched: bool, says: str) -> None:
     def empty(topics: Topics) -> None:
-        topics["look"] = {"prediction": None, "reason": "0 requests of this epoch have ended; 50 are needed"}
+        topics["look"] = {"prediction": None, "reason": reason}
         topics["now"]["row"][topics["hello"]["columns"].index("arrival_rate")] = 0
         first = topics["switches"][0] | {"first": True}
         topics["switches"] = [first, first | {"first": False, "epoch": 3}] if switched else [first]
