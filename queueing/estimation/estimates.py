@@ -1,9 +1,9 @@
 """Everything that a window says about what the model needs, in one frozen value that survives a restart.
 
 Where the arrival rate or the speed changed within the window, each is estimated from after its own last change; a rate that
-changes more than `FEW_CHANGES` times does not change, it bursts. Lengths are taken
-from all requests that were dispatched in the window, those of earlier epochs included: how long answers are does not depend on the
-policy (said in `notes`), and what an earlier limit cut is censored there.
+changes more than `FEW_CHANGES` times does not change, it bursts. Lengths are taken from all requests that were dispatched in the
+window, those of earlier epochs included as long as they are of one law with this epoch's (queueing.estimation.same_lengths, said in
+`notes`): how long answers are does not depend on the policy, and what an earlier limit cut is censored there.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from queueing.estimation.batch_times import SLOT_ERROR, BatchTimes
 from queueing.estimation.change import FEW_CHANGES, Change, changes
 from queueing.estimation.interval import NORMAL, Estimate, symmetric
 from queueing.estimation.lengths import Lengths, lengths, weigh
+from queueing.estimation.same_lengths import lengths_from
 from queueing.estimation.snapshot import CENSORED, WITHOUT_LENGTH, Snapshot
 from queueing.estimation.speed_process import Stalls, residual_cv, speed
 from queueing.estimation.speeds import Speeds
@@ -123,6 +124,7 @@ def estimate(
         changed = []  # bursts, not changes: their rate is that of the whole window, their interval wide
     rate_from = changed[-1].at if changed else seen.start
     found = Speeds.of(policy, seen, shape) if speeds is None else speeds
+    told = seen.telling(lengths_from(seen))
     recent, slow = found.recent, found.slow if slow is None else slow
     return Estimates(
         policy=seen.policy,
@@ -133,15 +135,15 @@ def estimate(
         arrival_rate=arrival_rate(seen.arrivals, rate_from, seen.now, half_life=half_life),
         dispersion=dispersion(seen.arrivals, seen.start, seen.now),
         rate_changed_at=changed[-1].at if changed else None,
-        output_tokens=output_lengths(seen, half_life),
-        prompt_tokens=prompt_lengths(seen, half_life),
+        output_tokens=output_lengths(told, half_life),
+        prompt_tokens=prompt_lengths(told, half_life),
         sequences=lengths(seen.call_sizes, ages=seen.now - seen.arrivals, half_life=half_life),
         speed=_speed(recent, slow, continuous=policy.joins_running),
         cv=Estimate(0.0, 0.0, 0.0, recent.count) if policy.joins_running else residual_cv(found.without_stalls),
         wander=slow,
         speed_changed_at=None if found.step is None else found.step.at,
         stalls=found.stalls,
-        notes=_notes(seen),
+        notes=_notes(seen, told.carried_from),
         gateway_turnaround=max(0.0, seen.shortest_delay) if math.isfinite(seen.shortest_delay) else 0.0,
     )
 
@@ -164,7 +166,7 @@ def output_lengths(seen: Snapshot, half_life: float = math.inf) -> Lengths:
 
 def prompt_lengths(seen: Snapshot, half_life: float = math.inf) -> Lengths:
     """Of every request dispatched in the window; nothing censors a prompt."""
-    kept = seen.column("prompt_tokens") >= 1
+    kept = (seen.column("prompt_tokens") >= 1) & (seen.column("dispatched_at") >= seen.carried_from)
     counts = seen.column("prompt_tokens")[kept].astype(np.int64)
     return Lengths(counts, np.zeros(counts.size, dtype=bool), weigh(seen.now - seen.column("dispatched_at")[kept], half_life))
 
@@ -183,9 +185,17 @@ def _speed(times: BatchTimes, slow: Wander, *, continuous: bool) -> Estimate:
     return symmetric(found.value, half, found.effective_n)
 
 
-def _notes(seen: Snapshot) -> tuple[str, ...]:
-    earlier = int(np.count_nonzero(seen.column("epoch") != seen.epoch))
-    return (f"lengths of {counted(earlier, 'request')} of earlier epochs are used: they do not depend on the policy",) if earlier else ()
+def _notes(seen: Snapshot, told_from: float) -> tuple[str, ...]:
+    earlier = seen.column("dispatched_at")[seen.column("epoch") != seen.epoch]
+    used, all_of_them = (int(np.count_nonzero(earlier >= since)) for since in (told_from, seen.carried_from))
+    notes = []
+    if used:
+        notes += [f"lengths of {counted(used, 'request')} of earlier epochs are used: they do not depend on the policy"]
+    if used < all_of_them:
+        notes += [
+            f"lengths of {counted(all_of_them - used, 'request')} of earlier epochs are not used: they differ from those that followed"
+        ]
+    return tuple(notes)
 
 
 def _lengths(sample: Lengths) -> dict[str, Any]:

@@ -70,6 +70,10 @@ class Snapshot:
         """With other rows."""
         return self._but(rows=rows)
 
+    def telling(self, carried_from: float) -> Snapshot:
+        """With the lengths of what was dispatched since then only."""
+        return self._but(carried_from=carried_from)
+
     def since(self, start: float) -> Snapshot:
         """The later part of the window."""
         later = self.arrivals > start
