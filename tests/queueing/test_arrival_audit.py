@@ -12,7 +12,8 @@ from scipy import stats
 
 from policies.text import counted
 from queueing import arrival_tests
-from queueing.arrival_audit import Budget, audit_arrivals, resolution
+from queueing.arrival_audit import Budget, _judge, audit_arrivals, resolution
+from queueing.arrival_tests import Finding
 from queueing.arrival_words import disease
 
 FloatArray = NDArray[np.float64]
@@ -48,6 +49,10 @@ def pinned(rng: np.random.Generator, rate: float, n: int) -> FloatArray:
             instants += (second + gaps / gaps[-1]).tolist()
         second += 1
     return np.array(instants[:n])
+
+
+def pinned_to_tenths(rng: np.random.Generator, rate: float, n: int) -> FloatArray:
+    return pinned(rng, rate / 10, n) / 10
 
 
 def re_anchored(rng: np.random.Generator, rate: float, n: int) -> FloatArray:
@@ -88,6 +93,8 @@ DISEASES = [
     (pinned, 1.0, 1000, "pinned to whole seconds"),
     (pinned, 2.0, 1000, "pinned to whole seconds"),
     (pinned, 5.0, 1000, "pinned to whole seconds"),
+    (pinned_to_tenths, 20.0, 1000, "of arrivals are within 1 ms of one phase: pinned to tenths of a second"),
+    (pinned_to_tenths, 50.0, 1000, "of arrivals are within 1 ms of one phase: pinned to tenths of a second"),
     (re_anchored, 30.0, 1000, "schedule was lost and never made up"),
     (drifting, 200.0, 1500, "something adds to every gap, as sleeps one after the other do"),
     (bursty, 10.0, 1000, "arrivals come in bursts"),
@@ -103,6 +110,34 @@ def test_each_disease_is_named_in_the_verdict(disease, rate, n, words):
     verdicts = [audit_arrivals(disease(np.random.default_rng(seed), rate, n), asked_rate=rate).verdict for seed in range(20)]
     named = [verdict for verdict in verdicts if verdict.startswith("not poisson: ") and words in verdict]
     assert len(named) >= 19, [verdict for verdict in verdicts if verdict not in named]
+
+
+NAMES = ("constant rate", "gap law", "longest gap", "rate")
+
+
+@pytest.mark.parametrize(
+    ("p_values", "rejected"),
+    [
+        # of four tests the smallest is held against 1/4 of 1 %, the next against 1/3, then 1/2, then all of it
+        ((0.0024, 0.5, 0.5, 0.5), 1),
+        ((0.0026, 0.5, 0.5, 0.5), 0),
+        ((0.0024, 0.0033, 0.5, 0.5), 2),
+        ((0.0024, 0.0034, 0.5, 0.5), 1),
+        ((0.0024, 0.0033, 0.0049, 0.5), 3),
+        ((0.0024, 0.0033, 0.0051, 0.5), 2),
+        ((0.0024, 0.0033, 0.0049, 0.0099), 4),
+        ((0.0024, 0.0033, 0.0049, 0.0101), 3),
+        ((0.0026, 0.0027, 0.0028, 0.0029), 0),  # the first that passes lets all behind it pass
+        ((0.0024, 0.0034, 0.0035, 0.0036), 1),
+    ],
+)
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
+def test_several_tests_are_held_against_holms_levels_in_any_order(
+    p_values: tuple[float, ...], rejected: int, order: tuple[int, ...]
+) -> None:
+    judged = _judge([(NAMES[i], Finding(1.0, p_values[i])) for i in order], 0.01, np.ones(10))
+    assert [test.name for test in judged] == [NAMES[i] for i in order]
+    assert {test.name for test in judged if not test.holds} == set(NAMES[:rejected])
 
 
 @pytest.mark.slow
@@ -271,6 +306,35 @@ def test_lateness_is_held_against_a_budget_and_does_not_change_the_verdict():
     assert audit_arrivals(intended + 0.003, intended=intended, budget=Budget(p99=0.004, mean=0.004)).valid is True
     with pytest.raises(ValueError, match="expected one for each"):
         audit_arrivals(intended, intended=intended[1:])
+
+
+@pytest.mark.parametrize(
+    ("late", "budget", "within"),
+    [
+        (0.00299, Budget(mean=0.003, p99=0.01), True),
+        (0.00301, Budget(mean=0.003, p99=0.01), False),
+        (0.00299, Budget(mean=0.01, p99=0.003), True),
+        (0.00301, Budget(mean=0.01, p99=0.003), False),
+        (0.00099, None, True),
+        (0.00101, None, False),
+    ],
+)
+def test_a_sender_may_be_as_late_as_its_budget_says(late: float, budget: Budget | None, within: bool) -> None:
+    """Everything equally late; by default a millisecond in the mean."""
+    intended = poisson(np.random.default_rng(2), 50, 1000)
+    audit = audit_arrivals(intended + late, intended=intended, asked_rate=50, budget=budget)
+    assert audit.lateness is not None
+    assert (audit.lateness.mean, audit.lateness.p99, audit.lateness.max) == pytest.approx((late, late, late))
+    assert (audit.valid, audit.good) == (within, within)
+
+
+@pytest.mark.parametrize(("n", "poisson_or_not"), [(49, None), (50, True)])
+def test_fifty_arrivals_are_judged_and_fewer_are_not(n: int, poisson_or_not: bool | None) -> None:
+    audit = audit_arrivals(poisson(np.random.default_rng(3), 10, n))
+    assert audit.poisson is poisson_or_not
+    assert bool(audit.tests) == (poisson_or_not is True)
+    assert audit.rate == pytest.approx((n - 1) / audit.span)
+    assert audit.rate_low < audit.rate < audit.rate_high
 
 
 def test_what_was_not_asked_to_be_poisson_is_compared_with_its_timetable():

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from policies import SpecError
+from queueing.advice.answer import quick
 from queueing.advice.forecast import Knobs
+from queueing.advice.situation import Situation
 from queueing.autopilot.bounds import Bounds, batch_sizes, knob_between, preferred
 from queueing.autopilot.candidates import candidates, lowest_limit, repairs
 from queueing.autopilot.controller import Autopilot
@@ -18,6 +20,7 @@ from queueing.autopilot.decision import Decision
 from queueing.autopilot.judging import measured_gain
 from queueing.autopilot.look import Look
 from queueing.autopilot.state import State
+from queueing.autopilot.weighing import Weighed, gain_of, weigh
 from queueing.distributions import parse_distribution
 from queueing.estimation.assess import Limits
 from queueing.estimation.assumption import Assumption
@@ -169,6 +172,57 @@ def test_a_limit_that_cuts_too_much_is_raised() -> None:
     found = pilot().decide(seen(100.0, current, 0.5 * capacity(BEST)))
     assert found is not None
     assert (found.kind, found.knob, found.after.max_output_tokens) == ("change", "token limit", 96)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "limit", "target"),
+    [
+        # above the largest: the lowest that cuts few enough, else the largest that may be set
+        ({"largest_token_limit": 128}, 200, 96),
+        ({"largest_token_limit": 64}, 128, 64),
+        ({"largest_token_limit": 128}, None, 96),
+        ({"largest_token_limit": 64}, None, 64),
+        # below the smallest, though it cuts few enough
+        ({"smallest_token_limit": 32, "max_clipped_fraction": 0.9}, 16, 32),
+        # inside, with more than the allowed cut: the lowest that cuts few enough, else the next one above
+        ({}, 48, 96),
+        ({"largest_token_limit": 64}, 48, 64),
+    ],
+)
+def test_a_limit_outside_the_bounds_is_moved_to_the_nearest_that_they_allow(bounds: dict[str, float], limit: int, target: int) -> None:
+    """P(N > 16) = 61 %, P(N > 64) = 7 %, P(N > 96) = 2.4 %, against 5 % unless told otherwise."""
+    current = Knobs(policy="elastic", max_output_tokens=limit)
+    found = repairs(seen(0.0, current, 10.0), dataclasses.replace(BOUNDS, **bounds))
+    assert found is not None
+    assert found[0] == dataclasses.replace(current, max_output_tokens=target)
+    assert ("no token limit" if limit is None else f"the token limit {limit}") in found[1]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "limit"),
+    [
+        ({"largest_token_limit": 64, "max_clipped_fraction": 0.2}, 64),
+        ({"smallest_token_limit": 8, "max_clipped_fraction": 0.99}, 8),
+        ({}, None),
+        ({"largest_token_limit": 64}, 64),  # it cuts too much, but the operator allows no larger one
+        ({"smallest_token_limit": 300, "largest_token_limit": 400}, None),  # beyond what the engine can answer: none to set
+    ],
+)
+def test_a_limit_inside_the_bounds_or_without_an_allowed_other_stays(bounds: dict[str, float], limit: int | None) -> None:
+    current = Knobs(policy="elastic", max_output_tokens=limit)
+    assert repairs(seen(0.0, current, 10.0), dataclasses.replace(BOUNDS, **bounds)) is None
+
+
+def test_a_limit_is_lifted_where_every_one_cuts_too_much_or_lies_beyond_the_engine() -> None:
+    halves = lengths([250] * 100 + [10] * 100)
+    cut = repairs(seen(0.0, Knobs(policy="elastic", max_output_tokens=200), 10.0, known=halves), BOUNDS)
+    assert cut is not None
+    assert cut[0].max_output_tokens is None
+    assert "cuts 50.0% of the answers" in cut[1]
+    beyond = dataclasses.replace(BOUNDS, smallest_token_limit=300, largest_token_limit=400)
+    outside = repairs(seen(0.0, Knobs(policy="elastic", max_output_tokens=500), 10.0), beyond)
+    assert outside is not None
+    assert outside[0].max_output_tokens is None
 
 
 def test_a_limit_that_is_required_is_set() -> None:
@@ -503,6 +557,98 @@ def test_the_gain_of_two_measured_means_covers_the_truth() -> None:
         before, after = (symmetric(value + half / 1.96 * rng.normal(), half, 50.0) for value, half in ((1.0, 0.1), (0.6, 0.08)))
         covered += measured_gain(before, after).covers(0.4)
     assert 0.92 <= covered / 500 <= 0.98
+
+
+# what a setting gains
+
+
+FREE, CLIPPED = Knobs(policy="elastic"), Knobs(policy="elastic", max_output_tokens=64)
+
+
+def gained(rate: float, before: Knobs, after: Knobs, relative: float = 0.02) -> tuple[Weighed, Weighed, Estimate]:
+    found = seen(0.0, before, rate)
+    situation = Situation(estimates=found.estimates, shape=LAW, limits=found.limits, predict=quick)
+    one, other = (weigh(situation, each, "queueing_delay") for each in (before, after))
+    return one, other, gain_of(situation, one, other, relative)
+
+
+def test_between_two_settings_without_a_steady_state_the_loads_are_compared() -> None:
+    before, after, gain = gained(2 * capacity(CLIPPED), FREE, CLIPPED)
+    assert (before.delays, after.delays) == (None, None)
+    assert before.load > after.load > 1
+    assert gain.value == gain.low == gain.high == pytest.approx(1 - after.load / before.load)
+    assert gained(2 * capacity(CLIPPED), CLIPPED, FREE)[2].value == pytest.approx(1 - before.load / after.load)
+
+
+def test_a_steady_state_gains_all_over_none_and_none_gains_nothing_that_could_be_told() -> None:
+    """At the lower end of the rate both have one: there the gain is a part only."""
+    rate = 1.01 * capacity(FREE)
+    before, after, gain = gained(rate, FREE, CLIPPED, 0.1)
+    assert before.delays is None
+    assert after.delays is not None
+    assert (gain.value, gain.high) == (1.0, 1.0)
+    assert 0 < gain.low < 1.0
+    assert gained(rate, CLIPPED, FREE, 0.1)[2] == UNKNOWN
+
+
+def test_the_gain_between_two_steady_states_is_that_of_their_means_and_its_interval_grows_with_the_doubt_about_the_rate() -> None:
+    rate = 0.8 * capacity(FREE)
+    before, after, sharp = gained(rate, FREE, CLIPPED, 0.01)
+    vague = gained(rate, FREE, CLIPPED, 0.15)[2]
+    assert sharp.value == vague.value == pytest.approx(1 - after.mean / before.mean, rel=1e-6)
+    assert vague.low < sharp.low < sharp.value < sharp.high <= vague.high < 1
+    loss = gained(rate, CLIPPED, FREE, 0.01)[2]
+    assert loss.value == pytest.approx(1 - before.mean / after.mean, rel=1e-6)
+    assert loss.low < loss.value < loss.high < 0
+
+
+# what is said of a decision
+
+
+SAID = Decision(at=0.0, kind="change", knob="token limit", before=Knobs(policy="elastic"), after=BEST, reason="it pays")
+PREDICTED = {
+    "predicted_before": symmetric(2.0, 0.5, 100.0),
+    "predicted_after": symmetric(0.12, 0.02, 100.0),
+    "predicted_gain": Estimate(0.94, 0.9, 0.96, 100.0),
+}
+OBSERVED = {
+    "observed_before": symmetric(0.2, 0.02, 100.0),
+    "observed_after": symmetric(0.3, 0.03, 100.0),
+    "measured_gain": Estimate(-0.5, -0.7, -0.3, 100.0),
+}
+
+
+@pytest.mark.parametrize(
+    ("about", "line"),
+    [
+        ({}, "change: token limit, elastic, no token limit -> elastic, token limit 96; it pays"),
+        (
+            PREDICTED,
+            "change: token limit, elastic, no token limit -> elastic, token limit 96; it pays; "
+            "predicted queueing delay 2 s (1.5 s to 2.5 s) -> 120 ms (100 ms to 140 ms), 94 % less (90 to 96)",
+        ),
+        (
+            OBSERVED | {"kind": "rollback", "compared": "sojourn_time"},
+            "rollback: token limit, elastic, no token limit -> elastic, token limit 96; it pays; "
+            "observed sojourn time 200 ms (180 ms to 220 ms) -> 300 ms (270 ms to 330 ms), -50 % less (-70 to -30)",
+        ),
+        (
+            PREDICTED | {"predicted_before": UNKNOWN},
+            "change: token limit, elastic, no token limit -> elastic, token limit 96; it pays; "
+            "predicted queueing delay without bound -> 120 ms (100 ms to 140 ms)",
+        ),
+        (
+            OBSERVED | {"observed_after": UNKNOWN, "measured_gain": UNKNOWN},
+            "change: token limit, elastic, no token limit -> elastic, token limit 96; it pays; "
+            "observed queueing delay 200 ms (180 ms to 220 ms) -> not measured",
+        ),
+        ({"kind": "held back", "after": Knobs(policy="elastic")}, "held back: elastic, no token limit; it pays"),
+    ],
+)
+def test_a_decision_says_what_is_known_and_nothing_of_what_is_not(about: dict[str, object], line: str) -> None:
+    decision = dataclasses.replace(SAID, **about)  # type: ignore[arg-type]
+    assert decision.says == decision.to_dict()["says"] == line
+    assert decision.acts == (decision.kind in ("change", "rollback"))
 
 
 # epochs

@@ -1,17 +1,20 @@
 """The approximation for continuous batching against an independent, step-by-step simulation and against its exact limits."""
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 from policies import Request, parse_policy
-from queueing.continuous import SlotTime, doubt, solve_continuous, trusted
+from queueing.continuous import SlotTime, _deterministic_ratio, _general_lengths, doubt, solve_continuous, trusted
 from queueing.distributions import TokenDistribution, parse_distribution
 from queueing.errors import UnstableQueueError
 from queueing.experiment import simulate_run
 from queueing.latency import LatencyModel
 from queueing.mg1 import solve_mg1
+from queueing.mgc import deterministic_ratio
 from queueing.model import Model
 from queueing.simulation import Job, simulate_trace
 from queueing.slot_kernels import run_slots
@@ -80,6 +83,60 @@ def test_without_a_bound_nobody_waits_and_the_share_is_what_limits() -> None:
     assert queue.queueing_delay == 0
     assert queue.load == pytest.approx(300 * (LAW.k1 + LAW.k3 * 16.5))
     assert queue.sojourn_time == pytest.approx(solve_continuous(time, 300.0, 400).sojourn_time, rel=1e-3)
+
+
+def wait_of_m_d_c(servers: int, rate: float) -> float:
+    """Mean delay under service times of 1: whoever is in service now has left one service time later, so N' = (N - c)^+ + Poisson(rate)."""
+    size = servers + int(40 / (1 - rate / servers))
+    logs = np.arange(size) * math.log(rate) - rate - np.array([math.lgamma(n + 1) for n in range(size)])
+    arrivals, matrix = np.exp(logs), np.zeros((size, size))
+    for number in range(size):
+        left = max(0, number - servers)
+        matrix[number, left:] = arrivals[: size - left]
+    matrix[:, -1] += 1 - matrix.sum(axis=1)
+    equations = matrix.T - np.eye(size)
+    equations[-1] = 1.0
+    there = np.linalg.solve(equations, np.eye(size)[-1])
+    return float(there @ np.maximum(0, np.arange(size) - servers)) / rate
+
+
+def wait_of_m_m_c(servers: int, rate: float) -> float:
+    """Erlang's C over the free capacity."""
+    blocked = 1.0
+    for number in range(1, servers + 1):
+        blocked = rate * blocked / (number + rate * blocked)
+    return blocked / (1 - rate / servers * (1 - blocked)) / (servers - rate)
+
+
+@pytest.mark.parametrize("ratio", [_deterministic_ratio, deterministic_ratio])
+@pytest.mark.parametrize(
+    ("slots", "load"), [(2, 0.3), (2, 0.6), (2, 0.9), (4, 0.3), (4, 0.6), (4, 0.9), (8, 0.6), (8, 0.9), (32, 0.9), (32, 0.95)]
+)
+def test_equal_times_wait_less_than_exponential_ones_by_the_ratio_of_m_d_c(
+    ratio: Callable[[int, float], float], slots: int, load: float
+) -> None:
+    exact = wait_of_m_d_c(slots, load * slots) / wait_of_m_m_c(slots, load * slots)
+    assert ratio(slots, load) == pytest.approx(exact, rel=0.02)
+
+
+@pytest.mark.parametrize("ratio", [_deterministic_ratio, deterministic_ratio])
+@pytest.mark.parametrize("slots", [2, 4, 8, 32])
+def test_that_ratio_goes_from_c_over_c_plus_1_in_light_traffic_to_a_half_in_heavy(ratio: Callable[[int, float], float], slots: int) -> None:
+    assert ratio(slots, 1e-6) == pytest.approx(slots / (slots + 1), rel=1e-4)
+    assert ratio(slots, 1 - 1e-6) == pytest.approx(0.5, rel=1e-4)
+    ratios = [ratio(slots, load) for load in (0.1, 0.5, 0.9, 0.99)]
+    assert ratios == sorted(ratios, reverse=True)
+
+
+@pytest.mark.parametrize("slots", [1, 2, 8])
+@pytest.mark.parametrize("load", [0.3, 0.9])
+def test_general_lengths_lie_where_equal_and_exponential_ones_do(slots: int, load: float) -> None:
+    """Steps of one second whatever is in service: a slot is held for as many seconds as there are tokens."""
+    law = LatencyModel(k4=1.0)
+    equal, spread = (SlotTime(law, parse_distribution(text, 20_000)) for text in ("deterministic:value=400", "geometric:mean=400"))
+    alone = 0.5 if slots == 1 else _deterministic_ratio(slots, load)
+    assert _general_lengths(equal, slots, load) == pytest.approx(alone, rel=0.01)
+    assert _general_lengths(spread, slots, load) == pytest.approx(1.0, rel=0.01)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from queueing.estimation.arrivals import arrival_rate, dispersion
 from queueing.estimation.assumption import factor
@@ -37,6 +38,32 @@ def test_the_interval_widens_by_the_dispersion_of_bursty_arrivals() -> None:
     plain = [abs(instants.size / instants[-1] - 7.0) < 1.96 * 7.0 / math.sqrt(instants.size) for instants in bursty]
     assert sum(plain) < 0.8 * RUNS
     assert np.mean([dispersion(instants, 0.0, float(instants[-1])).value for instants in bursty]) == pytest.approx(1 / 0.3, rel=0.1)
+
+
+@pytest.mark.parametrize("count", [1, 10, 400])
+def test_the_interval_of_evenly_spread_arrivals_is_the_exact_one_of_a_poisson_count(count: int) -> None:
+    """Garwood's: no narrower because the arrivals are regular."""
+    found = arrival_rate((np.arange(count) + 0.5) * 20.0 / count, 0.0, 20.0)
+    assert (found.value, found.effective_n) == (pytest.approx(count / 20), pytest.approx(count))
+    assert found.low == pytest.approx(stats.chi2.ppf(0.025, 2 * count) / 2 / 20)
+    assert found.high == pytest.approx(stats.chi2.ppf(0.975, 2 * count + 2) / 2 / 20)
+
+
+def test_arrivals_outside_the_window_do_not_count() -> None:
+    instants = np.array([0.0, 1.0, 2.0, 10.0, 10.5])
+    assert arrival_rate(instants, 0.0, 10.0).value == pytest.approx(0.3)
+    assert arrival_rate(instants, 1.0, 11.0).value == pytest.approx(0.3)
+
+
+def test_the_dispersion_of_counts_has_the_interval_of_a_chi_square() -> None:
+    """Twenty parts with 4 and 8 arrivals in turn: variance 80 / 19, mean 6."""
+    instants = np.concatenate([part + (np.arange(count) + 0.5) / count for part, count in enumerate([4, 8] * 10)])
+    found = dispersion(instants, 0.0, 20.0)
+    assert (found.value, found.effective_n) == (pytest.approx(80 / 19 / 6), 19.0)
+    assert found.low == pytest.approx(found.value * 19 / stats.chi2.ppf(0.975, 19))
+    assert found.high == pytest.approx(found.value * 19 / stats.chi2.ppf(0.025, 19))
+    assert not dispersion(instants[:9], 0.0, 20.0).known, "ten arrivals make two parts"
+    assert dispersion(instants[:10], 0.0, 20.0).effective_n == 1.0
 
 
 def test_a_window_without_arrivals_bounds_the_rate() -> None:

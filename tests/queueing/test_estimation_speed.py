@@ -73,6 +73,18 @@ def test_a_continuous_engine_has_a_speed_too() -> None:
         assert found.cv.value == 0.0
 
 
+@pytest.mark.parametrize("factor", [0.5, 2.0, 3.0])
+def test_slots_of_a_machine_that_is_several_times_slower_or_faster_than_its_law_have_that_speed(factor: float) -> None:
+    """The same run in other seconds: when the others' steps ended, and with it what is fitted, follows the machine's own pace."""
+    policy = "continuous:max_batch_size=8"
+    law = LatencyModel(k1=0.0003, k3=0.0002, k4=0.001, turnaround=0.004)
+    runs = [seen(simulated(policy, 0.7, 1500, 2, law.at_speed(each)), policy).mine for each in (1.0, factor)]
+    times = [batch_times(parse_policy(policy), run, law) for run in runs]
+    usual, other = (each.measured.sum() / each.fitted.sum() for each in times)
+    assert usual == pytest.approx(1.0, abs=0.01)
+    assert other == pytest.approx(factor * usual, rel=0.005)
+
+
 def test_autocorrelated_speed_widens_the_interval() -> None:
     """Independent batches would promise +-1 %; the speed wanders by 8 % over 20 batches."""
     covered = naive = 0

@@ -17,9 +17,9 @@ from queueing.estimation.assess import Assessment, Limits, assess
 from queueing.estimation.band import Sensitivity, relaxation_time, wander_band
 from queueing.estimation.client_assumptions import open_loop
 from queueing.estimation.estimates import estimate
-from queueing.estimation.interval import UNKNOWN, Estimate
+from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.speed_curve import SpeedCurve, speed_curve
-from queueing.estimation.verdict import ENOUGH, compare, requests_missing
+from queueing.estimation.verdict import ENOUGH, _verdict, compare, requests_missing
 from queueing.estimation.window import COLUMN, Snapshot
 from queueing.latency import LatencyModel
 from queueing.model import Model
@@ -108,6 +108,84 @@ def test_a_hundred_requests_are_not_enough() -> None:
     for seed in range(3):
         found = judge(serve(poisson(0.6 * capacity(), 100, seed), Engine(most=8), seed))
         assert (found.compared.verdict, found.compared.reasons) == ("not enough data", ())
+
+
+HOLDS, FAILS = {"stable_queue": True, "open_loop": None}, {"stable_queue": True, "constant_speed": False}
+
+
+@pytest.mark.parametrize(
+    ("observed", "half", "predicted", "holds", "verdict"),
+    [
+        # within 10 % of the predicted mean, whatever fails; beyond, a failing assumption is enough
+        (0.215, 0.0, 0.200, HOLDS, "agree"),
+        (0.2199, 0.0, 0.200, FAILS, "agree"),
+        (0.2201, 0.0, 0.200, FAILS, "disagree"),
+        (0.1801, 0.0, 0.200, FAILS, "agree"),
+        (0.1799, 0.0, 0.200, FAILS, "disagree"),
+        (0.2199, 0.0, 0.200, HOLDS, "agree"),
+        (0.2201, 0.0, 0.200, HOLDS, "disagree"),
+        (0.2201, 0.04, 0.200, FAILS, "disagree"),
+        (0.2201, 0.04, 0.200, HOLDS, "agree"),
+        # without one 1.5 half widths, and between 1 and 1.5 of them nothing is said
+        (0.2299, 0.03, 0.200, HOLDS, "agree"),
+        (0.2301, 0.03, 0.200, HOLDS, "not enough data"),
+        (0.2449, 0.03, 0.200, HOLDS, "not enough data"),
+        (0.2451, 0.03, 0.200, HOLDS, "disagree"),
+        (0.1551, 0.03, 0.200, HOLDS, "not enough data"),
+        (0.1549, 0.03, 0.200, HOLDS, "disagree"),
+        # a quarter of the predicted mean is the widest that agrees
+        (0.200, 0.0499, 0.200, HOLDS, "agree"),
+        (0.200, 0.0501, 0.200, HOLDS, "not enough data"),
+        # no difference and no width below a millisecond matters
+        (0.00299, 0.0, 0.002, FAILS, "agree"),
+        (0.00301, 0.0, 0.002, FAILS, "disagree"),
+        (0.002, 0.00099, 0.002, HOLDS, "agree"),
+        (0.002, 0.00101, 0.002, HOLDS, "not enough data"),
+    ],
+)
+def test_the_verdict_turns_at_its_tolerances(
+    observed: float, half: float, predicted: float, holds: dict[str, bool | None], verdict: str
+) -> None:
+    """Seconds; `half`: of the observed mean's interval, the predicted one has none. And the other way round."""
+    wide, sharp = symmetric(observed, half, 500.0), symmetric(predicted, 0.0, 500.0)
+    assert _verdict(wide, sharp, ENOUGH, holds) == verdict
+    assert _verdict(symmetric(observed, 0.0, 500.0), symmetric(predicted, half, 500.0), ENOUGH, holds) == verdict
+
+
+def test_the_half_widths_of_both_means_add_up_as_squares() -> None:
+    def of(half: float) -> str:
+        return _verdict(symmetric(0.2, half, 500.0), symmetric(0.2, 0.03, 500.0), ENOUGH, HOLDS)
+
+    assert [of(0.0399), of(0.0401)] == ["agree", "not enough data"]  # 30, 40 and 50 ms are a right triangle
+
+
+def test_what_no_mean_can_change() -> None:
+    same, unstable = symmetric(0.2, 0.0, 500.0), FAILS | {"stable_queue": False}
+    assert _verdict(same, same, ENOUGH, unstable) == "disagree"
+    assert _verdict(same, same, ENOUGH - 1, unstable) == "not enough data"
+    assert _verdict(same, same, ENOUGH, {}) == "agree"
+    assert _verdict(same, UNKNOWN, ENOUGH, FAILS) == "disagree", "theory has no answer, and says why"
+    assert _verdict(same, UNKNOWN, ENOUGH, HOLDS) == "not enough data"
+    assert _verdict(UNKNOWN, same, ENOUGH, FAILS) == "not enough data"
+    assert _verdict(UNKNOWN, UNKNOWN, ENOUGH, FAILS) == "not enough data"
+
+
+def test_the_error_of_a_comparison_has_the_sign_of_what_was_observed() -> None:
+    snapshot = seen(clean(1), POLICY)
+    observed = compare(snapshot, UNKNOWN, ()).observed.value
+    for factor in (0.5, 0.9, 1.1, 2.0):
+        found = compare(snapshot, symmetric(factor * observed, 0.0, 500.0), ())
+        assert found.error == pytest.approx(1 / factor - 1)
+        assert found.to_dict()["error"] == found.error
+
+
+def test_more_requests_are_asked_for_by_the_difference_only_beyond_the_tolerance() -> None:
+    one = symmetric(1.0, 0.0, 300.0)
+    assert requests_missing(symmetric(1.0, 0.2501, 300.0), one, ENOUGH) == 1
+    assert requests_missing(symmetric(1.0, 0.26, 300.0), one, ENOUGH - 1) == 1, "the least number, whatever the width"
+    assert requests_missing(symmetric(1.09, 0.08, 300.0), one, 300) == 1
+    assert requests_missing(symmetric(1.11, 0.08, 300.0), one, 300) == 58  # (1.5 * 0.08 / 0.11)^2 - 1 = 0.19 as many again
+    assert requests_missing(symmetric(0.89, 0.08, 300.0), one, 300) == 58
 
 
 def test_too_early_says_how_many_more_requests_a_verdict_needs() -> None:

@@ -1,5 +1,6 @@
 """Exact numerics against textbook values, against each other and against independent computations."""
 
+import itertools
 import math
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from policies import parse_policy
 from policies.text import SpecError
 from queueing.batch_chain import solve_batch_chain
+from queueing.batch_delay import batch_quantiles
 from queueing.batch_time import BatchTime
 from queueing.distributions import TokenDistribution, parse_distribution
 from queueing.errors import NotConvergedError, UnstableQueueError
@@ -15,6 +17,7 @@ from queueing.latency import LatencyModel
 from queueing.mg1 import solve_mg1
 from queueing.mgb1 import solve_fixed_batches
 from queueing.prediction import largest_stable_rate, predict
+from queueing.result import LEVELS, Quantiles
 
 ONE = parse_distribution("deterministic:value=1")
 UNIFORM = parse_distribution("uniform:low=1,high=32")
@@ -61,6 +64,61 @@ def test_a_cap_of_one_and_fixed_one_are_m_g_1(padded: bool, lengths: TokenDistri
     assert fixed.delay.mean == pytest.approx(single.delay.mean, rel=1e-9)
     assert chain.sojourn_time == pytest.approx(single.sojourn.mean, rel=1e-9)
     assert chain.utilisation == pytest.approx(0.7, rel=1e-9)
+
+
+def given(law: Quantiles) -> list[float]:
+    """p50, p90, p95 and p99, each of which must be there."""
+    levels = [getattr(law, name) for name in LEVELS]
+    assert None not in levels
+    return levels
+
+
+@pytest.mark.parametrize(("bound", "load"), [*itertools.product((1, 2, 8), (0.3, 0.7, 0.95)), (None, 0.3), (None, 0.6)])
+@pytest.mark.parametrize("padded", [True, False])
+def test_every_quantile_is_given_and_they_are_in_order(padded: bool, bound: int | None, load: float) -> None:
+    time = BatchTime(LAW, UNIFORM, None, padded)
+    rate = load * time.largest_stable_rate(bound)
+    for law in batch_quantiles(time, rate, solve_batch_chain(time, rate, bound)):
+        levels = given(law)
+        assert levels == sorted(levels)
+        assert levels[0] >= 0
+        assert levels[-1] > levels[0]
+        assert law.mean < levels[-1] < math.inf
+
+
+@pytest.mark.parametrize("load", [0.3, 0.7, 0.95])
+def test_a_cap_of_one_has_the_quantiles_of_m_g_1(load: float) -> None:
+    time = BatchTime(LAW, UNIFORM, None, True)
+    rate = load / time.mean(1)
+    delay, sojourn = batch_quantiles(time, rate, solve_batch_chain(time, rate, 1))
+    single = solve_mg1(LAW, UNIFORM, rate)
+    assert given(delay) == pytest.approx(given(single.delay), rel=5e-3, abs=1e-5)
+    assert given(sojourn) == pytest.approx(given(single.sojourn), rel=5e-3)
+
+
+@pytest.mark.parametrize("bound", [1, 2, 8])
+def test_the_number_left_behind_has_the_probability_and_the_mean_that_the_chain_says(bound: int) -> None:
+    """E[R] from the area under the number waiting: E[Wq] E[b] = E[R] E[H(B)] + lam E[H^2] / 2."""
+    time = BatchTime(LAW, UNIFORM, None, True)
+    rate = 0.8 * time.largest_stable_rate(bound)
+    queue, (first, second, _) = solve_batch_chain(time, rate, bound), time.moments(bound)
+    residual = rate * float(np.append(queue.starts, queue.full) @ second) / 2
+    mean = (queue.queueing_delay * queue.batch_size - residual) / float(first[-1])
+    assert queue.behind.sum() == pytest.approx(queue.full, abs=1e-7)
+    assert queue.behind.min() > -1e-9
+    assert queue.behind @ np.arange(len(queue.behind)) == pytest.approx(mean, rel=1e-4)
+
+
+@pytest.mark.parametrize(("bound", "most"), [(None, "_LARGEST_BATCH"), (1000, "_LARGEST_BOUND")])
+def test_batches_larger_than_those_that_are_tried_are_an_error_that_says_so(
+    bound: int | None, most: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With cv = 1 the batches of load 0.85 have a tail that no size cuts; here the largest size that is tried is 64."""
+    monkeypatch.setattr(f"queueing.batch_chain.{most}", 64)
+    time = BatchTime(LatencyModel(k1=1.0, k4=1e-9, cv=1.0), ONE, None, True)
+    with pytest.raises(NotConvergedError, match=r"share of batches above 64.*lower the load, bound the batch size") as caught:
+        solve_batch_chain(time, 0.85, bound)
+    assert 1e-11 < caught.value.residual < 0.5
 
 
 @pytest.mark.parametrize("padded", [True, False])

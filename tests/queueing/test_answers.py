@@ -1,0 +1,101 @@
+"""What an answer holds: every quantity of the contract is given where its method can give it, finite, in order and of the right size."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from policies import parse_policy
+from queueing.distributions import parse_distribution
+from queueing.experiment import simulate
+from queueing.latency import LatencyModel
+from queueing.prediction import largest_stable_rate, predict
+from queueing.result import LEVELS, Prediction, Quantiles
+
+LAW = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3, cv=0.12, turnaround=1.5e-3)
+LENGTHS = parse_distribution("uniform:low=1,high=32")
+BATCHES = ["single", "capped:max_batch_size=1", "capped:max_batch_size=4", "elastic:max_batch_size=4", "dynamic", "fixed:batch_size=4"]
+CONTINUOUS = ["continuous:max_batch_size=1", "continuous:max_batch_size=4"]
+LOADS = [0.2, 0.6, 0.9]
+CASES = list(itertools.product(BATCHES + CONTINUOUS, LOADS))
+
+
+def rate_of(policy: str, load: float) -> float:
+    return load * largest_stable_rate(parse_policy(policy), LENGTHS, LAW, max_num_seqs=16)
+
+
+def assert_ordered(law: Quantiles, *, whole: bool = True) -> None:
+    """Its mean and all its levels, or those of them that are given; finite, not below 0, not falling."""
+    levels = [getattr(law, name) for name in LEVELS]
+    given = [level for level in levels if level is not None]
+    assert law.mean is not None
+    assert math.isfinite(law.mean)
+    assert not whole or len(given) == len(LEVELS)
+    assert all(math.isfinite(level) and level >= 0 for level in given)
+    assert given == sorted(given)
+
+
+def assert_sound(answer: Prediction, load: float) -> None:
+    """What holds of every steady state."""
+    delay, sojourn, first = answer.queueing_delay.mean, answer.sojourn_time.mean, answer.time_to_first_token.mean
+    assert delay is not None
+    assert sojourn is not None
+    assert first is not None
+    assert answer.stable
+    assert answer.load == pytest.approx(load)
+    assert 0 < delay < first < sojourn
+    assert answer.utilisation is not None
+    assert 0 < answer.utilisation < 1
+    assert answer.batch_size.mean is not None
+    assert 1 <= answer.batch_size.mean <= 16
+    assert answer.served_queueing_delay == answer.queueing_delay
+    assert answer.loss_fraction == 0.0
+    assert all(bound >= delay for bound in answer.bounds.values())
+
+
+@pytest.mark.parametrize(("policy", "load"), CASES)
+def test_a_prediction_is_whole(policy: str, load: float) -> None:
+    answer = predict(parse_policy(policy), rate_of(policy, load), LENGTHS, LAW, max_num_seqs=16)
+    joins = policy in CONTINUOUS
+    assert answer.method == ("approximation" if joins else "exact")
+    assert_sound(answer, load)
+    assert_ordered(answer.queueing_delay, whole=not joins)
+    assert_ordered(answer.sojourn_time, whole=not joins)
+    for name in LEVELS:
+        delay, sojourn = getattr(answer.queueing_delay, name), getattr(answer.sojourn_time, name)
+        assert joins or delay < sojourn, name
+    step = answer.inter_token_latency.mean
+    assert (step is None) == policy.startswith("elastic")
+    assert step is None or LAW.step(1) * (1 - 1e-9) <= step <= LAW.step(16) + LAW.admission(16)
+
+
+@pytest.mark.parametrize(("policy", "load"), [(policy, 0.6) for policy in BATCHES + CONTINUOUS])
+def test_a_simulation_is_whole_and_its_errors_cover_the_exact_means(policy: str, load: float) -> None:
+    rate = rate_of(policy, load)
+    found = simulate(parse_policy(policy), rate, LENGTHS, LAW, num_requests=20_000, replications=4, max_num_seqs=16)
+    exact = predict(parse_policy(policy), rate, LENGTHS, LAW, max_num_seqs=16)
+    assert found.method == "simulation"
+    assert_sound(found, load)
+    for name in ("queueing_delay", "sojourn_time"):
+        law, known = getattr(found, name), getattr(exact, name)
+        assert_ordered(law)
+        assert 0 < law.standard_error < 0.1 * law.mean, "it says something"
+        if policy in BATCHES:
+            assert abs(law.mean - known.mean) < 4.5 * law.standard_error
+            for level in LEVELS:
+                assert getattr(law, level) == pytest.approx(getattr(known, level), rel=0.15, abs=2e-3), (name, level)
+
+
+@pytest.mark.parametrize("policy", BATCHES + CONTINUOUS)
+def test_a_higher_load_makes_everything_longer(policy: str) -> None:
+    """Every mean and every level grows with the rate, but for the time that fixed batches take to form."""
+    low, high = (predict(parse_policy(policy), rate_of(policy, load), LENGTHS, LAW, max_num_seqs=16) for load in (0.6, 0.9))
+    for name in ("queueing_delay", "sojourn_time"):
+        for level in ("mean", *LEVELS):
+            one, other = getattr(getattr(low, name), level), getattr(getattr(high, name), level)
+            assert None in (one, other) or one <= other * (1 + 1e-9), (name, level)
+    assert low.load < high.load
+    assert low.utilisation < high.utilisation  # type: ignore[operator]
+    assert low.batch_size.mean <= high.batch_size.mean  # type: ignore[operator]

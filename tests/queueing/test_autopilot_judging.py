@@ -1,0 +1,225 @@
+"""What became of a change: each rule of the judgement at its border."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from queueing.advice.forecast import Knobs
+from queueing.autopilot.choosing import _worth
+from queueing.autopilot.decision import Decision
+from queueing.autopilot.judging import forbidden, judge, measured_gain, overwhelmed, remember
+from queueing.autopilot.knowledge import _sharper
+from queueing.autopilot.look import Look
+from queueing.autopilot.rules import Rules
+from queueing.autopilot.state import Carried, State, Trial
+from queueing.autopilot.weighing import Weighed
+from queueing.estimation.assumption import Assumption
+from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
+from tests.queueing.test_autopilot import seen
+
+START, AFTER = Knobs(policy="elastic"), Knobs(policy="elastic", max_output_tokens=96)
+RATE = symmetric(10.0, 1.0, 500.0)
+UNSETTLED = Assumption("settled", False, 0.5, "the queue needs 300 s")
+CHANGE = Decision(
+    at=0.0,
+    kind="change",
+    knob="token limit",
+    before=START,
+    after=AFTER,
+    reason="it pays",
+    load_before=0.9,
+    load_after=0.7,
+    predicted_after=symmetric(0.4, 0.1, 100.0),
+    observed_before=symmetric(0.2, 0.04, 100.0),
+)
+
+
+def trial(*, unstable: bool = False, **about: object) -> Trial:
+    decision = dataclasses.replace(CHANGE, **about)  # type: ignore[arg-type]
+    return Trial(decision=decision, rate=RATE, waiting=5, unstable_before=unstable)
+
+
+def later(now: float = 100.0, **about: object) -> Look:
+    return seen(now, AFTER, 10.0, epoch=1, **{"observed": symmetric(0.3, 0.03, 100.0)} | about)  # type: ignore[arg-type]
+
+
+def kind_of(look: Look, *, rate: Estimate = RATE, predicted: Estimate = UNKNOWN, unstable: bool = False, **about: object) -> str | None:
+    found = judge(look, trial(unstable=unstable, **about), rate, predicted, Rules())
+    return None if found is None else found.kind
+
+
+@pytest.mark.parametrize(
+    ("waiting", "about", "unstable", "too_many"),
+    [
+        # three times what waits at the upper ends, 11/s over 0.5 s and the 5 of then, and 50
+        (81, {}, False, False),
+        (82, {}, False, True),
+        # a longer delay was observed before: 11/s over 1 s
+        (98, {"observed_before": symmetric(1.0, 0.5, 100.0)}, False, False),
+        (99, {"observed_before": symmetric(1.0, 0.5, 100.0)}, False, True),
+        (81, {"observed_before": UNKNOWN}, False, False),
+        (82, {"observed_before": UNKNOWN}, False, True),
+        # nothing to compare with
+        (10**6, {"predicted_after": UNKNOWN}, False, False),
+        (10**6, {}, True, False),
+    ],
+)
+def test_a_queue_has_grown_beyond_three_times_its_prediction_and_fifty(
+    waiting: int, about: dict[str, object], unstable: bool, too_many: bool
+) -> None:
+    assert overwhelmed(later(waiting=waiting), trial(unstable=unstable, **about)) == too_many
+
+
+@pytest.mark.parametrize(
+    ("observed", "predicted", "before", "kind"),
+    [
+        # 0.3 +- 0.03 against half widths of 0.04: 0.05 apart is beyond both
+        (symmetric(0.3, 0.03, 100.0), symmetric(0.2499, 0.04, 100.0), symmetric(0.2, 0.04, 100.0), "rollback"),
+        (symmetric(0.3, 0.03, 100.0), symmetric(0.2501, 0.04, 100.0), symmetric(0.2, 0.04, 100.0), "kept"),
+        (symmetric(0.3, 0.03, 100.0), symmetric(0.2, 0.04, 100.0), symmetric(0.2499, 0.04, 100.0), "rollback"),
+        (symmetric(0.3, 0.03, 100.0), symmetric(0.2, 0.04, 100.0), symmetric(0.2501, 0.04, 100.0), "kept"),
+        # better than either
+        (symmetric(0.1, 0.01, 100.0), symmetric(0.2, 0.01, 100.0), symmetric(0.05, 0.01, 100.0), "kept"),
+        (symmetric(0.1, 0.01, 100.0), symmetric(0.05, 0.01, 100.0), symmetric(0.2, 0.01, 100.0), "kept"),
+        # against what is not known
+        (symmetric(0.3, 0.03, 100.0), UNKNOWN, symmetric(0.1, 0.01, 100.0), "kept"),
+        (symmetric(0.3, 0.03, 100.0), symmetric(0.1, 0.01, 100.0), UNKNOWN, "kept"),
+    ],
+)
+def test_a_change_is_rolled_back_where_it_does_clearly_worse_than_predicted_and_than_before(
+    observed: Estimate, predicted: Estimate, before: Estimate, kind: str
+) -> None:
+    found = judge(later(observed=observed), trial(observed_before=before), RATE, predicted, Rules())
+    assert found is not None
+    assert (found.kind, found.at, found.observed_after) == (kind, 100.0, observed)
+    back = kind == "rollback"
+    assert (found.before, found.after) == ((AFTER, START) if back else (START, AFTER))
+    assert (found.load_before, found.load_after) == ((0.7, 0.9) if back else (0.9, 0.7))
+    if before.known:
+        assert found.measured_gain.value == pytest.approx(1 - observed.value / before.value)
+
+
+@pytest.mark.parametrize(
+    ("now", "about", "kind"),
+    [
+        (59.0, {}, None),
+        (60.0, {}, "rollback"),
+        (100.0, {"judged": 199}, None),
+        (100.0, {"judged": 200}, "rollback"),
+        (100.0, {"failing": (UNSETTLED,)}, None),
+        (299.0, {"failing": (UNSETTLED,)}, None),
+        (300.0, {"failing": (UNSETTLED,)}, "kept"),
+        (300.0, {}, "rollback"),
+        (100.0, {"observed": UNKNOWN}, None),
+    ],
+)
+def test_a_change_is_judged_after_a_minute_by_200_requests_of_a_settled_queue_or_kept_after_five(
+    now: float, about: dict[str, object], kind: str | None
+) -> None:
+    """Clearly worse."""
+    assert kind_of(later(now, **about), predicted=symmetric(0.1, 0.01, 100.0)) == kind
+
+
+@pytest.mark.parametrize(
+    ("rate", "kind"),
+    [
+        (symmetric(13.4, 1.3, 500.0), "rollback"),  # by 29 %
+        (symmetric(13.6, 1.3, 500.0), "kept"),  # by 31 %, and the intervals part: 12.3 and 11
+        (symmetric(13.6, 2.7, 500.0), "rollback"),  # they meet
+        (symmetric(7.5, 0.5, 500.0), "rollback"),
+        (symmetric(7.3, 0.5, 500.0), "kept"),
+    ],
+)
+def test_a_change_is_not_compared_where_the_rate_has_moved_by_three_tenths(rate: Estimate, kind: str) -> None:
+    assert kind_of(later(), rate=rate, predicted=symmetric(0.1, 0.01, 100.0)) == kind
+    grown = later(20.0, waiting=1000, judged=20)
+    assert kind_of(grown, rate=rate) == ("rollback" if kind == "rollback" else None)
+
+
+def test_what_had_no_steady_state_before_is_kept() -> None:
+    worse = symmetric(0.1, 0.01, 100.0)
+    assert kind_of(later(), predicted=worse, unstable=True) == "kept"
+    found = judge(later(), trial(unstable=True), RATE, worse, Rules())
+    assert found is not None
+    assert not found.measured_gain.known
+
+
+def test_the_measured_gain_has_the_sign_of_the_change_and_the_doubts_of_both_means() -> None:
+    one, half, double = (symmetric(value, 0.1 * value, n) for value, n in ((1.0, 50.0), (0.5, 80.0), (2.0, 80.0)))
+    factor = math.exp(math.hypot(0.1, 0.1))
+    better, worse = measured_gain(one, half), measured_gain(one, double)
+    assert (better.value, better.low, better.high) == pytest.approx((0.5, 1 - 0.5 * factor, 1 - 0.5 / factor))
+    assert (worse.value, worse.low, worse.high) == pytest.approx((-1.0, 1 - 2 * factor, 1 - 2 / factor))
+    assert better.effective_n == 50.0
+    for before, after in ((one, UNKNOWN), (UNKNOWN, one), (symmetric(0.0, 0.1, 9.0), one), (one, symmetric(0.0, 0.1, 9.0))):
+        assert not measured_gain(before, after).known
+
+
+def test_a_failure_speaks_against_a_setting_for_ten_minutes_then_twenty_near_its_rate() -> None:
+    state, rules = State(), Rules()
+    remember(state, trial(), 10.0, 1000.0, rules)
+    (first,) = state.failures
+    assert (first.knobs, first.until, first.times, first.rate) == (AFTER, 1600.0, 1, 10.0)
+    assert forbidden(state, AFTER, 10.0, 1599.0, rules) is first
+    assert forbidden(state, AFTER, 10.0, 1600.0, rules) is None
+    assert forbidden(state, START, 10.0, 1001.0, rules) is None
+    for rate, speaks in ((13.4, True), (13.6, False), (7.5, True), (7.3, False)):
+        assert (forbidden(state, AFTER, rate, 1001.0, rules) is first) == speaks
+    remember(state, trial(), 12.0, 2000.0, rules)
+    (second,) = state.failures
+    assert (second.until, second.times, second.rate) == (3200.0, 2, 12.0)
+    remember(state, trial(after=START), 12.0, 2000.0, rules)
+    assert [(each.knobs, each.until, each.times) for each in state.failures] == [(AFTER, 3200.0, 2), (START, 2600.0, 1)]
+
+
+def weighed(mean: float | None, load: float = 0.5) -> Weighed:
+    return Weighed(START, load, None if mean is None else np.array([mean]))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "worth"),
+    [
+        # five per cent, and a millisecond
+        (weighed(1.0), weighed(0.949), True),
+        (weighed(1.0), weighed(0.951), False),
+        (weighed(0.01), weighed(0.00899), True),
+        (weighed(0.01), weighed(0.00901), False),
+        (weighed(1.0), weighed(1.5), False),
+        # over no steady state any; between two without one five per cent of the load
+        (weighed(None, 1.2), weighed(1e9), True),
+        (weighed(None, 1.2), weighed(None, 1.139), True),
+        (weighed(None, 1.2), weighed(None, 1.141), False),
+        (weighed(1.0), weighed(None, 1.2), False),
+    ],
+)
+def test_a_gain_is_worth_a_new_epoch_from_five_per_cent_and_a_millisecond_on(before: Weighed, after: Weighed, worth: bool) -> None:
+    assert _worth(before, after, Rules()) == worth
+
+
+@pytest.mark.parametrize(
+    ("own", "age", "value"),
+    [
+        # the earlier rate of 10 +- 0.1, sharper than this epoch's, stands in as long as it is fresh and does not contradict it
+        (symmetric(10.5, 1.0, 20.0), 60.0, 10.0),
+        (symmetric(10.5, 1.0, 20.0), 299.0, 10.5),  # widened by 5 % a minute it is no sharper
+        (symmetric(10.5, 4.0, 20.0), 299.0, 10.0),
+        (symmetric(10.5, 4.0, 20.0), 301.0, 10.5),
+        (symmetric(12.0, 1.0, 20.0), 60.0, 12.0),  # 11 to 13 against 9.5 to 10.5
+        (symmetric(8.0, 1.0, 20.0), 60.0, 8.0),
+        (symmetric(10.5, 0.05, 20.0), 0.0, 10.5),
+        (UNKNOWN, 60.0, 10.0),
+        (symmetric(0.0, 1.0, 20.0), 60.0, 10.0),
+    ],
+)
+def test_of_two_rates_the_sharper_counts_unless_they_part(own: Estimate, age: float, value: float) -> None:
+    earlier = Carried(symmetric(10.0, 0.1, 700.0), 1000.0, 0)
+    found = _sharper(own, earlier, 1000.0 + age, Rules())
+    assert found.value == value
+    if value == 10.0:
+        assert found.effective_n == 700.0
+        assert found.high - 10.0 == pytest.approx(math.hypot(0.1, 0.5 * age / 60))
+    assert _sharper(own, Carried(), 1000.0, Rules()) is own
