@@ -98,6 +98,74 @@ def test_a_gateway_that_loses_time_shows_as_measured_service() -> None:
     assert measured.deviation > 0.03
 
 
+@pytest.mark.parametrize("share", [-0.2, 0.3])
+@pytest.mark.parametrize("policy", ["single", "capped:max_batch_size=4"])
+def test_a_simulation_of_shorter_delays_than_observed_deviates_upwards_and_of_longer_ones_downwards(policy: str, share: float) -> None:
+    """Every start and release of the simulation moved by a share of the observed mean delay."""
+    records = drive(parse_policy(policy), CASES[policy], n=1000)
+    mean = only(records).queueing_delay.observed.mean
+
+    def moved(*given: object) -> dict[str, tuple[float, float]]:
+        return {id: (start + share * mean, release + share * mean) for id, (start, release) in replay(*given).items()}  # type: ignore[arg-type]
+
+    comparison = only(records, Theory(law=LAW, replay=moved))
+    for quantity in (comparison.queueing_delay, comparison.sojourn_time):
+        beside, observed = quantity.same_arrivals, quantity.observed.mean
+        assert beside is not None
+        assert beside.mean == pytest.approx(observed + share * mean, rel=1e-6)
+        assert beside.deviation == pytest.approx(observed / (observed + share * mean) - 1, rel=1e-6)
+        assert beside.half_width == pytest.approx(0.0, abs=1e-6), "every request differs by as much"
+
+
+@pytest.mark.parametrize("late", [0.01, -0.01])
+def test_the_recursion_deviates_by_what_each_dispatch_was_late_or_early(late: float) -> None:
+    """Seconds; nobody is dispatched before he arrives, and the observed ends stay as they are."""
+    exact = drive(parse_policy("single"), 8.0, n=1000)
+    records = [
+        msgspec.structs.replace(r, dispatched_at=max(r.arrived_at, r.dispatched_at + late))  # type: ignore[operator,type-var]
+        for r in exact
+    ]
+    moved, before = only(records).queueing_delay, only(exact).queueing_delay.observed.mean
+    assert moved.measured_service is not None
+    assert moved.measured_service.mean == pytest.approx(before, rel=0.02)  # but for the requests left out at the beginning
+    assert moved.measured_service.deviation == pytest.approx(moved.observed.mean / moved.measured_service.mean - 1)
+    assert (moved.measured_service.deviation > 0.02) if late > 0 else (moved.measured_service.deviation < -0.02)
+    assert moved.measured_service.half_width < 0.5 * abs(moved.measured_service.deviation)
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_every_theory_deviates_by_observed_over_its_mean_minus_one(factor: float) -> None:
+    records = drive(parse_policy("single"), 8.0, n=1000)
+    observed = only(records).queueing_delay.observed
+
+    def told(*_: object) -> Predicted:
+        return Predicted(load=0.6, queueing_delay=factor * observed.mean, sojourn_time=None, quantiles={"queueing_delay": {"p90": factor}})
+
+    theory = Theory(law=LAW, predict=told, live=told, printed=lambda *_: (factor * observed.mean, "exact"))
+    comparison = only(records, theory)
+    for name in ("a_priori", "predicted", "live", "paper"):
+        beside = getattr(comparison.queueing_delay, name)
+        assert beside.mean == factor * observed.mean
+        assert beside.deviation == pytest.approx(1 / factor - 1)
+        assert beside.half_width == pytest.approx(observed.half_width / (factor * observed.mean))
+        assert getattr(comparison.sojourn_time, name) is None, "it says nothing of it"
+        assert name == "paper" or comparison.queueing_delay.theory_quantiles[name] == {"p90": factor}
+    assert comparison.paper_kind == "exact"
+
+
+def test_the_observed_quantiles_are_those_of_the_records() -> None:
+    comparison = only(drive(parse_policy("dynamic"), 40.0, n=1000))
+    for quantity in (comparison.queueing_delay, comparison.sojourn_time):
+        levels = [quantity.quantiles[name] for name in ("p50", "p90", "p95", "p99")]
+        assert levels == sorted(levels)
+        assert 0 < levels[0] < quantity.observed.mean * 3
+        assert levels[0] < levels[-1]
+    every = comparison.distribution
+    assert list(every) == sorted(every)
+    assert every[50] == comparison.queueing_delay.quantiles["p50"]
+    assert every[-1] >= comparison.queueing_delay.quantiles["p99"] > every[0] >= 0
+
+
 def test_the_scatter_of_service_times_is_measured() -> None:
     law = dataclasses.replace(LAW, cv=0.2)
     speed = only(drive(parse_policy("capped:max_batch_size=4"), 16.0, n=3000, law=law), Theory(law=LAW)).speed

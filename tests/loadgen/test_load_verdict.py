@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from loadgen.failures import count_failures
+from loadgen.failures import Failures, count_failures
 from loadgen.load_cli import app
 from loadgen.load_verdict import LoadVerdict, judge
 from loadgen.run import LoadResult, held_back, lateness
@@ -27,6 +28,7 @@ from tests.loadgen.failing_server import failing_server
 
 RATE = 20.0
 WIDE = ("--lateness-budget", "mean=9s,p99=9s")
+FAILED = [(100, 1, 0.01, False), (100, 2, 0.01, True), (99, 1, 0.01, True), (100, 1, 0.0, True), (100, 0, 0.0, False), (0, 0, 0.0, False)]
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +80,16 @@ def test_the_share_that_may_fail_is_settable() -> None:
     assert found(allowed)["reasons"] == ["no request completed"]
     for share in ("-0.1", "1.5", "nan"):
         assert isinstance(load(1, "--max-failed-fraction", share).exception, SpecError)
+
+
+@pytest.mark.parametrize(("requests", "failed", "allowed", "too_many"), FAILED)
+def test_the_allowed_share_may_fail_and_not_one_more(requests: int, failed: int, allowed: float, too_many: bool) -> None:
+    """Those that the server refused do not count."""
+    some = Failures(requests=requests, failed=failed, refused=50, first_at=None, first_error=None, allowed=allowed)
+    assert (some.too_many, some.too_many_empty) == (too_many, False)
+    assert some.share == pytest.approx(failed / requests if requests else 0.0)
+    empty = dataclasses.replace(some, failed=0, empty=failed)
+    assert (empty.too_many, empty.too_many_empty) == (False, too_many)
 
 
 def test_a_server_that_rejects_has_not_failed_and_one_that_is_unavailable_has() -> None:

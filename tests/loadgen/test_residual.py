@@ -10,14 +10,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from loadgen.compare import Comparison, Predicted, Theory, compare
-from loadgen.residual import PARTS, SERVICE_LAW, largest, verdict
+from loadgen.compare import Comparison, Estimate, Part, Predicted, Quantity, Split, Theory, compare
+from loadgen.comparison import Sampling
+from loadgen.residual import PARTS, SERVICE_LAW, cause_of, largest, verdict, verdict_at_speed
 from loadgen.theory import theory_of
 from loadgen.timetable import Timetable
 from policies import Policy, parse_policy
 from queueing.latency import LatencyModel
 from queueing.record import Record
 from queueing.recursion import Served, served
+from queueing.speed import Speed
+from queueing.statistics import Interval
 from tests.loadgen.driver import LAW, LENGTHS, Driver, timetable
 
 RATES = {"single": 6.0, "dynamic": 40.0, "capped:max_batch_size=4": 15.0, "fixed:batch_size=4": 15.0, "elastic:max_batch_size=4": 16.0}
@@ -93,6 +96,140 @@ def test_a_machine_that_is_20_percent_slower_shows_as_speed(policy: str) -> None
     assert speed.seconds > 0
     if not comparison.too_short and verdict(comparison).kind != "agree":
         assert verdict(comparison).text == "machine slower than calibrated by 20 %"
+
+
+def replayed(rate: float) -> Theory:
+    """Of the law's theory the simulator only; the prediction and what chance does to it are made up."""
+    told, chance = Predicted(load=0.5, queueing_delay=0.1, sojourn_time=0.2), Sampling(0.1, 0.0, 0.05)
+    whole = theory_of(LAW, LENGTHS, rate, max_num_seqs=64)
+    return dataclasses.replace(whole, predict=lambda *_: told, chance=lambda *_: chance, live=None, printed=None)
+
+
+@pytest.mark.parametrize("factor", [0.8, 1.2])
+@pytest.mark.parametrize("policy", [*RATES, "continuous:max_batch_size=8"])
+def test_the_speed_of_a_steady_machine_leaves_no_doubt(policy: str, factor: float) -> None:
+    """Service times without scatter: the part's own half width is next to nothing, and it has the sign of the change."""
+    rate = RATES.get(policy, 50.0)
+    records = run(policy, timetable(rate, 800, 3), LAW.at_speed(factor))
+    split = only(records, replayed(rate)).split
+    assert split is not None
+    speed = split.part("speed")
+    assert speed.seconds * (factor - 1) > 0
+    assert speed.half_width < 0.02 * abs(speed.seconds)
+
+
+@pytest.mark.parametrize("policy", ["single", "capped:max_batch_size=4"])
+def test_the_doubt_about_the_speed_is_that_of_the_mean_of_the_service_times(policy: str) -> None:
+    """Independent residuals of cv 0.3: 1.96 standard errors of a ratio, carried over by the part's own slope."""
+    records = run(policy, drawn(policy), dataclasses.replace(LAW, speed=1.1, cv=0.3))
+    comparison = only(records, replayed(RATES[policy]))
+    assert comparison.split is not None
+    assert comparison.speed is not None
+    speed = comparison.split.part("speed")
+    lawful = np.array([held for held, _ in {(r.server_free_at - r.dispatched_at, r.batch_id) for r in records}])  # type: ignore[operator]
+    error = 1.96 * 0.3 * math.sqrt(float(np.mean(lawful**2)) / lawful.size) / lawful.mean()
+    slope = speed.seconds / (comparison.speed.factor - 1)
+    assert 0.6 < speed.half_width / (slope * error) < 1.8  # 20 batches tell a standard error to a sixth, and may correlate
+
+
+def judged(observed: float, half: float, *parts: Part, effective_n: float = 1000.0) -> Comparison:
+    """A run whose delay is predicted as 1 s, and its parts."""
+    interval = Interval(observed, half, 5000, effective_n, 0.0)
+    a_priori = Estimate(1.0, observed - 1.0, half)
+    quantity = Quantity(observed=interval, a_priori=a_priori, predicted=a_priori)
+    return Comparison(
+        policy="single",
+        epoch=0,
+        compared="queueing_delay",
+        n=5000,
+        arrival_rate=5.0,
+        asked_rate=5.0,
+        load=0.5,
+        batch_size=1.0,
+        speed=Speed(1.2, 0.3, 5000),
+        calibrated=Speed(1.0, 0.1, 0),
+        queueing_delay=quantity,
+        sojourn_time=quantity,
+        split=Split(predicted=1.0, observed=observed, parts=parts) if parts else None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("observed", "half", "kind"),
+    [
+        # within 10 % of the prediction, however sharp the observation
+        (1.0999, 0.001, "agree"),
+        (1.1001, 0.001, "differ"),
+        (0.9001, 0.001, "agree"),
+        (0.8999, 0.001, "differ"),
+        # inside the observed interval
+        (1.2, 0.2001, "agree"),
+        (1.2, 0.1999, "differ"),
+        (0.85, 0.1501, "agree"),
+        (0.85, 0.1499, "differ"),
+        # wider than a quarter of the mean: too short, though the prediction lies inside
+        (1.2, 0.2999, "agree"),
+        (1.2, 0.3001, "too short"),
+    ],
+)
+def test_the_verdict_turns_at_its_tolerances(observed: float, half: float, kind: str) -> None:
+    assert verdict(judged(observed, half)).kind == kind
+    assert verdict_at_speed(judged(observed, half)).kind == kind
+
+
+def test_a_run_is_long_enough_from_100_independent_samples_on() -> None:
+    assert verdict(judged(1.0, 0.01, effective_n=100.0)).kind == "agree"
+    assert verdict(judged(1.0, 0.01, effective_n=99.0)).kind == "too short"
+    assert "99 independent samples" in verdict(judged(1.0, 0.01, effective_n=99.0)).text
+    assert verdict(judged(1.0, 0.3)).text == "too short: ± 30 %"
+
+
+@pytest.mark.parametrize(
+    ("parts", "name"),
+    [
+        # a quarter of the difference of 0.4 s, and beyond its own chance
+        ([Part("speed", 0.1001, 0.01)], "speed"),
+        ([Part("speed", 0.0999, 0.01)], None),
+        ([Part("speed", 0.2, 0.1999)], "speed"),
+        ([Part("speed", 0.2, 0.2001)], None),
+        # of the sign of the difference
+        ([Part("speed", -0.3, 0.01)], None),
+        ([Part("speed", -0.9, 0.01), Part("arrivals", 0.2, 0.01)], "arrivals"),
+        # the largest of several
+        ([Part("speed", 0.15, 0.01), Part("arrivals", 0.25, 0.01)], "arrivals"),
+        ([Part("speed", 0.25, 0.01), Part("arrivals", 0.15, 0.01)], "speed"),
+        ([Part("speed", 0.15, 0.01), Part("arrivals", 0.25, 0.26)], "speed"),
+    ],
+)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_difference_is_named_after_its_largest_part_beyond_chance(parts: list[Part], name: str | None, sign: int) -> None:
+    turned = [dataclasses.replace(part, seconds=sign * part.seconds) for part in parts]
+    comparison = judged(1 + 0.4 * sign, 0.01, *turned)
+    assert comparison.split is not None
+    cause = cause_of(comparison.split)
+    assert (cause and cause.name) == name
+    assert verdict(comparison).kind == (name or "sampling noise")
+
+
+def test_what_a_part_means_is_said_with_its_sign_and_size() -> None:
+    def said(name: str, share: float, sign: int = 1) -> str:
+        return verdict(judged(1 + 0.5 * sign, 0.01, Part(name, sign * share, 0.01))).text
+
+    slower = judged(1.5, 0.01, Part("speed", 0.3, 0.01))
+    assert verdict(slower).text == "machine slower than calibrated by 20 %"
+    faster = dataclasses.replace(slower, speed=Speed(0.7, 0.3, 5000))
+    assert verdict(faster).text == "machine faster than calibrated by 30 %"
+    assert said("scatter", 0.3) == "service times scatter more than calibrated (cv 0.30, 0.10)"
+    assert said("scatter", 0.3, -1) == "service times scatter less than calibrated (cv 0.30, 0.10)"
+    assert said("theory", 0.3) == "approximation off by 20 %"  # 0.3 of the observed 1.5
+    assert said("gateway", 0.45) == "gateway loses time: 30 % of the delay"
+
+
+def test_at_the_runs_own_speed_neither_speed_nor_scatter_explains_anything() -> None:
+    parts = [Part("speed", 0.3, 0.01), Part("scatter", 0.25, 0.01), Part("arrivals", 0.2, 0.01)]
+    assert verdict(judged(1.4, 0.01, *parts)).kind == "speed"
+    assert verdict_at_speed(judged(1.4, 0.01, *parts)).kind == "arrivals"
+    assert verdict_at_speed(judged(1.4, 0.01, *parts[:2])).kind == "sampling noise"
 
 
 def test_the_verdict_on_a_slow_machine_names_its_speed() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loadgen.sweep.stability import BLOCKS, LEAST_ARRIVALS, Watch, growth
+from loadgen.sweep.stability import BLOCKS, LEAST_ARRIVALS, Growth, Watch, growth
 from policies import parse_policy
 from queueing.distributions import parse_distribution
 from queueing.experiment import simulate_run
@@ -89,3 +89,34 @@ def test_nothing_is_said_before_there_is_enough() -> None:
     found = short.so_far()
     assert found is not None
     assert not found.unstable, f"only {found.arrivals} arrivals"
+
+
+GROWING = {"share": 0.5, "half_width": 0.1, "t": 10.0, "number": 500, "seconds": 20.0, "arrivals": 1000.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "enough", "too_little"),
+    [
+        ("arrivals", 200, 199),
+        ("number", 20, 19),
+        ("t", 4.01, 3.99),
+        ("share", 0.0301, 0.0299),
+    ],
+)
+def test_a_point_is_stopped_only_where_every_condition_is_met(name: str, enough: float, too_little: float) -> None:
+    assert Growth(**GROWING | {name: enough}).unstable  # type: ignore[arg-type]
+    assert not Growth(**GROWING | {name: too_little}).unstable  # type: ignore[arg-type]
+
+
+def test_growth_has_the_sign_of_the_change_and_its_share_of_the_arrivals() -> None:
+    """100 s at 10 requests/s: of the last 80 s each leaves 2 behind, or takes 2 away."""
+    at = np.arange(0.0, 100.5, 0.5)
+    noise = np.random.default_rng(0).normal(0, 0.5, at.size)
+    for slope in (2.0, -2.0):
+        found = growth(at, 300 + slope * at + noise, 10.0)
+        assert found.share == pytest.approx(slope / 10, rel=0.02)
+        assert found.t * slope > 0
+        assert abs(found.t) > 20
+        assert found.half_width < 0.05
+        assert found.unstable == (slope > 0)
+        assert (found.seconds, found.arrivals) == (100.0, pytest.approx(800.0))
