@@ -261,6 +261,60 @@ def test_adaptive_concurrency_bounds_a_queue_that_never_empties() -> None:
     run_virtual(main())
 
 
+def test_adaptive_concurrency_admits_its_limit_and_not_one_more() -> None:
+    """Before anything was served it is twice what the engine takes: eight."""
+
+    async def main() -> None:
+        async with running("capped:max_batch_size=4", overload=OverloadSettings(adaptive_concurrency=True)) as (app, gateway):
+            assert counted(gateway, "kendall_concurrency_limit") == 8
+            calls = await full(app, 8)
+            assert [made.status for made in calls] == [None] * 8
+            refused = await call(app, "POST", PATH, completion())
+            assert (refused.status, refused.json()["error"]["code"]) == (429, "queue_full")
+            await leave(calls[:1])
+            pair = await call(app, "POST", PATH, completion(n=2))
+            assert pair.status == 429
+            (last,) = await full(app, 1)
+            assert last.status is None
+            assert gateway.batcher.unanswered == 8
+            assert counted(gateway, "kendall_rejections_total", reason="adaptive_concurrency") == 3
+            await leave([*calls[1:], last])
+
+    run_virtual(main())
+
+
+def test_a_bound_on_the_queue_admits_exactly_as_many_as_it_says() -> None:
+    async def main() -> None:
+        async with running("single", overload=OverloadSettings(max_num_queued_reqs=4)) as (app, gateway):
+            calls = await full(app, 3)
+            (whole,) = await full(app, 1)
+            assert [made.status for made in [*calls, whole]] == [None] * 4
+            assert (await call(app, "POST", PATH, completion())).status == 429
+            await leave(calls[:2])
+            assert (await call(app, "POST", PATH, completion(n=3))).status == 429
+            (pair,) = await full(app, 1, n=2)
+            assert pair.status is None
+            assert gateway.batcher.unanswered == 4
+            await leave([calls[2], whole, pair])
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(("waiting", "status"), [(2, None), (3, 429)])
+def test_a_bound_on_waiting_tokens_is_met_when_they_reach_it(waiting: int, status: int | None) -> None:
+    """Prompts of 50 tokens and a bound of 150."""
+
+    async def main() -> None:
+        async with running("single", overload=OverloadSettings(max_num_queued_tokens=150)) as (app, gateway):
+            calls = await full(app, 1 + waiting, prompt=[5] * 50)
+            assert gateway.batcher.waiting_tokens == 50 * waiting
+            (last,) = await full(app, 1)
+            assert last.status == status
+            await leave([*calls, last])
+
+    run_virtual(main())
+
+
 def test_priorities_are_served_first_and_aged_ones_are_not_starved() -> None:
     async def main() -> None:
         async with running("single", overload=OverloadSettings(priority_aging=1.0)) as (app, _):

@@ -80,6 +80,13 @@ def test_nothing_is_bounded_until_something_is_named() -> None:
         ([(b"x-llm-d-inference-ttl", b"1500ms")], None, 9.0, 1.5),
         ([(b"x-llm-d-inference-ttl", b"1m30s")], None, None, 90.0),
         ([(b"x-llm-d-inference-ttl", b"3")], 2.0, None, 2.0),
+        ([(b"x-llm-d-inference-ttl", b"100ns")], None, None, 1e-7),
+        ([(b"x-llm-d-inference-ttl", b"500us")], None, None, 5e-4),
+        ([(b"x-llm-d-inference-ttl", b"500\xb5s")], None, None, 5e-4),  # a header is latin-1
+        ([(b"x-llm-d-inference-ttl", b"20ms")], None, None, 0.02),
+        ([(b"x-llm-d-inference-ttl", b"2h")], None, None, 7200.0),
+        ([(b"x-llm-d-inference-ttl", b"2h")], None, 60.0, 60.0),
+        ([(b"x-llm-d-inference-ttl", b"9s"), (b"x-llm-d-inference-ttl", b"4s")], 6.0, None, 4.0),
     ],
 )
 def test_patience_is_the_least_that_anybody_named(headers: Any, body: float | None, default: float | None, patience: float | None) -> None:
@@ -88,7 +95,8 @@ def test_patience_is_the_least_that_anybody_named(headers: Any, body: float | No
 
 def test_a_call_that_asks_nothing_costs_nothing() -> None:
     assert demand_of([(b"host", b"x")], None, None) is NOTHING
-    assert demand_of([(b"x-llm-d-slo-ttft-ms", b"250")], None, None).first_token == pytest.approx(0.25)
+    asked = demand_of([(b"x-llm-d-slo-ttft-ms", b"250")], None, None)
+    assert (asked.patience, asked.first_token) == (None, pytest.approx(0.25))
 
 
 @pytest.mark.parametrize("value", [b"", b"soon", b"-1s", b"0", b"5 s x", b"nan", b"inf"])

@@ -1,0 +1,262 @@
+"""The lives of one engine: how soon it is started again, when no more, and who hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from server.engines.base import EngineStartError, InvalidPromptError
+from server.errors import ApiError
+from server.supervision.settings import SupervisionSettings
+from server.supervision.supervisor import Supervisor
+from tests.virtual_time import run_virtual
+
+
+class FakeEngine:
+    """Starts at once, or as `starts` says: seconds that a start takes, or why it fails; from the second start on."""
+
+    def __init__(self, *starts: float | str) -> None:
+        self.starts = iter(starts)
+        self.started, self.started_at = asyncio.Event(), list[float]()
+        self.stopped = 0
+        self.on_death: Callable[[str], None] | None = None
+
+    async def start(self) -> Any:
+        self.started_at.append(asyncio.get_running_loop().time())
+        self.started.set()
+        takes = next(self.starts, 0.0) if len(self.started_at) > 1 else 0.0
+        if isinstance(takes, str):
+            raise EngineStartError(takes)
+        await asyncio.sleep(takes)
+        return f"capabilities {len(self.started_at)}"
+
+    async def stop(self) -> None:
+        self.stopped += 1
+
+
+class Supervised:
+    """A supervisor with what it told, and when."""
+
+    def __init__(self, *starts: float | str, refuse: bool = False, **settings: Any) -> None:
+        self.engine = FakeEngine(*starts)
+        self.told: list[tuple[str, float, Any]] = []
+        self.refuse = refuse
+        given: Any = self.engine
+        self.supervisor = Supervisor(
+            given, SupervisionSettings(**settings), on_down=self.hear("down"), on_up=self.up, on_given_up=self.hear("given up")
+        )
+
+    def hear(self, what: str) -> Callable[[Any], None]:
+        return lambda about: self.told.append((what, asyncio.get_running_loop().time(), about))
+
+    def up(self, capabilities: Any) -> None:
+        self.hear("up")(capabilities)
+        if self.refuse:
+            raise RuntimeError("no place for it")
+
+    async def live(self, *lives: float) -> list[float]:
+        """Engines that serve for so many seconds each; the waits before they were started again."""
+        await self.supervisor.start()
+        waits = []
+        for seconds in lives:
+            await asyncio.sleep(seconds)
+            lost_at = asyncio.get_running_loop().time()
+            self.engine.started.clear()
+            self.supervisor.lost(f"after {seconds:g} s")
+            if self.supervisor.state == "restarting":
+                await self.engine.started.wait()
+                waits.append(self.engine.started_at[-1] - lost_at)
+            await asyncio.sleep(0.001)
+        return waits
+
+
+def runs(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    run_virtual(main())
+
+
+def test_after_sound_lives_it_is_started_again_at_once_every_time() -> None:
+    async def main() -> None:
+        of = Supervised()
+        assert await of.live(*(11.0,) * 5) == pytest.approx([0.0] * 5)
+        assert of.supervisor.serving
+        assert of.supervisor.restarts == 5
+
+    runs(main)
+
+
+def test_after_short_lives_it_waits_twice_as_long_each_time_until_one_was_sound() -> None:
+    async def main() -> None:
+        of, short = Supervised(), 9.0
+        assert await of.live(short, short, short, 11.0, short) == pytest.approx([0.0, 0.5, 1.0, 0.0, 0.5])
+
+    runs(main)
+
+
+def test_a_life_is_counted_from_the_end_of_its_start() -> None:
+    """A start of eight seconds and a life of nine: none of 17."""
+
+    async def main() -> None:
+        of = Supervised(8.0)
+        await of.live(11.0)
+        await asyncio.sleep(8.0)
+        assert of.supervisor.serving
+        await asyncio.sleep(9.0)
+        lost_at = asyncio.get_running_loop().time()
+        of.supervisor.lost("again")
+        await asyncio.sleep(2.0)
+        assert of.engine.started_at[-1] - lost_at == pytest.approx(0.5)
+
+    runs(main)
+
+
+def test_a_start_that_fails_is_a_loss_of_its_own_and_its_reason_is_kept() -> None:
+    async def main() -> None:
+        of = Supervised("no memory", "no memory either", 0.0)
+        await of.live(11.0)
+        assert of.supervisor.last_loss == "no memory"
+        assert of.supervisor.state == "restarting"
+        await asyncio.sleep(5.0)
+        assert [of.engine.started_at[i + 1] - of.engine.started_at[i] for i in (1, 2)] == pytest.approx([0.5, 1.0])
+        assert (of.supervisor.state, of.supervisor.restarts, of.supervisor.last_loss) == ("serving", 1, "no memory either")
+        assert [what for what, *_ in of.told] == ["down", "up"]
+        assert of.told[-1][2] == "capabilities 4"
+
+    runs(main)
+
+
+def test_a_start_that_takes_too_long_is_given_up_and_made_again() -> None:
+    async def main() -> None:
+        of = Supervised(100.0, 1.0, restart_timeout=20.0)
+        await of.live(11.0)
+        await asyncio.sleep(20.1)
+        assert of.supervisor.last_loss == "TimeoutError"
+        await asyncio.sleep(1.5)
+        assert of.supervisor.serving
+
+    runs(main)
+
+
+@pytest.mark.parametrize(("most", "starts"), [(0, 0), (1, 1), (3, 3)])
+def test_it_gives_up_after_so_many_starts_within_the_window_and_says_why(most: int, starts: int) -> None:
+    async def main() -> None:
+        of = Supervised(max_restarts=most, restart_window=1e6)
+        await of.live(*(11.0,) * (most + 1))
+        assert len(of.engine.started_at) == 1 + starts
+        assert of.supervisor.state == "lost"
+        assert [what for what, *_ in of.told] == ["down", "up"] * most + ["given up"]
+        assert of.told[-1][2] == "after 11 s"
+        of.supervisor.lost("once more")
+        assert len(of.told) == 2 * most + 1, "it is lost already"
+
+    runs(main)
+
+
+def test_losses_out_of_the_window_are_forgotten() -> None:
+    async def main() -> None:
+        of = Supervised(max_restarts=1, restart_window=50.0)
+        assert await of.live(20.0, 51.0, 51.0) == pytest.approx([0.0, 0.0, 0.0])
+        assert of.supervisor.serving
+
+    runs(main)
+
+
+def test_a_gateway_that_cannot_go_on_after_a_restart_gives_up() -> None:
+    async def main() -> None:
+        of = Supervised(refuse=True)
+        await of.live(11.0)
+        assert of.supervisor.state == "lost"
+        assert [what for what, *_ in of.told] == ["down", "up", "given up"]
+        with pytest.raises(ApiError) as refused:
+            await of.supervisor.steadily(nothing)
+        assert (refused.value.status, refused.value.code) == (503, "engine_unavailable")
+
+    runs(main)
+
+
+async def nothing() -> str:
+    return "done"
+
+
+def test_a_call_waits_for_the_restart_and_is_then_made() -> None:
+    async def main() -> None:
+        of = Supervised(3.0)
+        await of.supervisor.start()
+        assert await of.supervisor.steadily(nothing) == "done"
+        of.supervisor.lost("gone")
+        call = asyncio.create_task(of.supervisor.steadily(nothing))
+        await asyncio.sleep(2.9)
+        assert not call.done()
+        assert of.supervisor.statistics() == {"state": "restarting", "restarts": 0, "last_loss": "gone", "parked": 1}
+        await asyncio.sleep(0.2)
+        assert call.result() == "done"
+        assert of.supervisor.statistics()["parked"] == 0
+
+    runs(main)
+
+
+def test_so_many_calls_wait_for_a_restart_and_no_more() -> None:
+    async def main() -> None:
+        of = Supervised(3.0, max_parked=2)
+        await of.supervisor.start()
+        of.supervisor.lost("gone")
+        calls = [asyncio.create_task(of.supervisor.steadily(nothing)) for _ in range(2)]
+        await asyncio.sleep(0.1)
+        with pytest.raises(ApiError) as refused:
+            await of.supervisor.steadily(nothing)
+        assert (refused.value.status, refused.value.retry_after) == (503, 2)
+        assert await asyncio.gather(*calls) == ["done", "done"]
+
+    runs(main)
+
+
+def test_a_call_that_failed_with_its_engine_is_made_again_and_one_that_failed_by_itself_is_not() -> None:
+    async def main() -> None:
+        of = Supervised()
+        await of.supervisor.start()
+        await asyncio.sleep(11.0)
+        made = itertools.count(1)
+
+        async def dies_once() -> int:
+            count = next(made)
+            if count == 1:
+                of.supervisor.lost("gone")
+                raise RuntimeError("the connection is closed")
+            return count
+
+        async def fails() -> None:
+            next(made)
+            raise RuntimeError("no such thing")
+
+        async def wrong() -> None:
+            next(made)
+            of.supervisor.lost("gone")
+            raise InvalidPromptError("too long")
+
+        assert await of.supervisor.steadily(dies_once) == 2
+        with pytest.raises(RuntimeError, match="no such thing"):
+            await of.supervisor.steadily(fails)
+        with pytest.raises(InvalidPromptError):
+            await of.supervisor.steadily(wrong)
+        assert next(made) == 5, "one call each of the last two"
+
+    runs(main)
+
+
+def test_after_a_stop_nothing_is_started_any_more() -> None:
+    async def main() -> None:
+        of = Supervised(3.0)
+        await of.supervisor.start()
+        of.supervisor.lost("gone")
+        await asyncio.sleep(0.1)
+        await of.supervisor.stop()
+        count = len(of.engine.started_at)
+        await asyncio.sleep(60.0)
+        assert len(of.engine.started_at) == count
+        assert of.engine.stopped == 1
+        assert of.supervisor.state == "lost"
+
+    runs(main)

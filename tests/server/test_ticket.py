@@ -1,0 +1,270 @@
+"""A ticket's way back: what of the engine's tokens is its answer, and who is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from policies import Request, parse_policy
+from queueing.latency import LatencyModel
+from server.batcher import Batcher
+from server.engines.base import EngineEnd, Token, TokenStream
+from server.engines.emulated import EmulatedEngine
+from server.ticket import Ticket
+from tests.server.harness import Collector, Immediate, work_of
+from tests.virtual_time import run_virtual
+
+LAW = LatencyModel(k1=0.01, k2=0.1, k3=0.01, k4=0.05)
+
+
+class Wary(Immediate):
+    """Keeps how many tokens came each time; one that is told to fails over the text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pushes: list[int] = []
+        self.fails = False
+
+    def on_text(self, text: str, tokens: Sequence[Token]) -> None:
+        if self.fails:
+            raise RuntimeError("the transport is closed")
+        super().on_text(text, tokens)
+        self.pushes.append(len(tokens))
+
+
+Served = tuple[Ticket, Wary, Collector]
+
+
+def serving(act: Callable[[Served], None], *, limit: int = 3, policy: str = "continuous:max_batch_size=4", **sampling: Any) -> Served:
+    """One request in service on an engine that has made nothing yet; `act` plays the engine, at once."""
+
+    async def main() -> Served:
+        engine, collector, consumer = EmulatedEngine(LAW), Collector(), Wary()
+        batcher = Batcher(engine, await engine.start(), parse_policy(policy), [collector])
+        request = Request(id="one", arrived_at=0.0, prompt_tokens=2, max_output_tokens=limit)
+        (ticket,) = batcher.submit([work_of(request, None, **sampling)], [consumer])
+        consumer.ticket = ticket
+        assert ticket.running is not None
+        act((ticket, consumer, collector))
+        await engine.stop()
+        return ticket, consumer, collector
+
+    return run_virtual(main())
+
+
+def words(*texts: str) -> list[Token]:
+    """Tokens of these texts, their ids from 10 on."""
+    return [Token(10 + index, text) for index, text in enumerate(texts)]
+
+
+def pushed(*pushes: list[Token]) -> Callable[[Served], None]:
+    """The engine hands over so many tokens at a time."""
+
+    def act(served: Served) -> None:
+        stream = served[0].stream
+        assert stream is not None
+        for tokens in pushes:
+            stream.push(tokens)
+
+    return act
+
+
+FIVE = words("a", "b", "c", "d", "e")
+
+
+@pytest.mark.parametrize(
+    ("limit", "sampling", "pushes", "text", "ids", "taken", "reason"),
+    [
+        # by the limit: what one push holds beyond it is not the answer's
+        (3, {}, [FIVE], "abc", [10, 11, 12], [3], "length"),
+        (3, {}, [FIVE[:2], FIVE[2:]], "abc", [10, 11, 12], [2, 1], "length"),
+        (5, {}, [FIVE], "abcde", [10, 11, 12, 13, 14], [5], "length"),
+        (1, {}, [FIVE], "a", [10], [1], "length"),
+        (6, {}, [FIVE], "abcde", [10, 11, 12, 13, 14], [5], None),
+        # by a stop token in the middle, which is counted and not shown
+        (9, {"stop_token_ids": (12,)}, [FIVE], "ab", [10, 11, 12], [3], "stop"),
+        (9, {"stop_token_ids": (12,), "include_stop_str_in_output": True}, [FIVE], "abc", [10, 11, 12], [3], "stop"),
+        # by a stop string over two tokens
+        (9, {"stop": ("cd",)}, [FIVE], "ab", [10, 11, 12, 13], [4], "stop"),
+        (9, {"stop": ("cd",)}, [FIVE[:3], FIVE[3:]], "ab", [10, 11, 12, 13], [3, 1], "stop"),
+        # what comes behind the end is not heard
+        (2, {}, [FIVE[:2], FIVE[2:], FIVE], "ab", [10, 11], [2], "length"),
+    ],
+)
+def test_several_tokens_at_once_end_where_they_would_have_ended_one_by_one(
+    limit: int, sampling: dict[str, Any], pushes: list[list[Token]], text: str, ids: list[int], taken: list[int], reason: str | None
+) -> None:
+    ticket, consumer, _ = serving(pushed(*pushes), limit=limit, **sampling)
+    assert (consumer.text, consumer.pushes, consumer.tokens) == (text, taken, sum(taken))
+    assert (ticket.output_token_ids, ticket.ending.output_tokens, ticket.ending.finish_reason) == (ids, len(ids), reason)
+    assert ticket.outcome == (None if reason is None else "completed")
+
+
+def test_a_record_counts_the_tokens_of_the_answer_only() -> None:
+    _, _, collector = serving(pushed(FIVE))
+    (record,) = collector.records
+    assert (record.outcome, record.output_tokens, record.finish_reason) == ("completed", 3, "length")
+    assert record.first_token_at == record.last_token_at == 0.0
+
+
+def test_policies_see_how_far_it_is() -> None:
+    seen: list[int] = []
+
+    def act(served: Served) -> None:
+        running = served[0].running
+        assert running is not None
+        for tokens in (FIVE[:2], FIVE[2:3]):
+            pushed(tokens)(served)
+            seen.append(running.output_tokens_so_far)
+
+    serving(act, limit=9)
+    assert seen == [2, 3]
+
+
+@pytest.mark.parametrize(("end", "text", "reason"), [("length", "abc", "length"), ("stop", "abc", "stop")])
+def test_an_engine_that_ends_by_itself_gives_back_the_text_that_was_held(end: EngineEnd, text: str, reason: str) -> None:
+    """`c` may have been the beginning of a stop string."""
+
+    def act(served: Served) -> None:
+        pushed(FIVE[:3])(served)
+        assert served[1].text == "ab"
+        served[0].on_end(end)
+        served[0].on_end(end)
+
+    ticket, consumer, collector = serving(act, limit=9, stop=("cd",))
+    assert (consumer.text, ticket.ending.finish_reason, ticket.outcome) == (text, reason, "completed")
+    assert (consumer.tokens, collector.records[0].output_tokens, len(collector.records)) == (3, 3, 1)
+
+
+@pytest.mark.parametrize("how", ["cancelled by the engine", "lost by the engine", "a consumer that fails"])
+def test_an_answer_that_is_lost_fails_once(how: str) -> None:
+    def act(served: Served) -> None:
+        ticket, consumer, _ = served
+        pushed(FIVE[:1])(served)
+        if how == "cancelled by the engine":
+            ticket.on_end("cancelled")
+        elif how == "lost by the engine":
+            ticket.on_failure("no memory")
+        else:
+            consumer.fails = True
+            pushed(FIVE[1:2])(served)
+        consumer.fails = False
+        ticket.on_tokens(FIVE)
+        ticket.on_end("length")
+
+    ticket, consumer, collector = serving(act, limit=9)
+    code = "internal_error" if how == "a consumer that fails" else "engine_unavailable"
+    assert consumer.lost == ("failed", code)
+    assert consumer.text == "a"
+    assert [record.outcome for record in collector.records] == ["failed"]
+    assert ticket.outcome == "failed"
+
+
+def test_a_member_of_a_padded_batch_that_ended_hears_no_more_and_leaves_with_the_others() -> None:
+    async def main() -> None:
+        engine, collector, consumers = EmulatedEngine(LAW), Collector(), (Wary(), Wary())
+        batcher = Batcher(engine, await engine.start(), parse_policy("fixed:batch_size=2"), [collector])
+        works = [work_of(Request(id=name, arrived_at=0.0, prompt_tokens=2, max_output_tokens=limit), None) for name, limit in NAMED]
+        short, long = batcher.submit(works, consumers)
+        consumers[0].ticket, consumers[1].ticket = short, long
+        assert short.stream is not None
+        assert long.stream is not None
+        short.stream.push(FIVE)
+        short.stream.push(FIVE)
+        assert (consumers[0].text, short.ending.finish_reason, short.outcome) == ("abc", "length", None)
+        long.stream.push(FIVE)
+        assert (short.outcome, long.outcome) == ("completed", "completed")
+        assert [(record.request_id, record.output_tokens) for record in collector.records] == [("short", 3), ("long", 4)]
+        await engine.stop()
+
+    run_virtual(main())
+
+
+NAMED = (("short", 3), ("long", 4))
+
+
+# another engine in the middle of an answer
+
+
+def resumed(ticket: Ticket, most: int = 1) -> TokenStream:
+    """The engine is lost, and the next one has its work."""
+    assert ticket.interrupted(most) is None
+    stream = TokenStream(ticket.id)
+    ticket.listen(stream)
+    return stream
+
+
+def test_an_answer_without_a_seed_goes_on_behind_its_tokens() -> None:
+    def act(served: Served) -> None:
+        ticket, _, _ = served
+        old = ticket.stream
+        pushed(FIVE[:2])(served)
+        stream = resumed(ticket)
+        assert tuple(ticket.work.output_token_ids) == (10, 11)
+        assert stream.listener is ticket
+        assert old is not None
+        old.push(FIVE)  # what the dead one still had to say
+        stream.push(FIVE[2:])
+
+    ticket, consumer, _ = serving(act, limit=4)
+    assert (consumer.text, ticket.output_token_ids, ticket.interruptions, ticket.outcome) == ("abcd", [10, 11, 12, 13], 1, "completed")
+
+
+@pytest.mark.parametrize("pushes", [[FIVE], [FIVE[:1], FIVE[1:]], [FIVE[:2], FIVE[2:]], [FIVE[:1], FIVE[1:2], FIVE[2:3], FIVE[3:]]])
+def test_a_seeded_answer_is_made_again_and_only_what_is_new_is_shown(pushes: list[list[Token]]) -> None:
+    seen: list[int] = []
+
+    def act(served: Served) -> None:
+        ticket, _, _ = served
+        pushed(FIVE[:2])(served)
+        stream = resumed(ticket)
+        assert tuple(ticket.work.output_token_ids) == ()
+        assert ticket.running is not None
+        running = ticket.running
+        for tokens in pushes:
+            stream.push(tokens)
+            seen.append(running.output_tokens_so_far)
+        assert stream.listener is ticket, "it has stepped aside"
+
+    ticket, consumer, _ = serving(act, limit=5, seed=7)
+    assert (consumer.text, consumer.tokens, ticket.output_token_ids) == ("abcde", 5, [10, 11, 12, 13, 14])
+    assert ticket.outcome == "completed"
+    assert seen == [sum(map(len, pushes[: count + 1])) for count in range(len(pushes))], "how far the new engine is"
+
+
+@pytest.mark.parametrize("how", ["another token", "an early end", "lost again"])
+def test_a_seeded_answer_that_is_not_reproduced_fails(how: str) -> None:
+    def act(served: Served) -> None:
+        pushed(FIVE[:2])(served)
+        stream = resumed(served[0])
+        stream.push(FIVE[:1])
+        if how == "another token":
+            stream.push([Token(99, "z"), *FIVE[2:]])
+        elif how == "an early end":
+            stream.end("stop")
+        else:
+            stream.fail("no memory")
+
+    ticket, consumer, _ = serving(act, limit=9, seed=7)
+    assert (consumer.lost, consumer.text, ticket.outcome) == (("failed", "engine_unavailable"), "ab", "failed")
+
+
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_a_request_that_saw_more_engines_die_than_allowed_is_given_up(most: int) -> None:
+    def act(served: Served) -> None:
+        ticket, _, _ = served
+        for _ in range(most):
+            assert ticket.interrupted(most) is None
+        assert f"{most + 1} engines" in (ticket.interrupted(most) or "")
+
+    serving(act)
+
+
+def test_a_whole_answer_is_not_given_up_with_its_engine() -> None:
+    def act(served: Served) -> None:
+        pushed(FIVE)(served)
+        assert served[0].interrupted(0) is None
+
+    serving(act)
