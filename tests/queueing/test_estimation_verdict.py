@@ -179,6 +179,17 @@ def test_the_error_of_a_comparison_has_the_sign_of_what_was_observed() -> None:
         assert found.to_dict()["error"] == found.error
 
 
+def test_what_is_observed_lies_in_its_interval_and_its_quantiles_in_order() -> None:
+    found = compare(seen(clean(1), POLICY), UNKNOWN, ())
+    assert found.observed.low < found.observed.value < found.observed.high
+    levels = [found.observed_quantiles[name] for name in ("p50", "p90", "p95", "p99")]
+    assert [each.value for each in levels] == sorted(each.value for each in levels)
+    assert all(each.low <= each.value <= each.high for each in levels)
+    assert levels[0].known
+    assert levels[0].value < found.observed.value < levels[-1].value
+    assert all(each.effective_n == (found.n if each.known else 0.0) for each in levels)
+
+
 def test_more_requests_are_asked_for_by_the_difference_only_beyond_the_tolerance() -> None:
     one = symmetric(1.0, 0.0, 300.0)
     assert requests_missing(symmetric(1.0, 0.2501, 300.0), one, ENOUGH) == 1

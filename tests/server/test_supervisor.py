@@ -246,6 +246,27 @@ def test_a_call_that_failed_with_its_engine_is_made_again_and_one_that_failed_by
     runs(main)
 
 
+def test_a_call_whose_engine_was_lost_is_made_again_also_where_the_next_one_serves_already() -> None:
+    async def main() -> None:
+        of = Supervised()
+        await of.supervisor.start()
+        await asyncio.sleep(11.0)
+        made = itertools.count(1)
+
+        async def outlives_its_engine() -> int:
+            count = next(made)
+            if count == 1:
+                of.supervisor.lost("gone")
+                await asyncio.sleep(1.0)
+                assert of.supervisor.serving
+                raise RuntimeError("the connection is closed")
+            return count
+
+        assert await of.supervisor.steadily(outlives_its_engine) == 2
+
+    runs(main)
+
+
 def test_after_a_stop_nothing_is_started_any_more() -> None:
     async def main() -> None:
         of = Supervised(3.0)

@@ -135,6 +135,15 @@ def test_a_request_waits_from_the_place_on_at_which_no_slot_is_free(known: str) 
     assert [each.mean == 0.0 for each in told if each is not None] == [True, True, False, False]
 
 
+@pytest.mark.parametrize("served", [(), (2.0,)])
+def test_a_slot_is_free_by_the_engines_bound_where_the_live_model_still_has_another(served: tuple[float, ...]) -> None:
+    """Its law is of two slots, both taken; the engine has four."""
+    found, _ = waits(ahead=SlotService(slots=2, throughput=10.0), in_service=2)
+    saw(found, *served)
+    told = [found.wait(place) for place in range(3)]
+    assert [each.mean == 0.0 for each in told if each is not None] == [True, True, False]
+
+
 def test_batches_are_never_told_of_a_free_slot() -> None:
     found, _ = waits(policy="capped:max_batch_size=2", ahead=BATCHES, in_service=1)
     found.on_dispatch(batch("capped:max_batch_size=2", 0.0, size=1))
