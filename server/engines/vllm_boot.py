@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("kendall.engine")
 AGAIN = 0.1  # seconds between looks for a process that was forked only now
 ENGINE_ENDS = 3.0  # seconds in which the thread ends once the engine's process is killed; it takes 0.1
-FORK_SERVER_ENDS = 2.0  # once the fork server is
+FORK_SERVER_ENDS = 2.0  # once the fork server is, which may hang as well, or still import vLLM
 GIVEN_UP = "the start was given up"
 BOOTS, STOPS = "vllm-boot", "vllm-stop"  # names of threads
 _T = TypeVar("_T")
@@ -48,11 +48,6 @@ class Forks:
         self._processes.append(self._context.Process(*args, **kwargs))
         return self._processes[-1]
 
-    @property
-    def asked(self) -> bool:
-        """Whether vLLM has come as far as to fork."""
-        return bool(self._processes)
-
     def kill(self) -> None:
         """Each process once, with those below it."""
         for process in self._processes:
@@ -76,9 +71,7 @@ class Boot:
     async def give_up(self) -> Core | None:
         """End the start within a bounded time; returns the core if it came up in spite of that."""
         self._forks.given_up = True
-        ended = await self._ends(ENGINE_ENDS, self._forks.kill)
-        if not ended and self._forks.asked:
-            ended = await self._ends(FORK_SERVER_ENDS, kill_fork_server)
+        ended = await self._ends(ENGINE_ENDS, self._forks.kill) or await self._ends(FORK_SERVER_ENDS, kill_fork_server)
         if not ended:
             log.error("the thread that starts vLLM does not end; what it may still bring up is ended at once")
         return None if not ended or self._core.exception() is not None else self._core.result()

@@ -36,9 +36,9 @@ async def within(call: Coroutine[Any, Any, _T], limit: float, grace: float) -> _
             task.cancel()
             await asyncio.wait({task}, timeout=grace)
     if not task.done():
-        raise UnendingError(f"not done within {limit:g} s, and still running {grace:g} s after its cancellation")
+        raise UnendingError(f"not done within {limit:.3g} s, and still running {grace:g} s after its cancellation")
     if overdue and (task.cancelled() or task.exception() is not None):
-        raise OverdueError(f"not done within {limit:g} s")
+        raise OverdueError(f"not done within {limit:.3g} s")
     if task.cancelled():
         raise RuntimeError("it was cancelled")
     return task.result()

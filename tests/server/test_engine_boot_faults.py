@@ -18,7 +18,7 @@ from tests.server.test_engine_faults import ready_again
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 BOOTED_FOR = 0.4  # seconds after its fork at which a successor is stopped: it has much of its start ahead
-LONGEST = 300.0  # seconds of a scene
+LONGEST = 900.0  # seconds of a scene on a busy machine, where the first start took long: so may the others, then
 
 
 def body(tokens: int, **fields: Any) -> dict[str, Any]:
@@ -31,9 +31,8 @@ def parent(pid: int) -> int:
 
 async def fork_server(gateway: int) -> int:
     """The process that forks the engines of a gateway."""
-    async with asyncio.timeout(60):
-        while not (found := [pid for pid in descendants(gateway) if "forkserver" in command(pid)]):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    while not (found := [pid for pid in descendants(gateway) if "forkserver" in command(pid)]):  # noqa: ASYNC110 - nothing to wait on
+        await asyncio.sleep(0.02)
     return found[0]
 
 
@@ -44,11 +43,12 @@ def command(pid: int) -> str:
 
 
 async def forked(server: int, known: Collection[int]) -> int:
-    """The next process below the fork server."""
-    async with asyncio.timeout(60):
-        while not (new := [pid for pid in descendants(server) if pid not in known]):  # noqa: ASYNC110 - nothing to wait on
-            await asyncio.sleep(0.02)
-    return new[0]
+    """The next engine below the fork server, which also runs other programs while it imports."""
+    while True:
+        for pid in descendants(server):
+            if pid not in known and ("forkserver" in command(pid) or "EngineCore" in command(pid)):
+                return pid
+        await asyncio.sleep(0.02)
 
 
 async def stop_in_boot(server: int, known: set[int]) -> int:
@@ -94,14 +94,15 @@ def test_an_engine_stopped_while_it_boots_is_replaced_and_everyone_is_answered(t
         assert await gone([stopped, *known], 5) == []
         await ready_again(running)
         state = await running.ask("GET", "/admin/state")
-        assert (state["supervision"]["restarts"], state["supervision"]["last_loss"]) == (1, "not done within 15 s")
+        assert state["supervision"]["restarts"] == 1
+        assert state["supervision"]["last_loss"].startswith("not done within")
         assert (state["queue_length"], state["in_service"], state["unanswered"]) == (0, 0, 0)
 
     assert play(tmp_path, scene, "--restart-timeout", "15") is None
 
 
 def test_engines_that_are_all_stopped_while_they_boot_end_the_gateway_and_everyone_is_told(tmp_path: Path) -> None:
-    """Three starts of 5, 10 and 20 s."""
+    """Three starts, of 5, 10 and 20 s where the first one took no longer."""
 
     async def scene(running: GatewayProcess) -> None:
         calls, server, known = await under_load(running)
@@ -111,7 +112,7 @@ def test_engines_that_are_all_stopped_while_they_boot_end_the_gateway_and_everyo
         async with asyncio.timeout(30):
             await running.finished()
         assert await gone([running.pid, server, *known], 5) == []
-        assert "the engine failed and could not be restarted: not done within 20 s" in (tmp_path / "gateway.log").read_text()
+        assert "the engine failed and could not be restarted: not done within" in (tmp_path / "gateway.log").read_text()
 
     assert play(tmp_path, scene, "--restart-timeout", "5") == 1
 
