@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 COMMANDS = {
     "demo": ("loadgen.demo_cli", "measure an engine under every policy and compare with predictions"),
@@ -77,7 +77,17 @@ def main(arguments: list[str] | None = None) -> None:
         case ["--install-completion" | "--show-completion" as flag, *rest]:
             sys.exit(_set_up_completion(flag, rest[0] if rest else None))
         case _:
-            sys.exit(_run(arguments[0], arguments[1:]))
+            _exit(_run(arguments[0], arguments[1:]))
+
+
+def _exit(status: int) -> NoReturn:
+    """Without tidying up where a thread was left in the middle of starting or ending vLLM: that could abort the process."""
+    boot = sys.modules.get("server.engines.vllm_boot")
+    if boot is not None and boot.left_behind():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def _print_usage() -> None:

@@ -130,13 +130,13 @@ def _add_openai(app: _App, gateway: Gateway) -> None:
 
 
 def _add_state(app: FastAPI, gateway: Gateway) -> None:
-    @app.get("/health", response_class=Response, responses={503: {"description": "The engine is given up, or nothing moves."}})
+    @app.get("/health", response_class=Response, responses={503: {"description": "The engine is given up."}})
     async def health() -> Response:
         return Response(status_code=200 if gateway.healthy else 503)
 
     @app.get("/ready", response_class=Response, responses={503: {"description": "Starting, lost, or shutting down."}})
     async def ready() -> Response:
-        return Response(status_code=200 if gateway.ready and gateway.healthy and not gateway.draining else 503)
+        return Response(status_code=200 if gateway.ready and not gateway.draining else 503)
 
     @app.get("/version")
     async def version() -> dict[str, str]:

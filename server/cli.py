@@ -84,9 +84,27 @@ def serve_command(
     ] = None,
     max_model_len: Annotated[int | None, _option(ENGINE, "Context length in tokens (vLLM's name). Default: the model's.", min=1)] = None,
     engine_arg: Annotated[list[str] | None, _option(ENGINE, "Any other engine argument of vLLM as KEY=VALUE; repeatable.")] = None,
+    start_timeout: Annotated[
+        float, _option(ENGINE, "Longest first start of the engine, the download of a model included.", parser=Duration(1.0))
+    ] = 3600.0,
     max_restarts: Annotated[
-        int, _option(ENGINE, "Restarts of a failed engine allowed in 10 minutes; after one more failure the gateway exits.", min=0)
+        int, _option(ENGINE, "Restarts of a failed engine allowed in --restart-window; after one more failure the gateway exits.", min=0)
     ] = 8,
+    restart_window: Annotated[float, _option(ENGINE, "Window in which restarts are counted.", parser=Duration(1.0))] = 600.0,
+    restart_timeout: Annotated[
+        float,
+        _option(
+            ENGINE,
+            "Longest restart of the engine. As long as the longest start so far if that is more; doubled after each that ran out of time.",
+            parser=Duration(1.0),
+        ),
+    ] = 300.0,
+    max_interruptions: Annotated[
+        int, _option(ENGINE, "Engine failures that a request may survive; after one more it fails, as it may be the cause.", min=0)
+    ] = 3,
+    max_parked: Annotated[
+        int, _option(ENGINE, "Most text prompts that wait for the tokenizer while the engine restarts; others get 503.", min=0)
+    ] = 1024,
     stuck_timeout: Annotated[
         float,
         _option(ENGINE, "Restart an engine that has work but makes no token for this long (0: never).", parser=Duration()),
@@ -272,7 +290,16 @@ def serve_command(
         max_clipped_fraction=max_clipped_fraction,
         idle_probes=idle_probes,
         shutdown_timeout=shutdown_timeout,
-        supervision=SupervisionSettings(max_restarts=max_restarts, stuck_timeout=stuck_timeout, slow_reader_timeout=slow_reader_timeout),
+        supervision=SupervisionSettings(
+            start_timeout=start_timeout,
+            max_restarts=max_restarts,
+            restart_window=restart_window,
+            restart_timeout=restart_timeout,
+            max_interruptions=max_interruptions,
+            max_parked=max_parked,
+            stuck_timeout=stuck_timeout,
+            slow_reader_timeout=slow_reader_timeout,
+        ),
         security=read_security(
             host,
             api_key=api_key or (),

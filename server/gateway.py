@@ -124,8 +124,7 @@ class Gateway:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._batcher is not None:
-            self._batcher.lose_all("shutting_down", "the gateway is shutting down")
+        self.abandon("the gateway is shutting down")
         if self.live is not None:
             await self.live.close()
         await self.supervisor.stop()
@@ -148,6 +147,7 @@ class Gateway:
     def abandon(self, message: str) -> None:
         """Whoever is not answered yet is told so now: the gateway ends."""
         self.draining = True
+        self.supervisor.refuse(message)
         if self._batcher is not None:
             self._batcher.lose_all("shutting_down", message)
 
@@ -193,8 +193,8 @@ class Gateway:
 
     @property
     def healthy(self) -> bool:
-        """Whether to be left alone: it starts, serves or restarts its engine, and what is in service moves."""
-        return self.dead is None and self.stuck is None
+        """Whether to be left alone: it starts, serves or replaces its engine, which ends in bounded time, serving or dead."""
+        return self.dead is None
 
     @property
     def policy_text(self) -> str:

@@ -95,10 +95,25 @@ TRAPS: dict[str, tuple[str, ...]] = {
         "server/test_batching_traps.py::test_a_place_is_held_until_the_last_token_of_its_stream",
     ),
     "the members of a batch enter different steps of the engine": ("server/test_vllm_engine.py::test_a_batch_begins_in_one_step",),
-    "health says 200 while nothing moves (SGLang #33858)": (
+    "ready says 200 while nothing moves (SGLang #33858)": (
         "server/test_faults.py::test_an_engine_that_makes_no_tokens_is_replaced",
         "server/test_supervision.py::test_stillness_counts_only_what_was_watched_and_only_when_busy",
         "server/test_faults.py::test_waiting_on_purpose_is_not_standing_still",
+    ),
+    "a liveness probe ends the gateway in the middle of a recovery": (
+        "server/test_faults.py::test_an_engine_that_makes_no_tokens_is_replaced",
+        "server/test_engine_starts.py::test_a_restart_that_hangs_is_ended_at_its_limit_and_the_next_one_serves_everyone",
+    ),
+    "an engine that hangs while it boots is waited for without end, or thrown away and begun anew without end": (
+        "server/test_engine_starts.py::test_restarts_that_all_hang_are_given_up_after_the_third_each_with_twice_the_time",
+        "server/test_engine_starts.py::test_a_first_start_that_hangs_ends_the_gateway_at_its_limit",
+        "server/test_engine_starts.py::test_a_start_that_takes_longer_than_the_limit_is_not_thrown_away_for_ever",
+        "server/test_vllm_boot.py::test_a_cancelled_start_of_the_engine_leaves_nothing_and_ends_at_once",
+        "server/test_engine_boot_faults.py::test_an_engine_stopped_while_it_boots_is_replaced_and_everyone_is_answered",
+    ),
+    "an idle engine hangs, and the next caller finds out": (
+        "server/test_supervision.py::test_an_idle_engine_is_asked_every_ten_seconds_and_is_lost_where_it_is_silent",
+        "server/test_engine_boot_faults.py::test_an_idle_engine_that_is_stopped_is_replaced_before_anybody_asks",
     ),
     "the engine is lost and the process stays, or ends with status 0 (vLLM #48966)": (
         "server/test_faults.py::test_a_killed_engine_costs_time_and_nothing_else",

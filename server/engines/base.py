@@ -202,10 +202,13 @@ class Engine(PromptReader, Protocol):
     """Called once if the engine is lost, before its streams fail: who will go on with them elsewhere takes their listeners away first."""
 
     async def start(self) -> Capabilities:
-        """Bring it up, anew after a death or in place of one that is up. Raises EngineStartError."""
+        """Bring it up, anew after a death or in place of one that is up. Raises EngineStartError.
+
+        It may be cancelled at any time, and ends then within seconds: an engine that does not is given up.
+        """
 
     async def stop(self) -> None:
-        """Let it go, whatever it holds; leaves no process behind."""
+        """Let it go, whatever it holds or does, within seconds; leaves no process behind."""
 
     async def healthy(self) -> bool:
         """Whether it answers."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import multiprocessing as mp
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +30,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from .base import Capabilities, Sampling, Structured, Work
+from .vllm_boot import Forks
+from .vllm_process import kill_tree
 
 CLIENT_ERRORS: tuple[type[Exception], ...] = (VLLMClientError, ValueError, TypeError, OverflowError, NotImplementedError)
 # badly shaped messages and templates raise all of these
@@ -41,9 +42,9 @@ StepListener = Callable[[int, int, int], None]  # running, admitted, prompt toke
 class Core:
     """One AsyncLLM with its EngineCore process. Made in a thread by `boot`, used on the event loop."""
 
-    def __init__(self, config: Any, on_step: StepListener) -> None:
+    def __init__(self, config: Any, on_step: StepListener, forks: Forks) -> None:
         # the variable that selects it knows fork and spawn only, and vLLM's CPU platform insists on spawn
-        vllm.v1.engine.utils.get_mp_context = lambda: mp.get_context("forkserver")
+        vllm.v1.engine.utils.get_mp_context = lambda: forks
         self.config = config
         self.llm = AsyncLLM.from_vllm_config(config, stat_loggers=[_step_logger(on_step)], disable_log_stats=True)
         self.process = self.llm.engine_core.resources.engine_manager.processes[0]
@@ -150,21 +151,22 @@ class Core:
         del self.llm
 
     def kill(self) -> None:
-        """SIGKILL; no error if it is gone."""
+        """SIGKILL to the engine and its workers; no error if they are gone."""
         with contextlib.suppress(ValueError):  # closed by vLLM already
-            self.process.kill()
+            if self.process.is_alive():
+                kill_tree(self.pid)
 
     def _join(self) -> None:
         with contextlib.suppress(ValueError):  # closed by vLLM already
             self.process.join(5)
 
 
-def boot(arguments: Mapping[str, Any], on_step: StepListener) -> Core:
-    """Start vLLM; blocks for seconds. Raises whatever vLLM raises, TypeError for an unknown argument."""
+def boot(arguments: Mapping[str, Any], on_step: StepListener, forks: Forks) -> Core:
+    """Start vLLM; blocks for seconds, or until `forks` gives up. Raises whatever vLLM raises, TypeError for an unknown argument."""
     known = {entry.name for entry in dataclasses.fields(AsyncEngineArgs)}
     if unknown := sorted(set(arguments) - known):
         raise TypeError(f"engine arguments: got {', '.join(unknown)}, which this vLLM ({vllm.__version__}) does not know")
-    return Core(AsyncEngineArgs(**arguments).create_engine_config(), on_step)
+    return Core(AsyncEngineArgs(**arguments).create_engine_config(), on_step, forks)
 
 
 def sampling_params(sampling: Sampling, *, max_tokens: int, made: int, runs_on: bool, keep_seed: bool) -> SamplingParams:

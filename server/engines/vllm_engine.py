@@ -6,8 +6,8 @@ Importing this module is cheap: vLLM (6 s) is imported by `start`, in a thread.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 from server.garbage import collect_everything
 
 from .base import Capabilities, EngineStartError, InvalidPromptError, InvalidSamplingError, Sampling, Step, TokenStream, Work
+from .vllm_boot import Boot, Forks, in_thread
 from .vllm_options import check_model, engine_arguments, on_cpu
 from .vllm_process import engine_error, parse_cpus, pin, prepare
 from .vllm_reader import Reader
 from .vllm_submit import Cancel, Start, Submitter, stop_after
-from .vllm_watch import Watch
+from .vllm_watch import IDLE_PING_EVERY, PING_EVERY, Patience, Watch
 
 if TYPE_CHECKING:
     from .vllm_core import Core
@@ -30,7 +31,9 @@ HANG_TIMEOUT = 5.0  # seconds without an answer from an engine that decodes on t
 COMPILING_HANG_TIMEOUT = 30.0  # elsewhere: kernels are compiled when they are first needed
 SLOWEST_PROMPT_TOKEN = 0.02  # seconds more for each prompt token that is still to be computed: a large model on a CPU
 ANSWER_TIMEOUT = 1.0  # seconds for a health check
+STOP_TIMEOUT = 7.0  # seconds for vLLM's own end, which takes 0.1; then its processes are killed all the same
 NOT_RUNNING = "the engine is not running"
+log = logging.getLogger("kendall.engine")
 
 
 class VllmEngine:
@@ -56,7 +59,7 @@ class VllmEngine:
         self._readers: dict[str, Reader] = {}
         self._core: Core | None = None
         self._capabilities: Capabilities | None = None
-        self._booting: asyncio.Future[Core] | None = None
+        self._booting: Boot | None = None
         self._submitter: Submitter | None = None
         self._watch: Watch | None = None
         self._gateway_cpus: frozenset[int] | None = None  # to give back when the engine stops
@@ -64,20 +67,19 @@ class VllmEngine:
     # ---- life ----
 
     async def start(self) -> Capabilities:
-        """See `Engine`. After a death it starts anew."""
+        """See `Engine`. After a death it starts anew. Cancelled, it ends what it has begun, which takes a bounded time."""
         await self.stop()
         try:
             cpus = parse_cpus(self._cpus) if self._cpus else None
-            check_model(self._model, "tokenizer" in self._engine_args)
-            self._booting = asyncio.ensure_future(asyncio.to_thread(self._boot, asyncio.get_running_loop()))
-            core = await asyncio.shield(self._booting)
-            self._core, self._booting = core, None
-            await core.warm()
+            core = await self._come_up()
         except EngineStartError:
             raise
         except Exception as error:
             await self.stop()
             raise EngineStartError(_start_message(error)) from error
+        except BaseException:
+            await self.stop()
+            raise
         self._capabilities = core.capabilities()
         self._submitter = Submitter(core, self._begin, self._lost)
         self._watch = Watch(core.pid, core.ping, self._patience, self._lost)
@@ -85,7 +87,16 @@ class VllmEngine:
             self._pin(core.pid, cpus)
         return self._capabilities
 
-    def _boot(self, loop: asyncio.AbstractEventLoop) -> Core:
+    async def _come_up(self) -> Core:
+        loop = asyncio.get_running_loop()
+        self._booting = Boot(lambda forks: self._boot(loop, forks))
+        core = self._core = await self._booting.core()
+        self._booting = None
+        await core.warm()
+        return core
+
+    def _boot(self, loop: asyncio.AbstractEventLoop, forks: Forks) -> Core:
+        check_model(self._model, "tokenizer" in self._engine_args)
         prepare(self._model)
         engine_error()  # forget an older one
         from . import vllm_core  # noqa: PLC0415  # six seconds, in this thread
@@ -94,22 +105,20 @@ class VllmEngine:
             if self.on_step is not None:
                 self.on_step(Step(loop.time(), running, admitted, prompt_tokens))
 
-        return vllm_core.boot(engine_arguments(self._model, self._engine_args, cpu=on_cpu()), on_step)
+        return vllm_core.boot(engine_arguments(self._model, self._engine_args, cpu=on_cpu()), on_step, forks)
 
     async def stop(self) -> None:
-        """See `Engine`."""
-        if self._booting is not None:  # a start that was cancelled half-way: its process must not stay
-            with contextlib.suppress(Exception):
-                self._core = await self._booting
-            self._booting = None
+        """See `Engine`. Takes a bounded time, whatever the engine's processes do."""
+        booting, self._booting = self._booting, None
+        if booting is not None:  # a start that was cancelled half-way: its process must not stay
+            self._core = await booting.give_up()
         core = await self._let_go()
         self._fail_all("the engine was stopped")
         if core is not None:
-            core.stop_listening()
-            await asyncio.to_thread(core.shutdown)
+            await _shut_down(core)
             del core
             # AsyncLLM stands in reference cycles, and its __del__ fails in an interpreter that is shutting down
-            await asyncio.to_thread(collect_everything)
+            await _in_time(collect_everything, "the memory of the last engine was not collected")
         if self._gateway_cpus is not None:
             pin(os.getpid(), self._gateway_cpus)
             self._gateway_cpus = None
@@ -133,10 +142,9 @@ class VllmEngine:
         """See `Engine`."""
         return self._core is not None and self._watch is not None and await self._core.ping(ANSWER_TIMEOUT)
 
-    def _patience(self) -> float | None:
-        if not self._readers:
-            return None
-        return self._hang_timeout + SLOWEST_PROMPT_TOKEN * sum(reader.prompt_ahead() for reader in self._readers.values())
+    def _patience(self) -> Patience:
+        prompts = sum(reader.prompt_ahead() for reader in self._readers.values())
+        return Patience(self._hang_timeout + SLOWEST_PROMPT_TOKEN * prompts, PING_EVERY if self._readers else IDLE_PING_EVERY)
 
     def _lost(self, reason: str) -> None:
         """The engine is gone or as good as gone: say so, once, then fail every stream that still has a listener."""
@@ -248,6 +256,22 @@ class VllmEngine:
             reader.fail(f"internal error while handling a token: {_first_line(error)}")
         if reader.closed and self._readers.get(reader.work.request.id) is reader:
             del self._readers[reader.work.request.id]
+
+
+async def _shut_down(core: Core) -> None:
+    core.stop_listening()
+    try:
+        await _in_time(core.shutdown, "vLLM did not end; its processes are killed")
+    finally:
+        core.kill()
+
+
+async def _in_time(work: Callable[[], None], otherwise: str) -> None:
+    """In a thread. What is said otherwise is logged after STOP_TIMEOUT."""
+    try:
+        await in_thread(work, STOP_TIMEOUT)
+    except TimeoutError:
+        log.error(otherwise)  # noqa: TRY400 - one line
 
 
 async def _refusing(call: Any) -> list[int]:

@@ -7,6 +7,7 @@ import contextlib
 import multiprocessing as mp
 import os
 import shutil
+import signal
 import tempfile
 import warnings
 from collections.abc import Iterable
@@ -78,6 +79,34 @@ def engine_error() -> str:
         return ""
     path.unlink(missing_ok=True)
     return text
+
+
+def kill_tree(pid: int) -> None:
+    """SIGKILL to a process and to all below it, which ends those that are stopped, too. No error for those that are gone."""
+    for each in (pid, *descendants(pid)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
+
+
+def kill_fork_server() -> None:
+    """With all that it has forked; the next start begins another one, and takes some seconds more."""
+    if (pid := forkserver._forkserver._forkserver_pid) is not None:  # type: ignore[attr-defined]  # nothing public has it
+        kill_tree(pid)
+
+
+def descendants(pid: int) -> list[int]:
+    """Every process below this one, the nearest first; none where there is no /proc."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    found, line = [], [pid]
+    while line:
+        below = children.get(line.pop(0), [])
+        found += below
+        line += below
+    return found
 
 
 def parse_cpus(text: str) -> frozenset[int]:

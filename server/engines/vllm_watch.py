@@ -13,8 +13,10 @@ import contextlib
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import NamedTuple
 
 PING_EVERY = 2.0  # seconds, while work is in flight
+IDLE_PING_EVERY = 10.0  # while there is none: nobody who comes then has to find out that the engine hangs
 PING = 1.0  # seconds that one of several pings waits for its answer, at most
 PINGS = 4  # at least so many go unanswered before an engine is lost
 LATE = 0.5  # seconds: a ping that took so much longer than it was to wait was held up here
@@ -22,18 +24,24 @@ WORKING = 6.0  # an engine that computes is given so many times the patience: it
 AT_WORK = 0.05  # share of a silent second that the main thread ran or stood in line
 
 
+class Patience(NamedTuple):
+    """Seconds that an engine may be silent now (it answers between steps, and a long prompt is a long step), and between pings."""
+
+    silence: float
+    every: float
+
+
 class Watch:
     """Calls `lost(reason)` when the process is gone or does not answer `ping(timeout)`. Made on the event loop.
 
-    `patience()` is how long it may be silent now: an engine answers between steps, and a long prompt is a long step.
-    None = there is nothing to do, do not ask. `used(pid)` = processor seconds that it had or waited for so far.
+    `used(pid)` = processor seconds that it had or waited for so far.
     """
 
     def __init__(
         self,
         pid: int,
         ping: Callable[[float], Awaitable[bool]],
-        patience: Callable[[], float | None],
+        patience: Callable[[], Patience],
         lost: Callable[[str], None],
         used: Callable[[int], float | None] | None = None,
     ) -> None:
@@ -62,13 +70,17 @@ class Watch:
         self._unwatch()
         self._lost(f"the engine process ({self._pid}) has ended")
 
-    async def _look(self, patience: Callable[[], float | None]) -> None:
+    async def _look(self, patience: Callable[[], Patience]) -> None:
+        answered_at = self._loop.time()
         while True:
             await asyncio.sleep(PING_EVERY)
-            limit = patience()
-            if limit is not None and not await self._answers(limit):
-                self._lost(f"the engine process ({self._pid}) did not answer within {limit:g} s")
+            silence, every = patience()
+            if self._loop.time() - answered_at < every - PING_EVERY / 2:  # timers are not exact
+                continue
+            if not await self._answers(silence):
+                self._lost(f"the engine process ({self._pid}) did not answer within {silence:g} s")
                 return
+            answered_at = self._loop.time()
 
     async def _answers(self, limit: float) -> bool:
         """Whether one of the pings is answered before the silence that counts is longer than `limit`."""

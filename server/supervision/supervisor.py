@@ -6,6 +6,9 @@
 
 It knows nothing of requests: `on_down` is called when the engine is lost and another one will be tried, `on_up` when
 that one serves, `on_given_up` when none will. The three must not wait.
+
+Nothing is awaited without a bound: each start has a limit (`RestartBudget`) and is cancelled at it, `LET_GO` bounds how long
+the engine may take to end a cancelled start and to stop. A restart that ends in any other way than up or given up is given up.
 """
 
 from __future__ import annotations
@@ -16,14 +19,16 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Literal, TypeVar
 
 from server.clock import clock_of
-from server.engines.base import Capabilities, Engine, InvalidPromptError, InvalidSamplingError
+from server.engines.base import Capabilities, Engine, EngineStartError, InvalidPromptError, InvalidSamplingError
 from server.errors import ApiError
+from server.supervision.bounded import OverdueError, UnendingError, within
 from server.supervision.restarts import RestartBudget
 from server.supervision.settings import SupervisionSettings
 
 log = logging.getLogger("kendall.supervision")
 State = Literal["starting", "serving", "restarting", "lost"]
 SOON = 2  # seconds: the Retry-After of a gateway whose engine restarts
+LET_GO = 20.0  # seconds that an engine may take to stop, and to end a start that is cancelled; its own bounds are shorter
 _T = TypeVar("_T")
 
 
@@ -46,11 +51,13 @@ class Supervisor:
         self._engine = engine
         self._settings = settings
         self._on_down, self._on_up, self._on_given_up = on_down, on_up, on_given_up
-        self._budget = RestartBudget(settings.max_restarts, settings.restart_window)
+        self._budget = RestartBudget(settings.max_restarts, settings.restart_window, settings.restart_timeout)
         self._up = asyncio.Event()  # serving, or lost for good
         self._task: asyncio.Task[None] | None = None
         self._served_from: float | None = None
         self._parked = 0
+        self._refusal: str | None = None  # why those that are parked wait no longer
+        self._death: str | None = None  # of an engine that came up, before it was known to serve
         self.state: State = "starting"
         self.restarts = 0  # that came up
         self.last_loss: str | None = None
@@ -61,25 +68,38 @@ class Supervisor:
         return self.state == "serving"
 
     async def start(self) -> Capabilities:
-        """The first start. Raises EngineStartError: what never came up is not tried again."""
+        """The first start. Raises EngineStartError, EngineLostError where it takes too long: what never came up is not tried again."""
         self._now = clock_of(asyncio.get_running_loop())
-        capabilities = await self._engine.start()
         self._engine.on_death = self.lost
-        self._serve()
-        return capabilities
+        limit = self._settings.start_timeout
+        try:
+            return await self._start(limit)
+        except OverdueError:
+            raise EngineLostError(f"the engine did not start within {limit:g} s (--start-timeout); the log may say why") from None
 
     async def stop(self) -> None:
-        """Try no more and let the engine go; leaves no process behind."""
+        """Try no more and let the engine go; leaves no process behind. Takes a bounded time."""
         self.state = "lost"
         self._up.set()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await self._engine.stop()
+        try:
+            await within(self._engine.stop(), LET_GO, 0.0)
+        except OverdueError:
+            log.error("the engine did not stop within %g s; the gateway ends without it", LET_GO)  # noqa: TRY400 - one line
+        except Exception:
+            log.exception("the engine failed while it stopped")
+
+    def refuse(self, message: str) -> None:
+        """The gateway ends: those that wait for the engine to come back are told so."""
+        self._refusal = message
+        self._up.set()
 
     def lost(self, reason: str) -> None:
-        """The engine is dead, or has to be replaced; no effect unless it serves."""
+        """The engine is dead, or has to be replaced; one that is just coming up has failed to start."""
         if not self.serving:
+            self._death = reason
             return
         self.last_loss = reason
         log.error("the engine failed: %s", reason)
@@ -90,6 +110,7 @@ class Supervisor:
         self.state = "restarting"
         self._up.clear()
         self._task = asyncio.get_running_loop().create_task(self._restart(wait), name="engine-restart")
+        self._task.add_done_callback(self._restart_ended)
         self._on_down(reason)
 
     def statistics(self) -> dict[str, Any]:
@@ -120,32 +141,52 @@ class Supervisor:
             raise ApiError(503, "engine_unavailable", "the engine is restarting and too many requests wait for it", retry_after=SOON)
         self._parked += 1
         try:
-            await self._up.wait()
+            if self._refusal is None:
+                await self._up.wait()
         finally:
             self._parked -= 1
+        if self._refusal is not None:
+            raise ApiError(503, "shutting_down", self._refusal, retry_after=10)
 
-    def _serve(self) -> None:
+    async def _start(self, limit: float) -> Capabilities:
+        """One start, within `limit` seconds. Raises what the engine raises, OverdueError, EngineStartError for one that died at once."""
+        began, self._death = self._now(), None
+        capabilities = await within(self._engine.start(), limit, LET_GO)
+        if self._death is not None:
+            raise EngineStartError(f"it ended as soon as it had started: {self._death}")
+        self._budget.came_up(self._now() - began)
         self.state, self._served_from = "serving", self._now()
         self._up.set()
+        return capabilities
 
     async def _restart(self, first_wait: float) -> None:
         wait: float | None = first_wait
         while wait is not None:
             await asyncio.sleep(wait)
             try:
-                async with asyncio.timeout(self._settings.restart_timeout):
-                    capabilities = await self._engine.start()
+                capabilities = await self._start(self._budget.start_limit())
+            except UnendingError as error:  # a second start beside it would be a second engine
+                self._tell_failed(error)
+                break
             except Exception as error:  # noqa: BLE001 - whatever it was: the next start may be better
-                self.last_loss = str(error) or type(error).__name__
-                log.error("the engine did not start again: %s", self.last_loss)  # noqa: TRY400 - one line
-                wait = self._budget.next_wait(self._now(), None)
+                self._tell_failed(error)
+                wait = self._budget.next_wait(self._now(), None, overdue=isinstance(error, OverdueError))
                 continue
             self.restarts += 1
-            self._serve()
             log.warning("the engine was restarted (restart %d)", self.restarts)
             self._tell_up(capabilities)
             return
         self._give_up(self.last_loss or "it did not start")
+
+    def _restart_ended(self, task: asyncio.Task[None]) -> None:
+        """Whatever ended it: nobody may be left to wait for an engine that nobody starts."""
+        if self.state == "restarting":
+            reason = "it was cancelled" if task.cancelled() else f"{task.exception()!r}"
+            self._give_up(f"the restart broke off: {reason}")
+
+    def _tell_failed(self, error: Exception) -> None:
+        self.last_loss = str(error) or type(error).__name__
+        log.error("the engine did not start again: %s", self.last_loss)
 
     def _tell_up(self, capabilities: Capabilities) -> None:
         try:

@@ -10,10 +10,10 @@ from collections.abc import Callable
 import pytest
 
 from server.engines.base import Sampling
-from server.engines.vllm_watch import PING, WORKING, Watch
+from server.engines.vllm_watch import IDLE_PING_EVERY, PING, PING_EVERY, WORKING, Patience, Watch
 from server.supervision.continuing import stateful, way_to_continue
 from server.supervision.progress import Stillness
-from server.supervision.restarts import LONGEST_WAIT, SOUND_LIFE, RestartBudget
+from server.supervision.restarts import LONGEST_WAIT, MOST_OVERDUE, SOUND_LIFE, RestartBudget
 from tests.virtual_time import run_virtual
 
 SEED = {"seed": 1}
@@ -52,7 +52,7 @@ def test_a_parameter_that_nobody_has_judged_is_taken_to_have_a_state() -> None:
 
 
 def test_restarts_come_at_once_then_later_and_later_then_no_more() -> None:
-    budget = RestartBudget(6, 100.0)
+    budget = RestartBudget(6, 100.0, 30.0)
     assert budget.next_wait(50.0, 0.0) == 0.0
     assert budget.next_wait(52.0, 51.0) == 0.5, "it lived for a second"
     assert budget.next_wait(53.0, None) == 1.0, "it did not come up"
@@ -64,17 +64,38 @@ def test_restarts_come_at_once_then_later_and_later_then_no_more() -> None:
 
 
 def test_a_wait_is_bounded_and_no_restart_may_be_allowed_at_all() -> None:
-    budget = RestartBudget(50, math.inf)
+    budget = RestartBudget(50, math.inf, 30.0)
     waits = [budget.next_wait(100.0 + at, None) for at in range(20)]
     assert max(waits) == LONGEST_WAIT
     assert waits == sorted(waits)
-    assert RestartBudget(0, 100.0).next_wait(100.0, 100.0 - 2 * SOUND_LIFE) is None
+    assert RestartBudget(0, 100.0, 30.0).next_wait(100.0, 100.0 - 2 * SOUND_LIFE) is None
+
+
+def test_starts_that_fail_are_counted_outside_the_window_until_a_life_was_sound() -> None:
+    budget = RestartBudget(3, 10.0, 30.0)
+    assert [budget.next_wait(at, None) for at in (0.0, 100.0, 200.0, 300.0)] == [0.0, 0.5, 1.0, None]
+    assert budget.next_wait(400.0, 301.0) == 0.0
+
+
+def test_a_start_may_take_longer_after_one_that_ran_out_of_time_or_where_one_took_longer() -> None:
+    budget = RestartBudget(100, math.inf, 30.0)
+    assert budget.start_limit() == 30.0
+    budget.came_up(20.0)
+    assert budget.start_limit() == 30.0
+    budget.came_up(50.0)
+    limits, waits = [], []
+    for at in range(MOST_OVERDUE):
+        limits.append(budget.start_limit())
+        waits.append(budget.next_wait(1000.0 + at, None, overdue=True))
+    assert (limits, waits) == ([50.0, 100.0, 200.0], [0.0, 0.5, None])
+    assert budget.next_wait(2000.0, 2000.0 - SOUND_LIFE) == 0.0
+    assert budget.start_limit() == 50.0, "a sound life begins anew"
 
 
 class Pinged:
     """A watch on this very process with a ping that says what the test wants."""
 
-    def __init__(self, ping: Callable[[float], object], used: Callable[[float], float | None], patience: float | None = 5.0) -> None:
+    def __init__(self, ping: Callable[[float], object], used: Callable[[float], float | None], every: float = PING_EVERY) -> None:
         loop = asyncio.get_running_loop()
         self.lost: list[float] = []
         self.pings = 0
@@ -83,6 +104,7 @@ class Pinged:
             self.pings += 1
             return bool(await ping(limit))  # type: ignore[misc]
 
+        patience = Patience(5.0, every)
         self.watch = Watch(os.getpid(), counted, lambda: patience, lambda _: self.lost.append(loop.time()), lambda _: used(loop.time()))
 
 
@@ -132,7 +154,7 @@ def test_a_ping_that_was_held_up_here_does_not_count() -> None:
     run_virtual(main())
 
 
-def test_one_answer_among_many_pings_is_enough_and_an_idle_engine_is_not_asked() -> None:
+def test_one_answer_among_many_pings_is_enough() -> None:
     async def main() -> None:
         answers = iter([False, False, False, True] * 50)
 
@@ -140,12 +162,28 @@ def test_one_answer_among_many_pings_is_enough_and_an_idle_engine_is_not_asked()
             await asyncio.sleep(limit * 0.99)
             return next(answers)
 
-        pinged, idle = Pinged(now_and_then, lambda _: None), Pinged(silent, lambda _: None, patience=None)
+        pinged = Pinged(now_and_then, lambda _: None)
         await asyncio.sleep(60.0)
         pinged.watch.close()
-        idle.watch.close()
-        assert pinged.lost == idle.lost == []
-        assert idle.pings == 0
+        assert pinged.lost == []
+
+    run_virtual(main())
+
+
+def test_an_idle_engine_is_asked_every_ten_seconds_and_is_lost_where_it_is_silent() -> None:
+    """Stopped while nothing is in flight, it is replaced before somebody comes who would wait for it."""
+
+    async def main() -> None:
+        async def answers(_: float) -> bool:
+            return True
+
+        sound, stopped = Pinged(answers, lambda _: None, IDLE_PING_EVERY), Pinged(silent, lambda _: 3.0, IDLE_PING_EVERY)
+        await asyncio.sleep(61.0)
+        sound.watch.close()
+        stopped.watch.close()
+        assert (sound.lost, sound.pings) == ([], 6)
+        assert len(stopped.lost) == 1
+        assert IDLE_PING_EVERY + 5.0 <= stopped.lost[0] <= IDLE_PING_EVERY + 5.0 + PING
 
     run_virtual(main())
 

@@ -1,0 +1,124 @@
+"""One start of vLLM: a thread that blocks in it, the processes that it forks, and how both are ended when the start is given up.
+
+Imports no vLLM. vLLM waits for its EngineCore without a limit, and a thread cannot be interrupted: what ends it is the death
+of the process that it waits for. The threads are daemons, so that one that never ends does not hold up the exit of the gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import multiprocessing as mp
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .vllm_process import kill_fork_server, kill_tree
+
+if TYPE_CHECKING:
+    from .vllm_core import Core
+
+log = logging.getLogger("kendall.engine")
+AGAIN = 0.1  # seconds between looks for a process that was forked only now
+ENGINE_ENDS = 3.0  # seconds in which the thread ends once the engine's process is killed; it takes 0.1
+FORK_SERVER_ENDS = 2.0  # once the fork server is, which may hang as well, or still import vLLM
+GIVEN_UP = "the start was given up"
+BOOTS, STOPS = "vllm-boot", "vllm-stop"  # names of threads
+_T = TypeVar("_T")
+
+
+class Forks:
+    """The multiprocessing context that vLLM forks by; knows the processes that it made, and makes none once it is given up."""
+
+    def __init__(self) -> None:
+        self.given_up = False
+        self._context = mp.get_context("forkserver")
+        self._processes: list[Any] = []
+        self._killed: set[int] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def Process(self, *args: Any, **kwargs: Any) -> Any:  # noqa: N802 - multiprocessing's name
+        """See multiprocessing. Raises RuntimeError once it is given up."""
+        if self.given_up:
+            raise RuntimeError(GIVEN_UP)
+        self._processes.append(self._context.Process(*args, **kwargs))
+        return self._processes[-1]
+
+    def kill(self) -> None:
+        """Each process once, with those below it."""
+        for process in self._processes:
+            with contextlib.suppress(ValueError):  # closed by vLLM already
+                if process.pid is not None and process.pid not in self._killed:
+                    self._killed.add(process.pid)
+                    kill_tree(process.pid)
+
+
+class Boot:
+    """Begun when it is made, on the event loop; `make` starts vLLM and blocks."""
+
+    def __init__(self, make: Callable[[Forks], Core]) -> None:
+        self._forks = Forks()
+        self._core = in_daemon(lambda: self._run(make), BOOTS)
+
+    async def core(self) -> Core:
+        """What came up. Raises what vLLM raised. Being cancelled does not end the start: `give_up` does."""
+        return await asyncio.shield(self._core)
+
+    async def give_up(self) -> Core | None:
+        """End the start within a bounded time; returns the core if it came up in spite of that."""
+        self._forks.given_up = True
+        ended = await self._ends(ENGINE_ENDS, self._forks.kill) or await self._ends(FORK_SERVER_ENDS, kill_fork_server)
+        if not ended:
+            log.error("the thread that starts vLLM does not end; what it may still bring up is ended at once")
+        return None if not ended or self._core.exception() is not None else self._core.result()
+
+    async def _ends(self, limit: float, kill: Callable[[], None]) -> bool:
+        for _ in range(round(limit / AGAIN)):
+            kill()
+            if (await asyncio.wait({self._core}, timeout=AGAIN))[0]:
+                return True
+        return False
+
+    def _run(self, make: Callable[[Forks], Core]) -> Core:
+        core = make(self._forks)
+        if self._forks.given_up:
+            core.shutdown()
+            raise RuntimeError(GIVEN_UP)
+        return core
+
+
+def left_behind() -> bool:
+    """Whether one of these threads still runs: an interpreter that tidies up around it may abort."""
+    return any(thread.name in {BOOTS, STOPS} for thread in threading.enumerate())
+
+
+async def in_thread(work: Callable[[], _T], limit: float) -> _T:
+    """`work()`, which ends something, in a daemon thread. Raises TimeoutError after `limit` seconds; the thread is left alone then."""
+    return await asyncio.wait_for(asyncio.shield(in_daemon(work, STOPS)), limit)
+
+
+def in_daemon(work: Callable[[], _T], name: str) -> asyncio.Future[_T]:
+    """What `work()` will have returned or raised, in a daemon thread: unlike one of asyncio's pool it holds up no exit."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[_T] = loop.create_future()
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())  # one that nobody waits for any more is not logged
+
+    def settle(call: Callable[[], None]) -> None:
+        if not future.done():
+            call()
+
+    def run() -> None:
+        told: Callable[[], None]
+        try:
+            told = functools.partial(future.set_result, work())
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is awaited
+            told = functools.partial(future.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, told)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future

@@ -1,0 +1,195 @@
+"""A start of vLLM that hangs, without vLLM: what it forked is killed, its thread is waited for no longer than a bound."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from server.engines import vllm_boot, vllm_engine
+from server.engines.vllm_boot import GIVEN_UP, Boot, Forks
+from server.engines.vllm_engine import VllmEngine
+from tests.server.processes import alive, descendants, gone
+
+
+class Core:
+    """As much of the real one as ends it."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.hangs = threading.Event()
+        self.hangs.set()
+
+    def stop_listening(self) -> None:
+        self.calls.append("stop_listening")
+
+    def shutdown(self) -> None:
+        self.hangs.wait(30)
+        self.calls.append("shutdown")
+
+    def kill(self) -> None:
+        self.calls.append("kill")
+
+
+class Stopped:
+    """A boot that waits for a process which is stopped, with another one below it, and never answers."""
+
+    def __init__(self) -> None:
+        self.child: subprocess.Popen[bytes] | None = None
+        self.forked = threading.Event()
+
+    def __call__(self, forks: Forks) -> Any:
+        self.child = subprocess.Popen(["sh", "-c", "sleep 600 & wait"])
+        while not descendants(self.child.pid):
+            time.sleep(0.01)
+        os.kill(self.child.pid, signal.SIGSTOP)
+        forks._processes.append(self.child)
+        self.forked.set()
+        self.child.wait()
+        raise RuntimeError("Engine core initialization failed.")
+
+    async def processes(self) -> list[int]:
+        while not self.forked.is_set():  # noqa: ASYNC110 - it is set in a thread
+            await asyncio.sleep(0.01)
+        assert self.child is not None
+        return [self.child.pid, *descendants(self.child.pid)]
+
+
+def played(scene: Callable[[], Any]) -> Any:
+    async def main() -> Any:
+        async with asyncio.timeout(20):
+            return await scene()
+
+    return asyncio.run(main())
+
+
+def test_a_boot_that_is_given_up_kills_what_it_waits_for_and_all_below_it() -> None:
+    async def scene() -> None:
+        stopped = Stopped()
+        boot = Boot(stopped)
+        pids = await stopped.processes()
+        assert len(pids) == 2
+        assert await boot.give_up() is None
+        assert await gone(pids, 5) == []
+        with pytest.raises(RuntimeError, match="initialization failed"):
+            await boot.core()
+
+    played(scene)
+
+
+def test_a_thread_that_never_ends_is_left_alone_forks_no_more_and_ends_what_it_brings_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    goes_on, core = threading.Event(), Core()
+    tried: list[str] = []
+    monkeypatch.setattr(vllm_boot, "ENGINE_ENDS", 0.2)
+    monkeypatch.setattr(vllm_boot, "kill_fork_server", lambda: tried.append("fork server killed"))
+
+    def make(forks: Forks) -> Any:
+        goes_on.wait(30)
+        try:
+            forks.Process(target=print)
+        except RuntimeError as error:
+            tried.append(str(error))
+        return core
+
+    async def scene() -> None:
+        boot = Boot(make)
+        assert await boot.give_up() is None
+        assert vllm_boot.left_behind()
+        goes_on.set()
+        with pytest.raises(RuntimeError, match=GIVEN_UP):
+            await boot.core()
+
+    played(scene)
+    assert (set(tried), tried[-1], core.calls) == ({"fork server killed", GIVEN_UP}, GIVEN_UP, ["shutdown"])
+    assert "does not end" in caplog.text
+
+
+def test_a_core_that_came_up_in_spite_of_it_is_handed_over() -> None:
+    core = Core()
+
+    async def scene() -> None:
+        boot = Boot(lambda _: core)  # type: ignore[arg-type, return-value]
+        await boot.core()
+        assert await boot.give_up() is core  # type: ignore[comparison-overlap]
+
+    played(scene)
+    assert core.calls == []
+
+
+@pytest.fixture
+def engine() -> VllmEngine:
+    return VllmEngine("any")
+
+
+def test_a_cancelled_start_of_the_engine_leaves_nothing_and_ends_at_once(engine: VllmEngine) -> None:
+    """It once awaited the boot, for as long as that took."""
+    stopped = Stopped()
+    engine._boot = lambda _, forks: stopped(forks)  # type: ignore[method-assign]
+
+    async def scene() -> None:
+        starting = asyncio.create_task(engine.start())
+        pids = await stopped.processes()
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert await gone(pids, 5) == []
+        assert not vllm_boot.left_behind()
+        await engine.stop()
+
+    played(scene)
+
+
+def test_stopping_the_engine_is_bounded_and_kills_it_where_vllm_does_not_end(
+    engine: VllmEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(vllm_engine, "STOP_TIMEOUT", 0.2)
+    core = Core()
+    core.hangs.clear()
+    engine._core = core  # type: ignore[assignment]
+    played(engine.stop)
+    assert core.calls == ["stop_listening", "kill"]
+    assert "vLLM did not end" in caplog.text
+    core.hangs.set()
+
+
+LEFT = """
+import atexit, threading
+from kendall import cli
+from server.engines import vllm_boot
+
+atexit.register(print, "tidied up")
+threading.Thread(target=threading.Event().wait, name={name!r}, daemon=True).start()
+cli._run = lambda *_: print("done") or 3
+cli.main(["serve"])
+"""
+
+
+@pytest.mark.parametrize(("name", "printed"), [(vllm_boot.BOOTS, "done\n"), ("another", "done\ntidied up\n")])
+def test_the_command_ends_without_tidying_up_around_a_thread_that_is_left_in_vllm(name: str, printed: str) -> None:
+    """An interpreter that does may abort, with status -6 instead of its own."""
+    ended = subprocess.run([sys.executable, "-c", LEFT.format(name=name)], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (3, printed), ended.stderr
+
+
+def test_a_tree_of_processes_is_killed_though_it_is_stopped() -> None:
+    with subprocess.Popen(["sh", "-c", "sleep 600 & wait"]) as child:
+        while not (below := descendants(child.pid)):
+            time.sleep(0.01)
+        for pid in (child.pid, *below):
+            os.kill(pid, signal.SIGSTOP)
+        vllm_boot.kill_tree(child.pid)
+        with contextlib.suppress(ChildProcessError):
+            child.wait(10)
+    assert asyncio.run(gone([child.pid, *below], 5)) == []
+    assert not alive(below[0])
