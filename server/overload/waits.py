@@ -134,6 +134,11 @@ class Waits:
         return service.until_gone(count, self._seen.in_service(self._gateway.now()))
 
     def first_token(self) -> float:
-        """Mean seconds from the dispatch to the first token; 0 where that is not known."""
+        """Mean seconds from the dispatch to the first token; 0 where that is not known.
+
+        What was seen goes before the live model, which knows it for the largest batch only.
+        """
+        if (seen := self._seen.first_token) is not None:
+            return seen
         service = self.service()
         return 0.0 if service is None else service.first_token

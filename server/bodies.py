@@ -1,0 +1,50 @@
+"""How much of JSON a body is, so that a large one cannot hold the event loop.
+
+A parser holds the interpreter's lock until it has built every value of a body: a worker thread alone does not free the event loop. The
+time goes with the number of values (0.6 s and 650 MiB for 16 MiB of small ones, 20 ms for one text of 16 MiB). So a large body goes to a
+thread, which counts its values first, piece by piece, and gives up at the bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from server.errors import ApiError
+
+AT_ONCE = 1 << 20  # bytes that are parsed on the event loop: 40 ms at most
+MOST_VALUES = 1 << 18  # of a body beyond that: token ids, messages, fields
+PIECE = 1 << 16  # bytes between two chances of the event loop
+_T = TypeVar("_T")
+
+
+async def parsed(body: bytes, parse: Callable[[bytes], _T], most_values: int = MOST_VALUES) -> _T:
+    """`parse(body)`, in a thread where the body is large. Raises what `parse` raises, or ApiError 413 for too many values."""
+    if len(body) <= AT_ONCE:
+        return parse(body)
+    return await asyncio.to_thread(_parsed, body, parse, most_values)
+
+
+def _parsed(body: bytes, parse: Callable[[bytes], _T], most: int) -> _T:
+    if count_values(body, most) > most:
+        message = f"got a body of more than {most} JSON values; expected fewer: split the call, or send text in place of token ids"
+        raise ApiError(413, "too_many_values", message)
+    return parse(body)
+
+
+def count_values(body: bytes, most: int) -> int:
+    """Commas and opening brackets outside strings, one more than there are values at least; stops counting beyond `most`."""
+    count, inside, escape = 0, False, b""
+    for at in range(0, len(body), PIECE):
+        piece = escape + body[at : at + PIECE]
+        slashes = len(piece) - len(piece.rstrip(b"\\"))
+        escape = b"\\" if slashes % 2 else b""  # of the next piece's first character
+        whole = piece[: len(piece) - len(escape)].replace(b"\\\\", b"").replace(b'\\"', b"")
+        parts = whole.split(b'"')
+        plain = b"".join(parts[inside::2])
+        count += plain.count(b",") + plain.count(b"[") + plain.count(b"{")
+        if count > most:
+            break
+        inside ^= len(parts) % 2 == 0
+    return count
