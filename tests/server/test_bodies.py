@@ -27,10 +27,10 @@ JSON = st.recursive(
 
 
 def structure(value: Any) -> int:
-    """Commas and opening brackets that a value is written with."""
+    """Commas and opening brackets that a value is written with, as they are counted."""
     if not isinstance(value, list | dict):
         return 0
-    return 1 + max(0, len(value) - 1) + sum(map(structure, value.values() if isinstance(value, dict) else value))
+    return bodies.CONTAINER + max(0, len(value) - 1) + sum(map(structure, value.values() if isinstance(value, dict) else value))
 
 
 @settings(max_examples=60, deadline=None)
@@ -45,11 +45,11 @@ def test_values_are_counted_whatever_strings_hold_and_wherever_a_piece_ends(valu
 
 def test_counting_ends_at_the_bound() -> None:
     body = b"[" + b"1," * 8_000_000
-    assert MOST_VALUES < count_values(body, MOST_VALUES) < MOST_VALUES + bodies.PIECE + 1
+    assert MOST_VALUES < count_values(body, MOST_VALUES) <= MOST_VALUES + bodies.PIECE
 
 
 @pytest.mark.parametrize(("size", "on_the_loop"), [(AT_ONCE, True), (AT_ONCE + 1, False)])
-def test_a_body_of_more_than_a_mebibyte_is_parsed_in_a_thread(size: int, on_the_loop: bool) -> None:
+def test_a_large_body_is_parsed_in_a_thread(size: int, on_the_loop: bool) -> None:
     async def main() -> None:
         thread = await parsed(b" " * size, lambda _: threading.get_ident())
         assert (thread == threading.get_ident()) is on_the_loop
@@ -62,7 +62,7 @@ def test_a_body_of_too_many_values_reaches_no_parser(most: int) -> None:
     """Fourteen megabytes of small values, as one field that nobody reads."""
 
     async def main() -> None:
-        with pytest.raises(ApiError, match=f"more than {most} JSON values; expected fewer") as refused:
+        with pytest.raises(ApiError, match=f"more than {most} JSON values .*; expected fewer") as refused:
             await parsed(BOMB, lambda _: pytest.fail("it was parsed"), most)
         assert (refused.value.status, refused.value.code) == (413, "too_many_values")
 
