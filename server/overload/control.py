@@ -258,7 +258,7 @@ class Overload:
         if missed is None:
             return None
         self._count("slo", sequences)
-        idle = self.waits.until_gone(batcher.unanswered)
+        idle = self.waits.until_idle()
         after = min(missed.seconds_until_kept(wait), math.inf if idle is None else idle)
         return self._error("slo_unattainable", missed.refusal(wait), after, place=place, wait=wait.mean, param=missed.param)
 

@@ -133,6 +133,13 @@ class Waits:
             return service.until_gone(count)
         return service.until_gone(count, self._seen.in_service(self._gateway.now()))
 
+    def until_idle(self) -> float | None:
+        """Mean seconds until everything that is in the system now has left it."""
+        batcher, service = self._gateway.batcher, self.service()
+        if isinstance(service, SlotService):  # what waits leaves at the rate of full slots, the last one a slot time later
+            return (batcher.queue_length + service.slots) / service.throughput
+        return self.until_gone(batcher.unanswered)
+
     def first_token(self) -> float:
         """Mean seconds from the dispatch to the first token; 0 where that is not known.
 

@@ -140,6 +140,24 @@ def test_the_refusal_names_the_first_token_and_the_client_comes_back_when_it_is_
     run_virtual(main())
 
 
+@pytest.mark.parametrize("policy", ["continuous:max_batch_size=4", "single", "capped:max_batch_size=4"])
+def test_where_no_wait_is_short_enough_the_client_is_told_when_the_gateway_is_idle(policy: str) -> None:
+    async def main() -> None:
+        async with running(policy) as (app, gateway):
+            await warm(app, 5)
+            (held,) = await full(app, 1)
+            began = gateway.now()
+            refused = await call(app, "POST", PATH, completion(), {"x-llm-d-slo-ttft-ms": "1"})
+            assert refused.status == 429
+            after = int(refused.headers["retry-after-ms"]) / 1e3
+            assert after == pytest.approx(0.465, abs=0.01)
+            await asyncio.sleep(began + after - gateway.now())
+            assert held.task.done()
+            assert (await call(app, "POST", PATH, completion(), {"x-llm-d-slo-ttft-ms": "1"})).status == 200
+
+    run_virtual(main())
+
+
 def test_what_one_call_corrects_the_next_may_use() -> None:
     """After the only service seen was a pause, a few services in an idle gateway make room for calls beside others."""
 
