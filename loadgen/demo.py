@@ -136,6 +136,7 @@ async def run_demo(plan: Plan, console: Console, *, once: bool) -> None:
     arguments = [
         plan.model,
         *("--engine", plan.engine, "--allow-forced-lengths", "--max-output-tokens", str(MAX_OUTPUT_TOKENS)),
+        *("--max-num-queued-reqs", "0"),  # the theory's queue has no bound
         *("--max-num-seqs", str(MAX_NUM_SEQS), "--record-file", str(plan.folder / "gateway.jsonl"), "--served-model-name", "tiny"),
     ]
     (plan.folder / "gateway.jsonl").unlink(missing_ok=True)  # of an earlier run, whose cells have files of their own

@@ -15,23 +15,26 @@ from starlette.types import Receive, Scope, Send
 
 from server.answer import Answer, AnswerOptions
 from server.api.models import check_model
-from server.api.prompts import MOST_PROMPTS
 from server.api.request_id import asked_id, stamped
 from server.api.unserved import refuse_unserved, unknown_field
 from server.api.works import works_of
 from server.arrivals_seen import is_retry
+from server.bodies import MOST_VALUES, parsed
 from server.errors import ApiError
 from server.formats import ChatFormat, CompletionFormat
 from server.gateway import Gateway
 from server.logs import log_prompt
 from server.overload.control import UNSERVED
+from server.overload.limits import check_sequences
 from server.overload.refusal import Refusal
 from server.receiving import RECEIVED_AT
 from server.schema import FORCED_FIELD, ChatRequest, CompletionRequest
 from server.security.settings import MAX_BODY_BYTES
-from server.security.wording import brief
+from server.security.wording import brief, excerpt
 
 log = logging.getLogger("kendall")
+MOST_ERRORS = 1024  # of one body that are looked at: each is an object
+MOST_BAD_WORD_CHARACTERS = 1 << 16  # of all sequences of a call: vLLM tokenises them for each
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
@@ -55,15 +58,19 @@ def validate(body: bytes, model: type[_Model]) -> _Model:
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
+        if error.error_count() > MOST_ERRORS:
+            raise ApiError(400, "invalid_request", f"got a body with {error.error_count()} wrong values; expected none") from None
+        errors = error.errors(include_url=False, include_context=False)
+        first = next((each for each in errors if each["type"] == "too_long"), errors[0])  # of a union: not that it is no text
         if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
             raise unknown_field(str(first["loc"][0]), model.model_fields) from None
         if first["type"] == "value_error" and not first["loc"]:
             raise _disagreement(first["msg"], model) from None
         where = brief(".".join(str(part) for part in first["loc"]))
-        got = f"; got {first['input']!r:.80}" if where and first["type"] != "missing" else ""
+        got = f"; got {excerpt(first['input'])}" if where and first["type"] not in ("missing", "value_error") else ""
         code = "invalid_json" if first["type"] == "json_invalid" else "invalid_request"
-        raise ApiError(400, code, f"{where + ': ' if where else ''}{first['msg']}{got}", param=where or None) from None
+        said = first["msg"].removeprefix("Value error, ")
+        raise ApiError(400, code, f"{where + ': ' if where else ''}{said}{got}", param=where or None) from None
 
 
 def _disagreement(message: str, model: type[BaseModel]) -> ApiError:
@@ -75,7 +82,7 @@ def _disagreement(message: str, model: type[BaseModel]) -> ApiError:
 
 async def parse(receive: Receive, model: type[_Model], most: int = MAX_BODY_BYTES) -> _Model:
     """The body as `model`. Raises ApiError 400 (never 422) or 413, naming the field."""
-    return validate(await read_body(receive, most), model)
+    return await parsed(await read_body(receive, most), lambda body: validate(body, model))
 
 
 def _check(gateway: Gateway, call: CompletionRequest | ChatRequest) -> None:
@@ -89,16 +96,28 @@ def _check(gateway: Gateway, call: CompletionRequest | ChatRequest) -> None:
         raise ApiError(400, "forced_lengths_not_allowed", "forced lengths need `kendall serve --allow-forced-lengths`", param=FORCED_FIELD)
 
 
-def _sequences(call: CompletionRequest | ChatRequest) -> int:
-    prompts = 1 if isinstance(call, ChatRequest) else min(max(1, len(call.prompts())), MOST_PROMPTS)
-    return prompts * call.n
+def _check_size(gateway: Gateway, call: CompletionRequest | ChatRequest) -> int:
+    """The number of sequences. Raises ApiError 400 before anything is built of them: more than are ever admitted."""
+    prompts = 1 if isinstance(call, ChatRequest) else max(1, len(call.prompts()))
+    sequences = prompts * call.n
+    check_sequences(gateway.settings.overload, sequences, "prompt" if prompts > call.n else "n")
+    if call.bad_words and sequences * sum(map(len, call.bad_words)) > MOST_BAD_WORD_CHARACTERS:
+        message = f"got bad_words for {sequences} sequences; expected at most {MOST_BAD_WORD_CHARACTERS} characters over all of them"
+        raise ApiError(400, "invalid_request", message, param="bad_words")
+    return sequences
+
+
+def _most_values(gateway: Gateway) -> int:
+    """Of a body: at least two contexts full of token ids."""
+    return max(MOST_VALUES, 2 * gateway.batcher.capabilities.max_model_len) if gateway.started else MOST_VALUES
 
 
 async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[CompletionRequest] | type[ChatRequest]) -> Answer:
     """The call's answer, its sequences not yet submitted. Raises ApiError."""
     body = await read_body(receive, gateway.settings.security.max_body_bytes)
     timing = gateway.begin_timing()
-    call = validate(body, model)
+    call = await parsed(body, lambda text: validate(text, model), _most_values(gateway))
+    sequences = _check_size(gateway, call)
     if timing is not None:
         timing.end("parse")
     arrived_at = gateway.now()
@@ -125,7 +144,7 @@ async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[C
         )
     except ApiError as error:
         if error.code in UNSERVED:
-            ids = [f"{call_id}-{place}" for place in range(_sequences(call))]
+            ids = [f"{call_id}-{place}" for place in range(sequences)]
             gateway.overload.unserved(error, ids, own_id, arrived_at=arrived_at, received_at=received_at, retry=retry)
         raise
     if timing is not None:
@@ -157,12 +176,12 @@ def direct(gateway: Gateway, model: type[CompletionRequest] | type[ChatRequest])
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
         overload = gateway.overload
         try:
-            refused = overload.door(scope, asked_id(scope)) if overload.guarded else None
+            refused = overload.door(scope) if overload.guarded else None
             response: Response = await answer(gateway, scope, receive, model) if refused is None else refused
         except ClientDisconnect:
             return  # it never arrived
         except ApiError as error:
-            cut = error.status == 413  # before the body's end
+            cut = error.code == "body_too_large"  # before the body's end
             response = Refusal(error) if cut else JSONResponse(error.body(), error.status, error.headers())
             send = stamped(scope, send)
         except Exception:

@@ -15,7 +15,7 @@ from queueing.paths import FileToWrite
 from queueing.remote import CACERT, INSECURE, Trust
 from server.configuration.file import ENGINE_TABLE, JSON, take_file
 from server.logs import LogSettings, check_format, check_level, configure_logs
-from server.overload.limits import OverloadSettings
+from server.overload.limits import MAX_QUEUED, MAX_SEQUENCES, OverloadSettings
 from server.security.settings import MAX_BODY_BYTES
 from server.settings import AutopilotMode, EngineName, Settings
 from server.supervision.settings import SupervisionSettings
@@ -142,11 +142,12 @@ def serve_command(
         float, _option(AUTOPILOT, "Largest fraction of answers that a token limit of autopilot may clip.", min=0, max=0.999)
     ] = 0.05,
     max_num_queued_reqs: Annotated[
-        int | None,
-        _option(
-            OVERLOAD, "Most sequences waiting or in service (vLLM's name); a request with n answers counts n. Default: no limit.", min=1
-        ),
-    ] = None,
+        int,
+        _option(OVERLOAD, "Most sequences waiting or in service (vLLM's name); a request with n answers counts n (0: no limit).", min=0),
+    ] = MAX_QUEUED,
+    max_sequences_per_call: Annotated[
+        int, _option(OVERLOAD, "Most sequences of one call, prompts times n; larger calls get 400.", min=1)
+    ] = MAX_SEQUENCES,
     max_num_queued_tokens: Annotated[
         int | None,
         _option(OVERLOAD, "Reject requests while this many prompt tokens wait (vLLM's name). Default: no limit.", min=1),
@@ -253,7 +254,8 @@ def serve_command(
     from server.security.flags import read_security  # noqa: PLC0415 - heavy
 
     overload = OverloadSettings(
-        max_num_queued_reqs=max_num_queued_reqs,
+        max_num_queued_reqs=max_num_queued_reqs or None,
+        max_sequences_per_call=max_sequences_per_call,
         max_num_queued_tokens=max_num_queued_tokens,
         overload_status=overload_status,
         slo=slo,

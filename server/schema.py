@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, WithJsonSchema, model_validator
@@ -13,7 +13,19 @@ from server.api.structured import Choices, Kind, ResponseFormat, StructuredOutpu
 from server.engines.base import Structured
 
 FORCED_FIELD = "kendall_forced_output_tokens"
-MOST_STOPS = 16  # each is looked for at every token
+MOST_STOPS, MOST_STOP_CHARACTERS = 16, 1024  # together; each is looked for at every token
+MOST_BAD_WORDS, MOST_BAD_CHARACTERS = 128, 4096  # as many as vLLM takes; it tokenises them on the event loop, 2 us a character
+MOST_STOP_TOKENS = 1024
+MOST_BIASES = 4096
+MOST_MESSAGES = 4096  # each is a model, 4 us
+MOST_PARTS = 1024  # of a message
+
+
+def _check_length(field: str, texts: Iterable[str], most: int) -> None:
+    """Raises ValueError: so many characters would hold everybody up."""
+    length = sum(map(len, texts))
+    if length > most:
+        raise ValueError(f"got {field} of {length} characters; expected at most {most} in total")
 
 
 def _null_is(default: object, documented: Any) -> BeforeValidator:
@@ -45,9 +57,11 @@ Prompt: TypeAlias = Annotated[
 ]
 LogitBias: TypeAlias = Annotated[
     dict[TokenId, Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=MOST_BIASES),
     WithJsonSchema(
         {
             "type": "object",
+            "maxProperties": MOST_BIASES,
             "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,8})$"},
             "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
         }
@@ -87,8 +101,8 @@ class Generation(BaseModel):
     n: Count = 1
     stream: Flag = False
     stream_options: StreamOptions | None = None
-    stop: str | Annotated[list[str], Field(max_length=MOST_STOPS)] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop: str | Annotated[list[str], Field(max_length=MOST_STOPS), First()] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MOST_STOP_TOKENS), First()] | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     ignore_eos: bool = False
@@ -102,8 +116,8 @@ class Generation(BaseModel):
     frequency_penalty: Penalty = 0.0
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     logit_bias: LogitBias | None = None
-    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
-    bad_words: list[Annotated[str, Field(min_length=1)]] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1), First()] | None = None
+    bad_words: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MOST_BAD_WORDS), First()] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
@@ -127,6 +141,10 @@ class Generation(BaseModel):
         limit = self.client_limit()
         if limit is not None and self.min_tokens > limit:
             raise ValueError(f"got min_tokens={self.min_tokens}; expected at most the limit on output tokens, {limit}")
+        if self.stop:
+            _check_length("stop", self.stops(), MOST_STOP_CHARACTERS)
+        if self.bad_words:
+            _check_length("bad_words", self.bad_words, MOST_BAD_CHARACTERS)
         self.form()
         return self
 
@@ -186,14 +204,14 @@ class ChatMessage(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
     role: str
-    content: str | list[Part] | None = None
+    content: str | Annotated[list[Part], Field(max_length=MOST_PARTS), First()] | None = None
 
 
 class ChatRequest(Generation):
     """`POST /v1/chat/completions`."""
 
     harmless: ClassVar[Mapping[str, Any]] = {"add_special_tokens": False}
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES), First()]
     max_completion_tokens: Tokens | None = None
     logprobs: Flag = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None

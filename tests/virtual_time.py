@@ -14,6 +14,8 @@ class _Selector(selectors.SelectSelector):
     loop: VirtualTimeLoop
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None and self.loop._executor_shutdown_called:
+            return super().select(None)  # at its end the loop waits for the threads that it had
         if timeout is None:
             raise RuntimeError("deadlock on virtual time: nothing is ready and no timer is set")
         if timeout > 0:
@@ -23,6 +25,8 @@ class _Selector(selectors.SelectSelector):
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """`time()` starts at 0 and moves only from timer to timer, exactly."""
+
+    _executor_shutdown_called: bool  # asyncio's
 
     def __init__(self) -> None:
         selector = _Selector()

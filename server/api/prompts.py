@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from server.schema import ChatMessage, ChatRequest, CompletionRequest, Generatio
 from server.security.wording import brief
 
 MOST_PROMPTS = 1024  # of one call, as vLLM has it
+MOST_PARTS = 8192  # of a conversation
+MOST_AT_ONCE = 1 << 16  # characters of prompts before others have their turn
 TEXT_PART = {"type", "text"}
 PART_HINTS = {"cache_control", "prompt_cache_breakpoint"}  # where a prefix may be reused: no answer depends on it
 OTHER_PARTS = ("image_url", "input_image", "image_embeds", "input_audio", "audio_url", "video_url", "file", "refusal")
@@ -32,13 +35,28 @@ async def _texts(engine: PromptReader, call: CompletionRequest, vocabulary: int)
     asked = call.prompts()
     if not 0 < len(asked) <= MOST_PROMPTS:
         raise ApiError(400, "invalid_prompt", f"got a list of {len(asked)} prompts; expected 1 to {MOST_PROMPTS}", param="prompt")
-    prompts = [prompt if isinstance(prompt, list) else await engine.encode(prompt) for prompt in asked]
+    prompts = await _token_ids(engine, asked)
     for prompt in prompts:
         if not prompt:
             raise ApiError(400, "invalid_prompt", "got an empty prompt; expected at least one token", param="prompt")
         if min(prompt) < 0 or max(prompt) >= vocabulary:
             raise ApiError(400, "invalid_prompt", f"got a token id outside the vocabulary of {vocabulary}", param="prompt")
     return prompts
+
+
+async def _token_ids(engine: PromptReader, prompts: Sequence[str | list[int]]) -> list[list[int]]:
+    """Of each; others have their turn in between: an engine may tokenise short texts on the event loop."""
+    found, characters = [], 0
+    for prompt in prompts:
+        if isinstance(prompt, list):
+            found.append(prompt)
+            continue
+        found.append(await engine.encode(prompt))
+        characters += len(prompt)
+        if characters > MOST_AT_ONCE:
+            characters = 0
+            await asyncio.sleep(0)
+    return found
 
 
 async def _chat(engine: PromptReader, call: ChatRequest) -> list[int]:
@@ -54,7 +72,10 @@ async def _chat(engine: PromptReader, call: ChatRequest) -> list[int]:
 
 
 def conversation(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """The messages as chat templates take them. Raises ApiError for parts that are not text."""
+    """The messages as chat templates take them. Raises ApiError for parts that are not text, or too many."""
+    count = sum(len(message.content) for message in messages if isinstance(message.content, list))
+    if count > MOST_PARTS:
+        raise ApiError(400, "invalid_request", f"got messages of {count} parts; expected at most {MOST_PARTS} in all", param="messages")
     for place, message in enumerate(messages):
         parts = message.content if isinstance(message.content, list) else []
         for number, part in enumerate(parts):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Request
@@ -15,7 +17,9 @@ from server.call import parse
 from server.engines.base import InvalidPromptError
 from server.errors import ApiError
 from server.gateway import Gateway
-from server.schema import ChatMessage, Flag, TokenId
+from server.schema import MOST_MESSAGES, ChatMessage, First, Flag, TokenId
+
+MOST_AT_ONCE = 256  # tokens that become text, some 20 us each, before others have their turn
 
 
 class TokenizeRequest(BaseModel):
@@ -24,7 +28,7 @@ class TokenizeRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES), First()] | None = None
     add_generation_prompt: bool = True
     return_token_strs: Flag = False
 
@@ -34,7 +38,7 @@ class DetokenizeRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], First()]
 
 
 def add_tokenizing(app: FastAPI, gateway: Gateway) -> None:
@@ -46,7 +50,7 @@ def add_tokenizing(app: FastAPI, gateway: Gateway) -> None:
         _check_name(gateway, call.model)
         bound = gateway.batcher.capabilities.max_model_len  # raises before the engine is up
         tokens = await _tokens(gateway, call)
-        texts = [await gateway.steady.decode([token]) for token in tokens] if call.return_token_strs else None
+        texts = await _texts(gateway, tokens) if call.return_token_strs else None
         return {"count": len(tokens), "max_model_len": bound, "tokens": tokens, "token_strs": texts}
 
     @app.post("/detokenize", responses=answers(Detokenized, 400, 401, 404, 413, 500, 503), openapi_extra=body(DetokenizeRequest))
@@ -54,9 +58,19 @@ def add_tokenizing(app: FastAPI, gateway: Gateway) -> None:
         call = await parse(request.receive, DetokenizeRequest, gateway.settings.security.max_body_bytes)
         _check_name(gateway, call.model)
         vocabulary = gateway.batcher.capabilities.vocab_size
-        if any(token >= vocabulary for token in call.tokens):
+        if max(call.tokens, default=0) >= vocabulary:
             raise ApiError(400, "invalid_prompt", f"got a token id outside the vocabulary of {vocabulary}", param="tokens")
         return {"prompt": await gateway.steady.decode(call.tokens)}
+
+
+async def _texts(gateway: Gateway, tokens: Sequence[int]) -> list[str]:
+    """Of each token; others have their turn on the event loop in between."""
+    texts = []
+    for place, token in enumerate(tokens, 1):
+        texts.append(await gateway.steady.decode([token]))
+        if place % MOST_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return texts
 
 
 def _check_name(gateway: Gateway, name: str | None) -> None:

@@ -63,6 +63,7 @@ VLLM: dict[str, tuple[Any, ...]] = {
     "vllm_xargs": ({},),
     "watermarking": (),
 }
+MOST_EXTRA = 256  # fields that no model of a call has
 UNSERVED = OPENAI | VLLM
 """Each with the values that ask for nothing, beside null."""
 
@@ -72,6 +73,8 @@ def refuse_unserved(extra: Mapping[str, Any], known: Iterable[str], defaults: Ma
 
     Raises ApiError: 501 for what others serve, 400 for a name that nobody knows.
     """
+    if len(extra) > MOST_EXTRA:
+        raise ApiError(400, "unknown_field", f"got {len(extra)} fields that this gateway does not know; expected at most {MOST_EXTRA}")
     for name in sorted(extra):
         if name in HINTS:
             continue
@@ -90,6 +93,6 @@ def unknown_field(name: str, known: Iterable[str]) -> ApiError:
 
 
 def _unknown(name: str, known: Iterable[str], why: str) -> ApiError:
-    close = difflib.get_close_matches(name, known, 1)
+    close = difflib.get_close_matches(name[:80], known, 1)
     remedy = f"did you mean {close[0]}?" if close else "leave it out"
     return ApiError(400, "unknown_field", f"got the field {name[:80]!r}, {why}: {remedy}", param=name[:80])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 
+from msgspec.structs import replace
+
 from policies import Request
 from server.api.prompts import encode
 from server.api.sampling import check_sampling, sampling_of
-from server.engines.base import Work
+from server.engines.base import Sampling, Work
 from server.errors import ApiError
 from server.gateway import Gateway
 from server.schema import ChatRequest, CompletionRequest, Generation
@@ -28,10 +30,14 @@ async def works_of(
     """Raises ApiError: a prompt or a limit beyond what is served, a form that the engine refuses."""
     prompts = await encode(gateway.steady, gateway.batcher.capabilities, call)
     works: list[Work] = []
+    shared: Sampling | None = None  # by the sequences of one limit: its lists may be long
     for prompt in prompts:
         limit = _limit(gateway, call, len(prompt))
+        if shared is None:
+            shared = sampling_of(call, limit, call.seed)
+        elif limit != shared.max_tokens:
+            shared = replace(shared, max_tokens=limit, min_tokens=min(call.min_tokens, limit))
         for choice in range(call.n):
-            seed = None if call.seed is None else call.seed + choice
             request = Request(
                 id=f"{call_id}-{len(works)}",
                 arrived_at=arrived_at,
@@ -41,7 +47,7 @@ async def works_of(
                 priority=call.priority,
                 deadline=math.inf if patience is None else arrived_at + patience,
             )
-            sampling = sampling_of(call, limit, seed)
+            sampling = shared if call.seed is None or not choice else replace(shared, seed=call.seed + choice)
             forced = call.kendall_forced_output_tokens
             works.append(Work(request, prompt, sampling, forced, (), client_request_id, received_at, retry, call.cache_salt))
     await check_sampling(gateway.steady, works[0].sampling)  # the others differ in limit and seed only

@@ -38,6 +38,7 @@ BOUNDS = {"max_model_len": 2048, "max_num_seqs": 64, "max_num_batched_tokens": 1
 MOST_AT_ONCE = 32  # tokens, about, before others have their turn on the loop: a fraction of a millisecond
 PROMPT_TOKEN_IDS = 1 << 31  # prompts are counted, not read: they may be of any client's tokenizer
 VOCABULARY = ("", *(f" word{index}" for index in range(1, 256)))
+LONG_TEXT = 1 << 16  # characters that are read on the event loop
 TOKENS = tuple(Token(index, text) for index, text in enumerate(VOCABULARY))
 UNIFORM = -math.log(len(VOCABULARY))  # logarithm of a word's probability
 
@@ -87,7 +88,7 @@ class EmulatedEngine:
 
     async def encode(self, text: str) -> list[int]:
         """One token per word."""
-        return [1 + hash_word(word) % (len(VOCABULARY) - 1) for word in re.findall(r"\S+", text)] or [1]
+        return token_ids_of(text) if len(text) <= LONG_TEXT else await asyncio.to_thread(token_ids_of, text)
 
     async def encode_chat(self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]) -> list[int]:
         """One token per word of every message."""
@@ -239,6 +240,11 @@ class _EmulatedServer:
 def _text(content: Any) -> str:
     """A message's words: a text, or parts with texts."""
     return " ".join(part["text"] for part in content) if isinstance(content, list) else content or ""
+
+
+def token_ids_of(text: str) -> list[int]:
+    """One for each word."""
+    return [1 + hash_word(word[0][:8]) % (len(VOCABULARY) - 1) for word in re.finditer(r"\S+", text)] or [1]
 
 
 def hash_word(word: str) -> int:

@@ -21,6 +21,7 @@ from queueing.record import Record
 from queueing.waiting import WaitingQueue
 from queueing.waiting_by_priority import MOST, PriorityQueue
 from server.answer import Answer
+from server.api.request_id import asked_id
 from server.arrivals_seen import is_retry
 from server.batch import Batch, Observer
 from server.engines.base import Work
@@ -29,7 +30,8 @@ from server.overload.buckets import RateLimits
 from server.overload.concurrency import AdaptiveLimit
 from server.overload.demand import NOTHING, Demand, demand_of
 from server.overload.events import Places, QueueStream
-from server.overload.limits import DelayTarget, OverloadSettings, delay_target
+from server.overload.limits import OverloadSettings, delay_target
+from server.overload.objectives import Objective
 from server.overload.refusal import Refusal
 from server.overload.waits import Waits
 from server.security.guard import CALLER
@@ -54,7 +56,8 @@ class Overload:
         self._gateway = gateway
         self.settings = settings
         self.guarded = settings.bounded
-        self._target = None if settings.slo is None else delay_target(settings.slo)
+        self._objectives: tuple[Objective, ...] = () if settings.slo is None else (Objective(delay_target(settings.slo)),)
+        self._level = next((objective.delay.level for objective in self._objectives), None) or TTFT_LEVEL
         limited = settings.rate_limit is not None or settings.rate_limit_tokens is not None
         self._rates = RateLimits(settings.rate_limit, settings.rate_limit_tokens, settings.rate_limit_burst) if limited else None
         self._adaptive: AdaptiveLimit | None = None
@@ -75,7 +78,7 @@ class Overload:
         gateway = self._gateway
         gateway.metrics.gauge_of("queued_tokens", "Prompt tokens of the requests in the queue", lambda: gateway.batcher.waiting_tokens)
         if self.settings.queue_events or self.settings.sse_keep_alive_interval:
-            places = Places(gateway, self.waits) if self.settings.queue_events else None
+            places = Places(gateway, self.waits if self.settings.wait_estimates else None) if self.settings.queue_events else None
             self._stream_kind = partial(QueueStream, places=places, keep_alive=self.settings.sse_keep_alive_interval or math.inf)
         if self.settings.adaptive_concurrency:
             self._adaptive = AdaptiveLimit(self._floor, gateway.now())
@@ -86,7 +89,7 @@ class Overload:
 
     def on_arrival(self, ticket: Ticket) -> None:
         """It is told its place and wait."""
-        if self.waits is not None:
+        if self.waits is not None and self.settings.wait_estimates:
             self.waits.on_arrival(ticket)
 
     def on_dispatch(self, batch: Batch) -> None:
@@ -117,19 +120,19 @@ class Overload:
 
     # calls
 
-    def door(self, scope: Scope, asked_id: str | None) -> Refusal | None:
+    def door(self, scope: Scope) -> Refusal | None:
         """The refusal of a call whose body has not been read; None where it may come in."""
         gateway = self._gateway
         if not gateway.ready or gateway.draining:
             return None  # that has its own answer
         by_place = self.settings.priority_aging is None  # else its place is in its body
-        refused = self._refused(1, _key(scope), None, [self._target] if self._target is not None and by_place else [])
+        refused = self._refused(1, _key(scope), None, self._objectives if by_place else ())
         if refused is None:
             return None
-        now, call_id = gateway.now(), gateway.next_call_id("refused")
+        now, call_id, own_id = gateway.now(), gateway.next_call_id("refused"), asked_id(scope)
         gateway.arrivals.saw(now, gateway.batcher.epoch, retry=is_retry(scope["headers"]))
-        self._record(refused, Record(request_id=call_id, client_request_id=asked_id, outcome="rejected", arrived_at=now))
-        return Refusal(refused, asked_id or call_id)
+        self._record(refused, Record(request_id=call_id, client_request_id=own_id, outcome="rejected", arrived_at=now))
+        return Refusal(refused, own_id or call_id)
 
     def demand(self, scope: Scope, call: Generation) -> Demand:
         """What the call asks of its wait. Raises ApiError 400."""
@@ -141,7 +144,7 @@ class Overload:
         """All sequences of a call, or raise ApiError and record them as rejected. Nothing may be awaited before they are submitted."""
         if not self.guarded and demand.first_token is None:
             return
-        refused = self._refused(len(works), _key(scope), works[0].request, self._budgets(demand))
+        refused = self._refused(len(works), _key(scope), works[0].request, self._objectives_of(demand))
         if refused is not None:
             for work in works:
                 self._record(refused, _record_of(work))
@@ -205,16 +208,14 @@ class Overload:
 
     # the bounds
 
-    def _budgets(self, demand: Demand) -> list[DelayTarget]:
-        budgets = [] if self._target is None else [self._target]
-        if demand.first_token is not None:
-            served = 0.0 if self.waits is None else self.waits.first_token()
-            level = TTFT_LEVEL if self._target is None or self._target.level is None else self._target.level
-            budgets.append(DelayTarget(demand.first_token - served, level))
-        return budgets
+    def _objectives_of(self, demand: Demand) -> Sequence[Objective]:
+        if demand.first_token is None:
+            return self._objectives
+        service = 0.0 if self.waits is None else self.waits.first_token()
+        return (*self._objectives, Objective.of_first_token(demand.first_token, service, self._level))
 
-    def _refused(self, sequences: int, key: str, request: Request | None, budgets: Sequence[DelayTarget]) -> ApiError | None:
-        return self._too_fast(sequences, key) or self._full(sequences) or self._too_late(sequences, request, budgets)
+    def _refused(self, sequences: int, key: str, request: Request | None, objectives: Sequence[Objective]) -> ApiError | None:
+        return self._too_fast(sequences, key) or self._full(sequences) or self._too_late(sequences, request, objectives)
 
     def _too_fast(self, sequences: int, key: str) -> ApiError | None:
         if self._rates is None:
@@ -228,7 +229,7 @@ class Overload:
     def _full(self, sequences: int) -> ApiError | None:
         batcher, settings = self._gateway.batcher, self.settings
         over = batcher.unanswered + sequences - self._concurrency()
-        if over > 0 and self._adaptive is not None:
+        if over > 0 and self._adaptive is not None and batcher.unanswered:  # an idle gateway admits a call of any size
             self._adaptive.refused()
             return self._queue_full(
                 "adaptive_concurrency", sequences, f"{counted(batcher.unanswered, 'request')} in the system", self._gone(over)
@@ -244,22 +245,22 @@ class Overload:
             return self._queue_full("max_num_queued_tokens", sequences, f"{counted(batcher.waiting_tokens, 'prompt token')} waiting", after)
         return None
 
-    def _too_late(self, sequences: int, request: Request | None, budgets: Sequence[DelayTarget]) -> ApiError | None:
-        if not budgets or self.waits is None:
-            return None
+    def _too_late(self, sequences: int, request: Request | None, objectives: Sequence[Objective]) -> ApiError | None:
+        """An idle gateway admits one call whatever is predicted: only a service can correct a prediction that is too long."""
         batcher = self._gateway.batcher
+        if not objectives or self.waits is None or not batcher.unanswered:
+            return None
         place = batcher.queue_length if request is None else batcher.place_of(request)
         wait = self.waits.wait(place + sequences - 1, joining=sequences)
         if wait is None:
             return None  # nothing was served yet: nobody can say
-        for budget in budgets:
-            kept = wait.mean <= budget.seconds if budget.level is None else wait.within(budget.seconds) >= budget.level
-            if not kept:
-                self._count("slo", sequences)
-                now = wait.mean if budget.level is None else wait.quantile(budget.level)
-                message = f"the predicted mean wait is {wait.mean:.3g} s; a wait of {budget.seconds:.3g} s cannot be kept"
-                return self._error("slo_unattainable", message, now - budget.seconds, place=place, wait=wait.mean)
-        return None
+        missed = next((objective for objective in objectives if not objective.kept(wait)), None)
+        if missed is None:
+            return None
+        self._count("slo", sequences)
+        idle = self.waits.until_idle()
+        after = min(missed.seconds_until_kept(wait), math.inf if idle is None else idle)
+        return self._error("slo_unattainable", missed.refusal(wait), after, place=place, wait=wait.mean, param=missed.param)
 
     def _concurrency(self) -> float:
         return math.inf if self._adaptive is None else self._adaptive.bound
@@ -277,14 +278,16 @@ class Overload:
             "queue_full", f"{why}; the gateway accepts no more now", after, place=batcher.queue_length, wait=wait.mean if wait else None
         )
 
-    def _error(self, code: str, message: str, after: float | None, *, place: int | None = None, wait: float | None = None) -> ApiError:
+    def _error(
+        self, code: str, message: str, after: float | None, *, place: int | None = None, wait: float | None = None, param: str | None = None
+    ) -> ApiError:
         details: dict[str, Any] = {"queue_length": self._gateway.batcher.queue_length}
         if place is not None:
             details["queue_position"] = place
-        if wait is not None and math.isfinite(wait):
+        if wait is not None and math.isfinite(wait) and self.settings.wait_estimates:
             details["predicted_wait_ms"] = round(wait * 1e3, 3)
         known = after if after is not None and math.isfinite(after) else None
-        return ApiError(self.settings.overload_status, code, message, retry_after=known, details=details)
+        return ApiError(self.settings.overload_status, code, message, param=param, retry_after=known, details=details)
 
     def _gone(self, count: float) -> float | None:
         """Until there is a place for this one beside those refused before it, or they would all come back at the same instant.

@@ -1,4 +1,4 @@
-"""What an operator may say about overload: one frozen object, everything off until it is named."""
+"""What an operator may say about overload: one frozen object. Two bounds hold by default: on the queue, and on the size of one call."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ from dataclasses import dataclass
 
 from policies.durations import parse_duration
 from policies.text import SpecError
+from server.errors import ApiError
 
-_POSITIVE = ("max_num_queued_reqs", "max_num_queued_tokens", "rate_limit", "rate_limit_tokens", "rate_limit_burst", "priority_aging")
+MAX_QUEUED = 8192  # sequences: a waiting call holds 17 KiB (measured flat to 8,000 calls), so that the queue stays below 150 MiB
+MAX_SEQUENCES = 256  # of one call: n is at most 128, and building a sequence takes some 10 us of the event loop
+_POSITIVE = (
+    *("max_num_queued_reqs", "max_num_queued_tokens", "max_sequences_per_call"),
+    *("rate_limit", "rate_limit_tokens", "rate_limit_burst", "priority_aging"),
+)
 _TARGET = re.compile(r"(mean|p\d{1,2}(?:\.\d+)?)_queueing_delay\s*=\s*(.+)")
 
 
@@ -25,7 +31,8 @@ class DelayTarget:
 class OverloadSettings:
     """Flags of `kendall serve`; seconds, requests and tokens. Raises SpecError."""
 
-    max_num_queued_reqs: int | None = None  # sequences without an answer, waiting or in service, as vLLM counts them
+    max_num_queued_reqs: int | None = MAX_QUEUED  # sequences without an answer, waiting or in service, as vLLM counts them; None: no bound
+    max_sequences_per_call: int = MAX_SEQUENCES  # prompts x n
     max_num_queued_tokens: int | None = None  # prompt tokens that wait; at or above it nothing more is taken
     overload_status: int = 429  # of queue_full, slo_unattainable and queue_timeout
     slo: str | None = None  # admit while the model says it holds, for example p99_queueing_delay=2s
@@ -59,6 +66,16 @@ class OverloadSettings:
         """Whether anything here can refuse a request."""
         bounds = (self.max_num_queued_reqs, self.max_num_queued_tokens, self.slo, self.rate_limit, self.rate_limit_tokens)
         return self.adaptive_concurrency or any(bound is not None for bound in bounds)
+
+
+def check_sequences(settings: OverloadSettings, sequences: int, param: str) -> None:
+    """Raises ApiError 400: a call of so many sequences is never admitted, so that a later attempt is useless."""
+    most, option = settings.max_sequences_per_call, "--max-sequences-per-call"
+    if settings.max_num_queued_reqs is not None and settings.max_num_queued_reqs < most:
+        most, option = settings.max_num_queued_reqs, "--max-num-queued-reqs"
+    if sequences > most:
+        message = f"got a call of {sequences} sequences (prompts x n); expected at most {most} ({option} of this gateway): split the call"
+        raise ApiError(400, "too_many_sequences", message, param=param)
 
 
 def delay_target(text: str) -> DelayTarget:

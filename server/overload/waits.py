@@ -133,7 +133,19 @@ class Waits:
             return service.until_gone(count)
         return service.until_gone(count, self._seen.in_service(self._gateway.now()))
 
+    def until_idle(self) -> float | None:
+        """Mean seconds until everything that is in the system now has left it."""
+        batcher, service = self._gateway.batcher, self.service()
+        if isinstance(service, SlotService):  # what waits leaves at the rate of full slots, the last one a slot time later
+            return (batcher.queue_length + service.slots) / service.throughput
+        return self.until_gone(batcher.unanswered)
+
     def first_token(self) -> float:
-        """Mean seconds from the dispatch to the first token; 0 where that is not known."""
+        """Mean seconds from the dispatch to the first token; 0 where that is not known.
+
+        What was seen goes before the live model, which knows it for the largest batch only.
+        """
+        if (seen := self._seen.first_token) is not None:
+            return seen
         service = self.service()
         return 0.0 if service is None else service.first_token

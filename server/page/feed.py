@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("kendall.page")
 PERIOD = 1.0  # seconds
 SWITCHES = 60  # marks on the charts
+MOST_VIEWERS, MOST_FROM_ONE = 1024, 64  # in all, and from one address: each is a connection, and is written to every second
 _encode = msgspec.json.encode
 
 
@@ -48,6 +49,7 @@ class Feed:
         self._tick = 0
         self._ticked = asyncio.Event()
         self._viewers = 0
+        self._seats: Counter[str] = Counter()  # by address
         self._drawing: asyncio.Task[None] | None = None
         self._drawn_at: float | None = None  # the look whose distribution is known
         self._distribution: dict[str, Any] | None = None
@@ -62,6 +64,18 @@ class Feed:
     def viewers(self) -> int:
         """Pages that follow now."""
         return self._viewers
+
+    def enter(self, address: str) -> bool:
+        """Take a seat for a viewer from there; False where there is none left."""
+        if self._seats[address] >= MOST_FROM_ONE or self._seats.total() >= MOST_VIEWERS:
+            return False
+        self._seats[address] += 1
+        return True
+
+    def leave(self, address: str) -> None:
+        """Give it back."""
+        self._seats[address] -= 1
+        self._seats += Counter()  # forgets addresses without a viewer
 
     @property
     def over(self) -> bool:

@@ -10,13 +10,33 @@ import gzip
 from collections.abc import Mapping
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import StreamingResponse
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from server.errors import ApiError
 from server.page.assets import ASK_AGAIN, KEEP, SECURITY, Asset, load_assets
 from server.page.feed import Feed
 
 LIVE = {"cache-control": "no-store", "x-accel-buffering": "no", **SECURITY}  # a proxy must not collect the events
+
+
+class _Events(StreamingResponse):
+    """The feed for one viewer, or 429 where there are too many."""
+
+    def __init__(self, feed: Feed, address: str) -> None:
+        super().__init__(feed.follow(), media_type="text/event-stream", headers=LIVE)
+        self._feed, self._address = feed, address
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The seat is taken and given back here: a stream that never began would keep it."""
+        if not self._feed.enter(self._address):
+            error = ApiError(429, "too_many_viewers", "got one more viewer of the page than this gateway serves; close another one")
+            await JSONResponse(error.body(), error.status, error.headers())(scope, receive, send)
+            return
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._feed.leave(self._address)
 
 
 def add_page(app: FastAPI, feed: Feed) -> None:
@@ -35,8 +55,8 @@ def add_page(app: FastAPI, feed: Feed) -> None:
         return _answer(request.headers, found, KEEP)
 
     @app.get("/live/events", include_in_schema=False)
-    async def events() -> StreamingResponse:
-        return StreamingResponse(feed.follow(), media_type="text/event-stream", headers=LIVE)
+    async def events(request: Request) -> Response:
+        return _Events(feed, "" if request.client is None else request.client.host)
 
     @app.get("/live/history", include_in_schema=False)
     async def history(request: Request) -> Response:

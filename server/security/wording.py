@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import reprlib
+from itertools import islice
+from typing import Any
 
 MAX_ECHO = 80  # characters of a client's own text
 MAX_MESSAGE = 600
@@ -34,6 +37,32 @@ def brief(text: str, most: int = MAX_ECHO) -> str:
     'ab...'
     """
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+class _Excerpt(reprlib.Repr):
+    """Looks at the beginning of a value only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = self.maxlong = MAX_ECHO
+        self.maxlist = self.maxdict = self.maxlevel = 4
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        """In its own order: the library sorts all keys."""
+        few = dict(islice(x.items(), self.maxdict))
+        return super().repr_dict(few, level) if len(few) == len(x) else super().repr_dict(few, level)[:-1] + ", ...}"
+
+
+_excerpt = _Excerpt()
+
+
+def excerpt(value: object) -> str:
+    """At most 80 characters of a value that a client sent, however large it is.
+
+    >>> excerpt({"a": [1, 2], "b": None})
+    "{'a': [1, 2], 'b': None}"
+    """
+    return _excerpt.repr(value)[:MAX_ECHO]
 
 
 def _path(found: re.Match[str]) -> str:

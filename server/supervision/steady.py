@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from server.engines.base import Engine, Sampling
 from server.supervision.supervisor import Supervisor
+
+MOST_AT_ONCE = 4096  # tokens that become text on the event loop
 
 
 class Steady:
@@ -32,6 +35,8 @@ class Steady:
         """See `Engine`; it needs the tokenizer, which goes with the engine."""
 
         async def decoded() -> str:
-            return self._engine.decode(token_ids)
+            if len(token_ids) <= MOST_AT_ONCE:
+                return self._engine.decode(token_ids)
+            return await asyncio.to_thread(self._engine.decode, token_ids)
 
         return await self._supervisor.steadily(decoded)

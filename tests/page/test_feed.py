@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from server.page.assets import load_assets
-from server.page.feed import Feed
+from server.page.feed import MOST_FROM_ONE, MOST_VIEWERS, Feed
 from server.page.history import COARSE, FINE, History
 from server.page.state import COLUMNS, MEMBERS, row, servers, topics
 from server.schema import PolicyChange
@@ -127,6 +127,45 @@ def test_viewers_are_written_the_same_bytes_and_counted() -> None:
             for stream in streams:
                 await stream.aclose()
             assert feed.viewers == 0
+
+    run_virtual(main())
+
+
+def test_viewers_from_one_address_are_bounded_and_others_are_not_shut_out() -> None:
+    async def main() -> None:
+        async with running() as (app, _):
+            viewers = [Call(app, "GET", "/live/events") for _ in range(MOST_FROM_ONE)]
+            for viewer in viewers:
+                await viewer.started.wait()
+            assert {viewer.status for viewer in viewers} == {200}
+            refused = await call(app, "GET", "/live/events")
+            assert (refused.status, refused.json()["error"]["code"]) == (429, "too_many_viewers")
+            assert refused.headers["retry-after"]
+            elsewhere = Call(app, "GET", "/live/events", client="192.0.2.1")
+            await elsewhere.started.wait()
+            assert elsewhere.status == 200
+            viewers[0].leave()
+            await viewers[0].task
+            again = Call(app, "GET", "/live/events")
+            await again.started.wait()
+            assert again.status == 200
+            for viewer in (*viewers[1:], elsewhere, again):
+                viewer.leave()
+                await viewer.task
+
+    run_virtual(main())
+
+
+def test_viewers_are_bounded_in_all_and_no_address_is_kept() -> None:
+    async def main() -> None:
+        async with running() as (_, gateway):
+            feed = Feed(gateway)
+            taken = [f"2001:db8::{number:x}" for number in range(MOST_VIEWERS + 5) if feed.enter(f"2001:db8::{number:x}")]
+            assert len(taken) == MOST_VIEWERS
+            for address in taken:
+                feed.leave(address)
+            assert not feed._seats
+            assert feed.enter("2001:db8::1")
 
     run_virtual(main())
 

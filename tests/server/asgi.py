@@ -37,7 +37,15 @@ class Call:
     """One HTTP call by raw ASGI messages."""
 
     def __init__(
-        self, app: FastAPI, method: str, path: str, body: object = None, headers: dict[str, str] | None = None, *, query: bytes = b""
+        self,
+        app: FastAPI,
+        method: str,
+        path: str,
+        body: object = None,
+        headers: dict[str, str] | None = None,
+        *,
+        query: bytes = b"",
+        client: str = "127.0.0.1",
     ) -> None:
         raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -59,7 +67,7 @@ class Call:
             "scheme": "http",
             "headers": [(b"host", b"127.0.0.1"), *((key.encode(), value.encode()) for key, value in (headers or {}).items())],
             "server": ("test", 80),
-            "client": ("127.0.0.1", 1),
+            "client": (client, 1),
         }
         self.task = asyncio.create_task(app(scope, self._incoming.get, self._send))
 

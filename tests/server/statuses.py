@@ -214,6 +214,7 @@ ROWS = [
         ask=complete(kendall_forced_output_tokens=3),
         settings={"allow_forced_lengths": False},
     ),
+    Row(says="a call of too many sequences", status=400, code="too_many_sequences", param="prompt", ask=complete(prompt=["a"] * 1024)),
     Row(says="no key where one is needed", status=401, code="invalid_api_key", type="authentication_error", ask=complete(), settings=KEYS),
     Row(
         says="an API key where an admin key is needed",

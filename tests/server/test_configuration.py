@@ -18,7 +18,7 @@ from policies import SpecError
 from server import cli, logs, serving
 from server.configuration.file import key_of
 from server.logs import JsonFormatter, LogSettings, check_format, check_level, vllm_configuration
-from server.overload.limits import OverloadSettings
+from server.overload.limits import MAX_QUEUED, OverloadSettings
 from server.security.settings import SecuritySettings, TlsSettings
 from server.settings import Settings
 from server.supervision.settings import SupervisionSettings
@@ -126,6 +126,17 @@ def test_defaults_are_said_once() -> None:
     assert {"overload_status", "sse_keep_alive_interval", "slow_reader_timeout"} <= compared
     assert {field.name for field in fields(SupervisionSettings)} <= compared, "each of them is an option"
     assert {name: flags[name] or None for name in compared} == {name: known[name] or None for name in compared}
+
+
+def test_a_bound_of_zero_is_none(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert serve().overload.max_num_queued_reqs == OverloadSettings().max_num_queued_reqs == MAX_QUEUED
+    assert serve("--max-num-queued-reqs", "0").overload.max_num_queued_reqs is None
+    file = tmp_path / "kendall.toml"
+    file.write_text("max-num-queued-reqs = 0\nmax_sequences_per_call = 7\n")
+    filed = serve("--config", str(file)).overload
+    assert (filed.max_num_queued_reqs, filed.max_sequences_per_call) == (None, 7)
+    monkeypatch.setenv("KENDALL_MAX_NUM_QUEUED_REQS", "5")
+    assert serve("--config", str(file)).overload.max_num_queued_reqs == 5
 
 
 def test_settings_are_frozen() -> None:

@@ -359,6 +359,37 @@ def test_tokens_are_allowed_and_words_forbidden(served: Served) -> None:
     assert "abc" not in text
 
 
+def test_what_one_client_sizes_holds_up_nobody_else(served: Served) -> None:
+    """Sixteen megabytes of one forbidden word, of messages and of values that nobody reads, and 131,072 sequences in 5 KB."""
+    head, message = b'{"model": "tiny", "prompt": "x", ', b'{"role": "user", "content": "hello there"}'
+    asked = {
+        "bad_words": head + b'"bad_words": ["' + b"x" * 15_600_000 + b'"]}',
+        "messages": b'{"model": "tiny", "messages": [' + b",".join([message] * 300_000) + b"]}",
+        "values": head + b'"metadata": [' + b",".join([b"[]"] * 4_000_000) + b"]}",
+        "sequences": json.dumps({"model": "tiny", "prompt": ["a"] * 1024, "n": 128}).encode(),
+    }
+
+    async def ask(gateway: GatewayProcess) -> tuple[dict[str, tuple[int, str]], int]:
+        async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as client:
+            paths = {name: "/v1/chat/completions" if name == "messages" else "/v1/completions" for name in asked}
+            calls = {name: asyncio.create_task(client.post(paths[name], content=body)) for name, body in asked.items()}
+            looks = 0
+            while not all(call.done() for call in calls.values()):
+                assert (await client.get("/health")).status_code == 200
+                looks += 1
+            answers = {name: call.result() for name, call in calls.items()}
+            return {name: (answer.status_code, answer.json()["error"]["code"]) for name, answer in answers.items()}, looks
+
+    answers, looks = served.run(ask)
+    assert answers == {
+        "bad_words": (400, "invalid_request"),
+        "messages": (413, "too_many_values"),
+        "values": (413, "too_many_values"),
+        "sequences": (400, "too_many_sequences"),
+    }
+    assert looks > 5
+
+
 BAD_FORMS = [
     ({"structured_outputs": {"regex": "["}}, 400),
     ({"structured_outputs": {"grammar": " "}}, 400),

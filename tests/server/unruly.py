@@ -48,6 +48,8 @@ NO_CALL = [
     b'{"model": "tiny", "prompt": "\\ud800"}',
     b'{"model": "tiny", "prompt": [5], "prompt": {}}',
     b'{"model": "tiny", "prompt": [5], "temperature": NaN}',
+    b'{"model": "tiny", "n": 128, "prompt": [' + b'"a",' * 900 + b'"a"]}',  # 115,328 sequences
+    b'{"model": "tiny", "prompt": [5], "stop": "' + b"x" * 2000 + b'"}',
 ]
 
 

@@ -47,6 +47,7 @@ def test_an_slo_that_cannot_be_admitted_by_is_refused_at_the_start(text: str) ->
     [
         {"overload_status": 500},
         {"max_num_queued_reqs": 0},
+        {"max_sequences_per_call": 0},
         {"rate_limit": -1.0},
         {"rate_limit": 0.01},  # with the default burst not even one request
         {"priority_aging": float("inf")},
@@ -58,8 +59,10 @@ def test_a_limit_that_makes_no_sense_is_refused_at_the_start(wrong: dict[str, An
         OverloadSettings(**wrong)
 
 
-def test_nothing_is_bounded_until_something_is_named() -> None:
-    assert not OverloadSettings(queue_events=True, priority_aging=5.0).bounded
+def test_nothing_but_the_queue_is_bounded_until_something_is_named() -> None:
+    assert OverloadSettings().bounded
+    unbounded: dict[str, Any] = {"max_num_queued_reqs": None}
+    assert not OverloadSettings(**unbounded, queue_events=True, priority_aging=5.0).bounded
     for name, value in {
         "max_num_queued_reqs": 5,
         "max_num_queued_tokens": 5,
@@ -67,7 +70,7 @@ def test_nothing_is_bounded_until_something_is_named() -> None:
         "rate_limit": 1.0,
         "adaptive_concurrency": True,
     }.items():
-        assert OverloadSettings(**{name: value}).bounded, name
+        assert OverloadSettings(**(unbounded | {name: value})).bounded, name
 
 
 @pytest.mark.parametrize(
