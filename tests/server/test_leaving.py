@@ -201,10 +201,12 @@ def test_a_stopped_predicting_process_and_a_state_file_do_not_hold_the_exit_up(t
 
     async def main() -> None:
         state = str(tmp_path / "state.json")
-        arguments = ["tiny", "--engine", "emulated", "--latency", STEP, "--prediction-interval", "1000", "--state-file", state]
+        arguments = ["tiny", "--engine", "emulated", "--latency", STEP, "--prediction-interval", "10", "--state-file", state]
         async with asyncio.timeout(90), gateway(tmp_path, *arguments) as running:
             await running.ready()
-            await asyncio.sleep(8)  # it has come up, and is asked nothing
+            while not descendants(running.pid):  # noqa: ASYNC110 - nothing to wait on
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(8)  # it has come up, and is asked nothing until the next look
             below = await stopped_below(running)
             os.kill(running.pid, signal.SIGTERM)
             await ended(running, 60)
