@@ -239,7 +239,9 @@ def check_writable(flag: str, path: Path, written: Path | None = None) -> None:
             probe.unlink()
     except OSError as error:
         if error.errno != errno.ENXIO:  # a pipe whose reader comes later
-            raise SpecError(f"got {flag} {path}; expected a file that can be written ({error.strerror or error})") from None
+            number = errno.ENOTDIR if isinstance(error, FileExistsError) else error.errno  # of a folder that is a file
+            reason = os.strerror(number) if number else str(error)
+            raise SpecError(f"got {flag} {path}; expected a file that can be written ({reason})") from None
 
 
 def _were(count: int) -> str:

@@ -213,7 +213,7 @@ def test_a_path_that_cannot_be_written_is_found_before_an_engine_is_started(
             kendall.cli.main(["serve", "tiny", "--engine", "emulated", "--port", "0", option, str(file / "below" / "run.jsonl")])
         assert stop.value.code == 2
         said = capsys.readouterr().err
-        assert said.startswith(f"kendall: got {option} {file}/below/run.jsonl; expected a file that can be written (")
+        assert said.startswith(f"kendall: got {option} {file}/below/run.jsonl; expected a file that can be written (Not a directory)")
         assert said.count("\n") == 1
 
 
