@@ -124,7 +124,8 @@ def _run(name: str, arguments: list[str]) -> int:
         command = _command(name)
         _check_environment(name, command, arguments)
         _check_one_key(name, command, arguments)
-        return int(command.main(arguments, prog_name=f"kendall {name}", standalone_mode=False) or 0)
+        again = tuple(arguments)  # a gateway reads its options again on SIGHUP
+        return int(command.main(arguments, prog_name=f"kendall {name}", standalone_mode=False, obj=again) or 0)
     except Exit as stop:
         return stop.exit_code
     except KeyboardInterrupt:

@@ -136,7 +136,7 @@ def _add_state(app: FastAPI, gateway: Gateway) -> None:
 
     @app.get("/ready", response_class=Response, responses={503: {"description": "Starting, lost, or shutting down."}})
     async def ready() -> Response:
-        return Response(status_code=200 if gateway.ready and not gateway.draining else 503)
+        return Response(status_code=200 if gateway.ready and not (gateway.draining or gateway.leaving) else 503)
 
     @app.get("/version")
     async def version() -> dict[str, str]:

@@ -13,8 +13,9 @@ from policies.durations import Duration
 from queueing.environment_twins import by_flag
 from queueing.paths import FileToWrite
 from queueing.remote import CACERT, INSECURE, Trust
+from server.configuration.again import is_read_again, reader_of
 from server.configuration.file import ENGINE_TABLE, JSON, take_file
-from server.logs import LogSettings, check_format, check_level, configure_logs
+from server.logs import LogSettings, check_format, check_level, configure_logs, end_logs
 from server.overload.limits import MAX_QUEUED, MAX_SEQUENCES, OverloadSettings
 from server.security.settings import MAX_BODY_BYTES
 from server.settings import AutopilotMode, EngineName, Settings
@@ -109,6 +110,10 @@ def serve_command(
         float,
         _option(ENGINE, "Restart an engine that has work but makes no token for this long (0: never).", parser=Duration()),
     ] = 60.0,
+    shutdown_delay: Annotated[
+        float,
+        _option(ENGINE, "Time after SIGTERM in which requests are still accepted while /ready answers 503.", parser=Duration()),
+    ] = 0.0,
     shutdown_timeout: Annotated[
         float, _option(ENGINE, "Time that requests in service may take to finish after SIGTERM.", parser=Duration())
     ] = 30.0,
@@ -291,6 +296,7 @@ def serve_command(
         autopilot_policies=tuple(autopilot_policies or ()),
         max_clipped_fraction=max_clipped_fraction,
         idle_probes=idle_probes,
+        shutdown_delay=shutdown_delay,
         shutdown_timeout=shutdown_timeout,
         supervision=SupervisionSettings(
             start_timeout=start_timeout,
@@ -324,10 +330,15 @@ def serve_command(
     if show_config:
         _show(ctx, settings, shown_args, json_output=json_output)
         return
+    if is_read_again(ctx, settings):
+        return
     configure_logs(settings.logs)
     from server.serving import serve  # noqa: PLC0415 - heavy
 
-    raise typer.Exit(serve(settings))
+    try:
+        raise typer.Exit(serve(settings, read_again=reader_of(ctx)))
+    finally:
+        end_logs()
 
 
 def _show(ctx: typer.Context, settings: Settings, engine_args: Mapping[str, Any], *, json_output: bool) -> None:

@@ -47,6 +47,7 @@ class Gateway:
         self.max_output_tokens = settings.max_output_tokens
         self.patience = settings.patience
         self.draining = False
+        self.leaving = False  # the process ends soon: not ready, but requests are accepted until it drains
         self.stuck: str | None = None  # why nothing moves, until another engine serves
         self.on_given_up: Callable[[str], None] | None = None
         self.on_restarted: Callable[[], None] | None = None
@@ -79,7 +80,7 @@ class Gateway:
                 versions=dict(capabilities.versions),
                 hardware=dict(capabilities.hardware),
             )
-            self._recorder = Recorder(self.settings.record_file, header)
+            self._recorder = Recorder(self.settings.record_file, header, self.metrics.dropped_records.inc)
             observers.append(self._recorder)
         self.live = LiveModel(self, capabilities)
         observers.append(self.live)
@@ -152,7 +153,7 @@ class Gateway:
             self._batcher.lose_all("shutting_down", message)
 
     def flush(self) -> None:
-        """What is known is in the run file."""
+        """What is known is in the run file, unless the disk is full or hangs."""
         if self._recorder is not None:
             self._recorder.flush()
 

@@ -10,6 +10,7 @@ import atexit
 import json
 import logging
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from policies.text import SpecError, suggest
+from server.log_writer import PROMPT, LogWriter, let_go, to_stream
 
 if TYPE_CHECKING:
     from server.schema import ChatRequest, CompletionRequest
@@ -30,6 +32,7 @@ _NO_EXTRA = frozenset(
     {*logging.LogRecord("", 0, "", 0, "", (), None).__dict__, "message", "asctime", "vllm_process_name", "fileinfo", "color_message"}
 )
 log = logging.getLogger("kendall")
+_writers: list[LogWriter] = []  # of this process: none or one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +82,33 @@ def check_format(name: str) -> LogFormat:
 
 def configure_logs(settings: LogSettings) -> None:
     """Put it in force for this process and for the engine's; call it before vLLM is imported."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if settings.format == "json" else logging.Formatter(TEXT, "%H:%M:%S"))
-    logging.basicConfig(level=settings.level.upper(), handlers=[handler])
+    writer = LogWriter(to_stream(sys.stderr))
+    writer.setFormatter(JsonFormatter() if settings.format == "json" else logging.Formatter(TEXT, "%H:%M:%S"))
+    logging.basicConfig(level=settings.level.upper(), handlers=[writer])
+    _writers[:] = [writer]
+    atexit.register(end_logs)
     logging.getLogger("vllm").setLevel(logging.WARNING)
     if settings.format == "json" and VLLM_CONFIGURATION not in os.environ:
         os.environ[VLLM_CONFIGURATION] = str(_write(vllm_configuration(os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"))))
+
+
+def end_logs() -> None:
+    """Write the last lines; a stderr that nobody reads holds the exit up for two seconds at most."""
+    for writer in _writers:
+        let_go(writer, sys.stderr)
+
+
+def log_writer() -> LogWriter | None:
+    """What writes the log lines of this process; None where `configure_logs` was not called."""
+    return _writers[0] if _writers else None
+
+
+def route(name: str) -> None:
+    """Lines of a library that set up handlers of its own, such as vLLM in this process, go where ours go."""
+    if _writers:
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True
 
 
 def vllm_configuration(level: str) -> dict[str, Any]:
@@ -101,7 +125,7 @@ def vllm_configuration(level: str) -> dict[str, Any]:
 def log_prompt(request_id: str, call: CompletionRequest | ChatRequest) -> None:
     """What a client asked, in full; only under --log-prompts."""
     prompt = getattr(call, "prompt", None) or [message.model_dump(exclude_none=True) for message in getattr(call, "messages", ())]
-    log.info("request %s: %r", request_id, prompt, extra={"request_id": request_id, "prompt": prompt})
+    log.info(PROMPT, request_id, prompt, extra={"request_id": request_id, "prompt": prompt})
 
 
 def _write(configuration: dict[str, Any]) -> Path:

@@ -7,16 +7,20 @@ cannot clash with ours.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import metadata
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics, generate_latest
+from prometheus_client.core import CounterMetricFamily
 
 from queueing.record import Record
 from server.batch import Batch
 from server.cost.histogram import Histogram
 from server.cost.processor import ProcessorTime
 from server.cost.stages import OwnTime
+from server.log_writer import REASONS
+from server.logs import log_writer
 from server.policy_series import PolicySeries
 from server.ticket import Ticket
 
@@ -36,6 +40,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(ProcessorTime())
+        self.registry.register(_DroppedLines())
         self.own_time = OwnTime(self.registry)
         self._policies: set[str] = set()
         self._series: dict[str, PolicySeries] = {}
@@ -60,6 +65,9 @@ class Metrics:
         )
         self.tokens = Counter(
             "kendall_generated_tokens", "Output tokens generated, of failed and cancelled requests too", ["policy"], registry=self.registry
+        )
+        self.dropped_records = Counter(
+            "kendall_dropped_records", "Records that the run file (--record-file) could not take, since the start", registry=self.registry
         )
         self.switches = Counter("kendall_policy_switches", "Policy switches since the start", registry=self.registry)
         self.engine_info = self._gauge("engine_info", "Engine, model and Kendall version; always 1", ["engine", "model", "version"])
@@ -179,3 +187,19 @@ class Metrics:
 
     def _gauge(self, name: str, help_text: str, labels: tuple[str, ...] | list[str] = ()) -> Gauge:
         return Gauge(f"kendall_{name}", help_text, labels, registry=self.registry)
+
+
+class _DroppedLines:
+    """A collector of one counter: what the log writer of this process dropped."""
+
+    def collect(self) -> Iterator[Any]:
+        """By reason, all of them from the start."""
+        family = CounterMetricFamily(
+            "kendall_dropped_log_lines",
+            "Log lines left out: nobody read stderr (blocked), too many of one kind (repeated), or a write failed (unwritable)",
+            labels=["reason"],
+        )
+        writer = log_writer()
+        for reason in REASONS:
+            family.add_metric([reason], 0 if writer is None else writer.dropped[reason])
+        yield family

@@ -87,6 +87,13 @@ class StampedReader:
         self.pause_reading()
         self._socket.close()
 
+    def has_unread(self) -> bool:
+        """Whether bytes of the client wait to be read."""
+        try:
+            return bool(self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except OSError:
+            return False
+
     def _read(self) -> None:
         if self._transport.is_closing():
             self.pause_reading()

@@ -1,38 +1,57 @@
-"""The run file of a serving gateway: one line per request, written as outcomes become known.
+"""The run file of a serving gateway: one line per request, written by a thread of its own within a second.
 
-A killed gateway loses the records of the last second at most. A run file that was there before is kept under another name.
+A killed gateway loses the records of the last second at most. A run file that was there before is kept under another name. Nothing
+waits for the disk: while it is full or hangs, 4 MiB of lines wait in memory, further records are dropped and counted, and the file
+goes on, in whole lines, once there is room.
 """
 
 from __future__ import annotations
 
-import asyncio
-import io
+import errno
 import logging
+import os
+import stat
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 
+import msgspec
+
+from policies.text import SpecError, counted
 from queueing.record import Header, Record, to_line
 from server.batch import Batch
 from server.ticket import Ticket
 
 log = logging.getLogger("kendall")
-LONGEST_UNWRITTEN = 1.0  # seconds that a record waits in memory
+LONGEST_UNWRITTEN = 0.5  # seconds that a record waits in memory
+MOST_UNWRITTEN = 1000  # records that wait, where they come faster
+QUEUE_BYTES = 4 << 20  # of lines that wait for the disk
+PATIENCE = 0.5  # seconds that `flush` waits for the disk
+LAST_LINES = 2.0  # seconds that the exit waits for the disk
+_MODE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK  # the last: a pipe without a reader is an error, no wait
 
 
 class Recorder:
-    """An observer that appends records to a file; `flush` before somebody reads it at once."""
+    """An observer that appends records to a file; `flush` before somebody reads it at once. Neither raises nor waits long."""
 
-    def __init__(self, path: Path, header: Header) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if kept := keep_old(path):
-            log.info("%s was there before: it is kept as %s", path, kept)
+    def __init__(self, path: Path, header: Header, dropped: Callable[[int], object] = lambda _: None) -> None:
+        self._file = _RunFile(path)
         self._path = path
-        self._file = io.BufferedWriter(io.FileIO(path, "wb"), 1 << 20)
-        self._timer: asyncio.TimerHandle | None = None
-        self._failed = False
-        self._file.write(to_line(header))
-        self._file.flush()
+        self._dropped = dropped
+        self._changed = threading.Condition()
+        self._lines = [to_line(header)]  # wait to be written
+        self._bytes = len(self._lines[0])  # of these and of those that are being written
+        self._records = 0  # among them
+        self._missing = 0  # dropped since the last one that was written
+        self._writing = self._asked = self._closing = False
+        self._failing = False  # the last write failed
+        self._hangs = False  # `flush` waited in vain, and no write has ended since
+        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+        self._thread.start()
+        self.flush()
 
     def on_arrival(self, ticket: Ticket) -> None:
         """Nothing yet."""
@@ -48,48 +67,182 @@ class Recorder:
 
     def on_record(self, record: Record) -> None:
         """One line, in the file within a second."""
-        if self._failed:
-            return
-        try:
-            self._file.write(to_line(record))
-        except OSError as error:
-            self._give_up(error)
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(LONGEST_UNWRITTEN, self.flush)
+        line = to_line(record)
+        with self._changed:
+            if self._bytes + len(line) > QUEUE_BYTES:
+                self._drop(1)
+                return
+            self._lines.append(line)
+            self._bytes += len(line)
+            self._records += 1
+            if len(self._lines) in (1, MOST_UNWRITTEN):
+                self._changed.notify_all()
 
-    def flush(self) -> None:
-        """Everything so far is in the file, if it can be written."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._failed:
-            return
-        try:
-            self._file.flush()
-        except OSError as error:
-            self._give_up(error)
+    def flush(self) -> bool:
+        """Whether everything so far is in the file; waits for a disk that answers, and once for one that hangs."""
+        with self._changed:
+            if not self._unwritten():
+                return True
+            if not self._hangs:
+                self._asked = True
+                self._changed.notify_all()
+                self._hangs = not self._changed.wait_for(self._tried, PATIENCE)
+            return not self._unwritten()
 
     def close(self) -> None:
-        """The last line is in the file."""
-        self.flush()
-        if not self._failed:
-            self._file.close()
+        """The last line is in the file, or counted as dropped."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(LAST_LINES)
+        with self._changed:
+            left, self._records = self._records, 0
+            if left:
+                self._drop(left)
+                log.error("the last %s could not be written to %s", counted(left, "record"), self._path)
 
-    def _give_up(self, error: OSError) -> None:
-        """Requests are served all the same."""
-        self._failed = True
-        self._file.raw.close()  # what the buffer holds cannot be written either
-        log.error("%s cannot be written (%s): no further request is recorded", self._path, error.strerror or error)
+    def _unwritten(self) -> bool:
+        return bool(self._lines) or self._writing
+
+    def _tried(self) -> bool:
+        return not self._unwritten() or (self._failing and not self._asked and not self._writing)
+
+    def _drop(self, records: int) -> None:
+        self._missing += records
+        self._dropped(records)
+
+    def _due(self) -> bool:
+        return self._asked or self._closing or (len(self._lines) >= MOST_UNWRITTEN and not self._failing)
+
+    def _run(self) -> None:
+        while not self._closing or self._lines:
+            with self._changed:
+                self._changed.wait_for(lambda: self._lines or self._closing)
+                self._changed.wait_for(self._due, LONGEST_UNWRITTEN)
+                lines, self._lines = self._lines, []
+                self._writing, self._asked = True, False
+            data = b"".join(lines)
+            kept, error = self._file.append(data)
+            with self._changed:
+                self._written(data, kept, error)
+                self._changed.notify_all()
+                if error is not None and self._closing:
+                    break
+        self._file.close()
+
+    def _written(self, data: bytes, kept: int, error: OSError | None) -> None:
+        self._writing = self._hangs = False
+        self._bytes -= kept
+        rest = data[kept:]
+        if rest:
+            self._lines.insert(0, rest)
+        self._records -= self._file.records_in(data[:kept])
+        if error is None and self._failing:
+            log.warning("%s is written again; %s dropped meanwhile", self._path, _were(self._missing))
+            self._missing = 0
+        elif error is not None and not self._failing:
+            log.error(
+                "%s cannot be written (%s): tried again until it can; see kendall_dropped_records_total",
+                self._path,
+                error.strerror or error,
+            )
+        self._failing = error is not None
+
+
+class _RunFile:
+    """A file that ends with a whole line, whatever the disk does. Used by one thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+        self._regular = True
+        self._headed = False  # the header is written
+
+    def append(self, data: bytes) -> tuple[int, OSError | None]:
+        """How many bytes are in the file now, and why not all of them."""
+        done = 0
+        try:
+            descriptor = self._open()
+            before = os.fstat(descriptor).st_size
+            while done < len(data):
+                done += os.write(descriptor, data[done:])
+        except OSError as error:
+            if not self._regular or not done:
+                return done, error
+            whole = data.rfind(b"\n", 0, done) + 1
+            with suppress(OSError):
+                os.ftruncate(descriptor, before + whole)
+            return whole, error
+        return done, None
+
+    def records_in(self, data: bytes) -> int:
+        """Lines but for the header, which is the first."""
+        lines = data.count(b"\n")
+        if lines and not self._headed:
+            self._headed = True
+            return lines - 1
+        return lines
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self._descriptor is not None:
+            with suppress(OSError):
+                os.close(self._descriptor)
+            self._descriptor = None
+
+    def _open(self) -> int:
+        if self._descriptor is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            if kept := keep_old(self._path):
+                log.info("%s was there before: it is kept as %s", self._path, kept)
+            descriptor = os.open(self._path, _MODE, 0o666)
+            self._regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+            if self._regular:
+                os.ftruncate(descriptor, 0)  # at most a header without records
+            self._descriptor = descriptor
+        return self._descriptor
 
 
 def keep_old(path: Path) -> Path | None:
     """Rename a file that holds more than a header, by the time of its last change; its new name."""
-    if not path.is_file():
+    if not path.is_file() or _is_only_a_header(path):
         return None
-    with path.open("rb") as file:
-        if len(list(islice(file, 2))) < 2:
-            return None
     changed = datetime.fromtimestamp(path.stat().st_mtime, UTC)
     kept = path.with_name(f"{path.name}.{changed:%Y%m%dT%H%M%S.%fZ}")
     path.rename(kept)
     return kept
+
+
+def _is_only_a_header(path: Path) -> bool:
+    with path.open("rb") as file:
+        lines = list(islice(file, 2))
+    if not lines:
+        return True
+    try:
+        msgspec.json.decode(lines[0], type=Header)
+    except msgspec.MsgspecError:
+        return False
+    return len(lines) == 1
+
+
+def check_writable(flag: str, path: Path, written: Path | None = None) -> None:
+    """Before an engine is started; leaves no file behind. `written`: the file that is written first and takes the path's place.
+
+    Raises SpecError.
+    """
+    probe = written or path
+    try:
+        probe.parent.mkdir(parents=True, exist_ok=True)
+        there = probe.exists()
+        os.close(os.open(probe, _MODE, 0o666))
+        if not there:
+            probe.unlink()
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # a pipe whose reader comes later
+            number = errno.ENOTDIR if isinstance(error, FileExistsError) else error.errno  # of a folder that is a file
+            reason = os.strerror(number) if number else str(error)
+            raise SpecError(f"got {flag} {path}; expected a file that can be written ({reason})") from None
+
+
+def _were(count: int) -> str:
+    return f"{counted(count, 'record')} {'was' if count == 1 else 'were'}"

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import logging
 import math
 import os
+import signal
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 from policies import SpecError
 from queueing.errors import CommandError
@@ -22,8 +26,12 @@ from server.app import create_app
 from server.engines.base import Engine, EngineStartError
 from server.garbage import settle
 from server.gateway import Gateway
+from server.leaving import ExitBound, say_close, wind_down
+from server.live.state_file import before_its_place
 from server.overload.descriptors import raise_descriptor_limit
 from server.receiving import protocol_with, stamps_arrivals
+from server.recorder import check_writable
+from server.reloading import Reloader, hangups, ignore_hangups
 from server.security.exposure import uvicorn_tls, warn_of
 from server.security.protocol import LimitedProtocol
 from server.settings import Settings
@@ -31,8 +39,11 @@ from server.supervision.supervisor import EngineLostError
 
 log = logging.getLogger("kendall")
 LAST_WORDS = 2.0  # seconds that answers which were given up have to leave, when the gateway stops
+ENGINE_STOP = 60.0  # seconds that the engine and everything else may take to stop, then
+LOOP_CLOSE = 20.0  # seconds that the event loop may take to close
 OnReady = Callable[[Gateway], Any]
 OnSignal = Callable[[int], Any]
+ReadAgain = Callable[[], Settings]
 PINNED_CPUS = range(2, 5)  # with this many, engine and gateway get CPUs of their own
 
 
@@ -104,14 +115,16 @@ def bind(host: str, port: int) -> socket.socket:
 class _Server(uvicorn.Server):
     """uvicorn, with a drain on the first signal, an end on the second, and the engine let go in every case."""
 
-    def __init__(self, config: uvicorn.Config, gateway: Gateway, on_signal: OnSignal | None = None) -> None:
+    def __init__(self, config: uvicorn.Config, gateway: Gateway, exit_bound: ExitBound, on_signal: OnSignal | None = None) -> None:
         super().__init__(config)
         self._gateway = gateway
         self._on_signal = on_signal
+        self._exit_bound = exit_bound
         self._signals = 0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """First signal: take nothing new, finish what is there. Second: tell whoever is left, stop. Third: do not even wait for that.
+        """First signal: not ready, after --shutdown-delay take nothing new, finish what is there. Second: tell whoever is left, stop.
+        Third: do not even wait for that.
 
         uvicorn's own would raise the signal again at the end: status -15 for an orderly end, and nothing tidied up at exit.
         """
@@ -121,21 +134,36 @@ class _Server(uvicorn.Server):
         self._signals += 1
         loop = asyncio.get_running_loop()
         if self._signals == 1:
-            loop.call_soon_threadsafe(self._drain)
-            self.should_exit = True
+            loop.call_soon_threadsafe(self._leave, sig)
         elif self._signals == 2:
             loop.call_soon_threadsafe(self._end, "the gateway is shutting down at once")
+            self.should_exit = True
         else:
             self.force_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """uvicorn leaves the application running when it is forced: not with an engine in it."""
+        """Clients first. uvicorn leaves the application running when it is forced: not with an engine in it."""
+        self._gateway.begin_drain()  # an end without a signal: the engine is lost
+        say_close(self)
+        await wind_down(self, sockets or [])
         await super().shutdown(sockets)
         if self.force_exit:
             await self.lifespan.shutdown()
 
+    def _leave(self, sig: int) -> None:
+        """Balancers are told first: until they have heard, requests come and are served."""
+        settings = self._gateway.settings
+        delay = settings.shutdown_delay if sig == signal.SIGTERM else 0.0
+        self._gateway.leaving = True
+        self._exit_bound.start(delay + settings.shutdown_timeout + 2 * LAST_WORDS + ENGINE_STOP)
+        say_close(self)
+        if delay > 0:
+            log.info("SIGTERM: /ready answers 503; requests are accepted for %g s more", delay)
+        asyncio.get_running_loop().call_later(delay, self._drain)
+
     def _drain(self) -> None:
         self._gateway.begin_drain()
+        self.should_exit = True
         limit = self._gateway.settings.shutdown_timeout
         asyncio.get_running_loop().call_later(
             limit, self._end, f"the gateway is shutting down and this request did not finish within {limit:g} s"
@@ -146,8 +174,31 @@ class _Server(uvicorn.Server):
         asyncio.get_running_loop().call_later(LAST_WORDS, setattr, self, "force_exit", True)
 
 
-def serve(settings: Settings, *, on_ready: OnReady | None = None, on_signal: OnSignal | None = None) -> int:
-    """Serve until stopped; returns the exit status. `on_ready` is called on the loop once the engine serves, `on_signal` per signal."""
+def serve(
+    settings: Settings, *, on_ready: OnReady | None = None, on_signal: OnSignal | None = None, read_again: ReadAgain | None = None
+) -> int:
+    """Serve until stopped; returns the exit status. `on_ready` is called on the loop once the engine serves, `on_signal` per signal.
+
+    With `read_again`, SIGHUP never ends the process: it takes up what that returns.
+    """
+    if settings.record_file is not None:
+        check_writable("--record-file", settings.record_file)
+    if settings.state_file is not None:
+        check_writable("--state-file", settings.state_file, before_its_place(settings.state_file))
+    if read_again is not None:
+        ignore_hangups()  # until there is something to reload
+    return _run(settings, _Hooks(on_ready, on_signal, read_again))
+
+
+@dataclass(frozen=True, slots=True)
+class _Hooks:
+    on_ready: OnReady | None
+    on_signal: OnSignal | None
+    read_again: ReadAgain | None
+    exit_bound: ExitBound = field(default_factory=ExitBound)
+
+
+def _run(settings: Settings, hooks: _Hooks) -> int:
     raise_descriptor_limit()
     sock = bind(settings.host, settings.port)
     warn_of(settings.host, settings.security)
@@ -158,9 +209,12 @@ def serve(settings: Settings, *, on_ready: OnReady | None = None, on_signal: OnS
         sock.close()
         raise
     log.info("listening on %s://%s:%d; the engine starts (/ready answers 200 when it serves)", scheme, settings.host, sock.getsockname()[1])
-    runner = asyncio.Runner(loop_factory=_loop_factory())
-    with sock, runner:
-        failures = runner.run(_serve(lambda: Gateway(settings, engine, law), sock, on_ready, on_signal))
+    try:
+        with sock, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            failures = runner.run(_serve(lambda: Gateway(settings, engine, law), sock, hooks))
+            hooks.exit_bound.start(LOOP_CLOSE)  # threads that wait for a disk
+    finally:
+        hooks.exit_bound.cancel()
     if failures:
         if isinstance(failures[0], EngineStartError):
             raise SpecError(str(failures[0])) from failures[0]
@@ -168,9 +222,7 @@ def serve(settings: Settings, *, on_ready: OnReady | None = None, on_signal: OnS
     return 0
 
 
-async def _serve(
-    make: Callable[[], Gateway], sock: socket.socket, on_ready: OnReady | None, on_signal: OnSignal | None
-) -> list[BaseException]:
+async def _serve(make: Callable[[], Gateway], sock: socket.socket, hooks: _Hooks) -> list[BaseException]:
     gateway = make()
     failures: list[BaseException] = []
 
@@ -183,25 +235,39 @@ async def _serve(
 
     def ready(gateway: Gateway) -> None:
         settle()
-        if on_ready is not None:
-            on_ready(gateway)
+        if hooks.on_ready is not None:
+            hooks.on_ready(gateway)
 
-    config = uvicorn.Config(
-        create_app(gateway, failed, ready),
+    app = create_app(gateway, failed, ready)
+    config = _configuration(app, gateway.settings)
+    server = _Server(config, gateway, hooks.exit_bound, hooks.on_signal)
+    with _reloading(gateway, app, config, hooks.read_again):
+        await server.serve(sockets=[sock])
+    return failures
+
+
+def _configuration(app: FastAPI, settings: Settings) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
         log_config=None,  # its loggers go where ours go
         log_level="warning",
         access_log=False,
         proxy_headers=False,  # nothing here asks for the client's address
-        http=protocol_with(LimitedProtocol, gateway.settings.supervision.slow_reader_timeout),
+        http=protocol_with(LimitedProtocol, settings.supervision.slow_reader_timeout),
         ws="none",
-        timeout_graceful_shutdown=math.ceil(gateway.settings.shutdown_timeout + 2 * LAST_WORDS),
+        timeout_graceful_shutdown=math.ceil(settings.shutdown_timeout + 2 * LAST_WORDS),
         timeout_keep_alive=75,
         server_header=False,
-        **uvicorn_tls(gateway.settings.security.tls),
+        **uvicorn_tls(settings.security.tls),
     )
-    server = _Server(config, gateway, on_signal)
-    await server.serve(sockets=[sock])
-    return failures
+
+
+def _reloading(
+    gateway: Gateway, app: FastAPI, config: uvicorn.Config, read_again: ReadAgain | None
+) -> contextlib.AbstractContextManager[None]:
+    if read_again is None:
+        return contextlib.nullcontext()
+    return hangups(Reloader(gateway, app, read_again, lambda: config.ssl).ask)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

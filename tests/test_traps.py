@@ -123,6 +123,31 @@ TRAPS: dict[str, tuple[str, ...]] = {
         "server/test_cost.py::test_one_call_in_64_tells_the_time_of_its_stages",
         "bench/test_gateway_bench.py::test_the_command_measures_the_edge_and_writes_what_it_found",
     ),
+    # the process
+    "SIGTERM resets calls: idle connections are closed under a request, the backlog of the listening socket is dropped": (
+        "server/test_leaving.py::test_no_call_of_50_keep_alive_clients_is_reset_by_sigterm",
+        "server/test_leaving.py::test_no_call_of_200_keep_alive_clients_is_reset_by_sigterm",
+        "server/test_leaving.py::test_an_answer_under_way_and_the_next_call_on_its_connection_are_both_answered",
+        "server/test_leaving.py::test_new_connections_are_passed_over_and_those_that_are_there_are_kept",
+    ),
+    "a process of a pool that is stopped holds the exit up": (
+        "server/test_predictor.py::test_closed_it_leaves_no_process_and_no_thread_whatever_it_does",
+        "server/test_leaving.py::test_a_predicting_process_that_is_stopped_does_not_hold_the_exit_up",
+    ),
+    "SIGHUP ends the process": (
+        "server/test_reloading.py::test_a_hangup_at_any_time_ends_nothing",
+        "server/test_reloading.py::test_a_gateway_takes_up_keys_and_certificate_and_survives_what_is_wrong",
+    ),
+    "a log that nobody reads freezes the event loop": (
+        "server/test_leaving.py::test_neither_a_log_that_nobody_reads_nor_a_full_disk_stops_a_gateway_or_its_end",
+        "server/test_log_writer.py::test_lines_that_nobody_reads_are_dropped_and_counted_and_the_first_that_is_read_after_them_says_so",
+        "server/test_log_writer.py::test_a_process_whose_log_nobody_reads_ends",
+    ),
+    "a full disk leaves half a line, or ends what does not need it": (
+        "server/test_recorder.py::test_a_full_disk_leaves_whole_lines_and_once_there_is_room_nothing_is_missing",
+        "server/test_recorder.py::test_state_drain_and_metrics_do_not_depend_on_the_file",
+        "server/test_recorder.py::test_a_disk_that_hangs_is_waited_for_once_and_not_at_the_end",
+    ),
     # arrivals and the model
     "Poisson arrivals that are none: truncated gaps, whole seconds, one seed in every worker, rescaled ends, drift": (
         "loadgen/test_timetable.py::test_gaps_are_exponential",

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from server.garbage import collect_everything
+from server.logs import route
 
 from .base import Capabilities, EngineStartError, InvalidPromptError, InvalidSamplingError, Sampling, Step, TokenStream, Work
 from .vllm_boot import Boot, Forks, in_thread
@@ -100,6 +101,8 @@ class VllmEngine:
         prepare(self._model)
         engine_error()  # forget an older one
         from . import vllm_core  # noqa: PLC0415  # six seconds, in this thread
+
+        route("vllm")
 
         def on_step(running: int, admitted: int, prompt_tokens: int) -> None:
             if self.on_step is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import threading
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ from server.live.predictor import Predictor
 from server.live.question import ENOUGH, Question
 from server.live.self_checks import SelfChecks
 from server.live.state_file import load_state, save_state
+from server.pools import in_a_thread
 from server.settings import AutopilotMode
 from server.ticket import Ticket
 
@@ -42,6 +44,8 @@ log = logging.getLogger("kendall.live")
 SHOWN = 60.0  # seconds over which the gauges of rate and utilisation average
 LAST_LOOK = 5.0  # seconds that a shutdown waits for it
 SAVED = 60.0  # seconds between two states on disk
+LONGEST_SAVE = 10.0  # seconds that one may take
+LAST_SAVE = 2.0  # seconds that a shutdown waits for it
 
 
 class LiveModel:
@@ -222,7 +226,7 @@ class LiveModel:
         if found["state"] is not None:
             self._state, self._pilot.state = found["state"], found["pilot"]
             self._save_due = question.at + SAVED
-            await asyncio.to_thread(self.save)
+            await self._save_beside()
         if found["can_say_what_if"] and question.at >= self._what_if_due:
             self._what_if_due = question.at + self._gateway.settings.what_if_interval
             await self.update_what_if()
@@ -313,6 +317,12 @@ class LiveModel:
         self._pilot.restore(state)
         log.info("loaded the live model saved at %s from %s", state.get("saved_at"), path)
 
+    async def _save_beside(self) -> None:
+        try:
+            await in_a_thread(self.save, LONGEST_SAVE)
+        except TimeoutError:
+            log.warning("cannot write the state file %s: it took longer than %g s", self._gateway.settings.state_file, LONGEST_SAVE)
+
     def save(self) -> None:
         """Law and estimates into the state file. May run beside the event loop."""
         gateway = self._gateway
@@ -332,7 +342,9 @@ class LiveModel:
             self._save_due = -math.inf
             with suppress(Exception):  # then what was saved last is kept
                 await asyncio.wait_for(self.update(), LAST_LOOK)
-        self.save()
+        saving = threading.Thread(target=self.save, daemon=True)  # nothing else is left to do: the event loop may wait for it
+        saving.start()
+        saving.join(LAST_SAVE)
         await self._predictor.close()
         self.meter.close()
 

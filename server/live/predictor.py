@@ -1,19 +1,31 @@
-"""The predicting process, from the gateway's side: niced, one question at a time, started when first asked."""
+"""The predicting process, from the gateway's side: niced, one question at a time, started when first asked.
+
+It is spoken to over a socket that the event loop reads and writes, so that no thread of the gateway ever waits for it: a process that
+was stopped, or that computes without end, costs a question its time limit and is killed.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
+import itertools
+import logging
 import os
-import threading
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+import pickle
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
 from typing import Any
 
-from server.pools import end_at_once
-
-NICENESS = 10
+log = logging.getLogger("kendall.live")
 LONGEST = 120.0  # seconds that an answer may take, the start of the process included
+REAPED = 2.0  # seconds that a killed process may take to go
+SIZE_BYTES = 8  # of a message's length, before the message
+POLL = 0.005
+
+
+class PredictorLostError(RuntimeError):
+    """The predicting process ended with a question unanswered."""
 
 
 class Predictor:
@@ -21,7 +33,7 @@ class Predictor:
 
     def __init__(self, longest: float = LONGEST) -> None:
         self.longest = longest
-        self._pool: ProcessPoolExecutor | None = None
+        self._process: _Process | None = None
         self._one = asyncio.Lock()
 
     @property
@@ -29,49 +41,111 @@ class Predictor:
         """Whether a question is being answered."""
         return self._one.locked()
 
+    @property
+    def process_id(self) -> int | None:
+        """For operators and tests; None where it was not asked yet."""
+        return None if self._process is None else self._process.pid
+
     async def ask(self, function: str, *arguments: Any) -> Any:
         """Its answer; what it raises is raised here. A process that died, or took too long, is started anew with the next question."""
         async with self._one:
             try:
                 async with asyncio.timeout(self.longest):
-                    return await self._asked(function, arguments)
-            except (BrokenProcessPool, TimeoutError):
+                    if self._process is None:
+                        self._process = await _Process.start()
+                    return await self._process.ask(function, arguments)
+            except (PredictorLostError, TimeoutError):
                 await self.close()
                 raise
 
-    async def _asked(self, function: str, arguments: tuple[Any, ...]) -> Any:
-        loop = asyncio.get_running_loop()
-        if self._pool is None:
-            self._pool = _start()
-        return await loop.run_in_executor(self._pool, _call, function, arguments)
-
     async def close(self) -> None:
         """End the process, whatever it computes."""
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            await end_at_once(pool)
+        process, self._process = self._process, None
+        if process is not None:
+            await process.kill()
 
 
-def _start() -> ProcessPoolExecutor:
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # inherited; more threads on small matrices spin, at four times the CPU
-    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_begin)
+class _Process:
+    """One life of it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._process, self._reader, self._writer = process, reader, writer
+        self._numbers = itertools.count()
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._ended = False
+        self._reading = asyncio.create_task(self._read())
+
+    @classmethod
+    async def start(cls) -> _Process:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = _popen(theirs)
+        try:
+            return cls(process, *await asyncio.open_connection(sock=ours))
+        except BaseException:
+            process.kill()
+            ours.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def ask(self, function: str, arguments: Sequence[Any]) -> Any:
+        """The answer. Raises PredictorLostError."""
+        if self._ended:
+            raise PredictorLostError("the predicting process has ended")
+        number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
+        try:
+            self._writer.write(framed((number, function, arguments)))
+            return await answer
+        finally:
+            del self._asked[number]
+
+    async def kill(self) -> None:
+        """Also where it is stopped. Returns when it is gone, or after two seconds."""
+        self._process.kill()
+        self._reading.cancel()
+        self._writer.transport.abort()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + REAPED
+        while self._process.poll() is None and loop.time() < deadline:  # noqa: ASYNC110 - nothing to wait on
+            await asyncio.sleep(POLL)
+
+    async def _read(self) -> None:
+        """Answers until the end; those of a question that nobody waits for any more are dropped."""
+        try:
+            while True:
+                size = int.from_bytes(await self._reader.readexactly(SIZE_BYTES), "big")
+                number, succeeded, value = pickle.loads(await self._reader.readexactly(size))
+                answer = self._asked.get(number)
+                if answer is None or answer.done():
+                    continue
+                if succeeded:
+                    answer.set_result(value)
+                else:
+                    answer.set_exception(value)
+        except Exception as error:  # noqa: BLE001 - the connection's end, or an answer that cannot be read
+            if not isinstance(error, asyncio.IncompleteReadError | OSError):
+                log.warning("the answer of the predicting process cannot be read: %s", error)
+        finally:
+            self._ended = True
+            for answer in self._asked.values():
+                if not answer.done():
+                    answer.set_exception(PredictorLostError("the predicting process has ended"))
 
 
-def _begin() -> None:
-    os.nice(NICENESS)
-    threading.Thread(target=_end_with_the_gateway, daemon=True, name="gateway-watch").start()
+def _popen(connection: socket.socket) -> subprocess.Popen[bytes]:
+    """Finds its modules where this process does, and nothing in the working directory that has the name of one."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    environment.setdefault("OPENBLAS_NUM_THREADS", "1")  # more threads on small matrices spin, at four times the CPU
+    descriptor = connection.fileno()
+    command = [sys.executable, "-P", "-m", "server.live.predictor_process", str(descriptor)]
+    return subprocess.Popen(command, pass_fds=[descriptor], stdin=subprocess.DEVNULL, env=environment)
 
 
-def _end_with_the_gateway() -> None:
-    """A gateway that is killed tells its pool nothing: the worker would wait for ever on a pipe whose other end it holds too."""
-    gateway = multiprocessing.parent_process()
-    assert gateway is not None
-    gateway.join()
-    os._exit(1)
-
-
-def _call(function: str, arguments: tuple[Any, ...]) -> Any:
-    """In the predicting process: only there is the mathematics loaded."""
-    from server.live import predicting  # noqa: PLC0415
-
-    return getattr(predicting, function)(*arguments)
+def framed(message: Any) -> bytes:
+    """A message as it is sent: its length, then itself."""
+    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    return len(data).to_bytes(SIZE_BYTES, "big") + data

@@ -39,10 +39,15 @@ def load_state(path: Path, engine: Mapping[str, Any]) -> dict[str, Any] | None:
     return state
 
 
+def before_its_place(path: Path) -> Path:
+    """The file that is written, and then renamed."""
+    return path.with_name(path.name + ".new")
+
+
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
     """Whole or not at all."""
     stamped = {"schema_version": SCHEMA_VERSION, "saved_at": datetime.now(UTC).isoformat(timespec="seconds"), **state}
-    new = path.with_name(path.name + ".new")
+    new = before_its_place(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     new.write_bytes(msgspec.json.encode(stamped))
     os.replace(new, path)

@@ -45,6 +45,11 @@ if TYPE_CHECKING:
 
 UNSERVED = ("shutting_down", "engine_unavailable")  # codes of the refusals of a gateway that serves nobody now; also their reasons
 REASONS = ("rate_limit", "adaptive_concurrency", "max_num_queued_reqs", "max_num_queued_tokens", "slo", *UNSERVED)  # of a refusal
+RELOADED = (  # settings that can change while the gateway serves
+    *("max_num_queued_reqs", "max_num_queued_tokens", "overload_status", "slo"),
+    *("rate_limit", "rate_limit_tokens", "rate_limit_burst"),
+)
+RATES = ("rate_limit", "rate_limit_tokens", "rate_limit_burst")
 TTFT_LEVEL = 0.9  # at which a call's own budget is kept, as llm-d's predictor has it
 
 
@@ -56,10 +61,9 @@ class Overload:
         self._gateway = gateway
         self.settings = settings
         self.guarded = settings.bounded
-        self._objectives: tuple[Objective, ...] = () if settings.slo is None else (Objective(delay_target(settings.slo)),)
-        self._level = next((objective.delay.level for objective in self._objectives), None) or TTFT_LEVEL
-        limited = settings.rate_limit is not None or settings.rate_limit_tokens is not None
-        self._rates = RateLimits(settings.rate_limit, settings.rate_limit_tokens, settings.rate_limit_burst) if limited else None
+        self._objectives = _objectives(settings)
+        self._level = _level(self._objectives)
+        self._rates = _rate_limits(settings)
         self._adaptive: AdaptiveLimit | None = None
         self.waits = Waits(gateway) if settings.wait_estimates or self.guarded else None
         self._turn = 0  # refusals since the last admission: the places that are promised to them already
@@ -74,7 +78,7 @@ class Overload:
         return WaitingQueue() if aging is None else PriorityQueue(aging)
 
     def observers(self) -> list[Observer]:
-        """Itself, if it has anything to see. The engine is up; the batcher is not there yet."""
+        """Itself. The engine is up; the batcher is not there yet."""
         gateway = self._gateway
         gateway.metrics.gauge_of("queued_tokens", "Prompt tokens of the requests in the queue", lambda: gateway.batcher.waiting_tokens)
         if self.settings.queue_events or self.settings.sse_keep_alive_interval:
@@ -85,7 +89,7 @@ class Overload:
             gateway.metrics.gauge_of(
                 "concurrency_limit", "Most sequences that --adaptive-concurrency admits, waiting and in service", self._concurrency
             )
-        return [] if self.waits is None and self._rates is None and self._adaptive is None else [self]
+        return [self]  # a rate may be limited later
 
     def on_arrival(self, ticket: Ticket) -> None:
         """It is told its place and wait."""
@@ -117,6 +121,15 @@ class Overload:
             self.waits.on_record(record)
         if self._adaptive is not None:
             self._adaptive.on_record(record)
+
+    def change(self, settings: OverloadSettings) -> None:
+        """Other values of what is in `RELOADED`. Where a rate changed, every key begins with its burst."""
+        before, self.settings = self.settings, settings
+        self.guarded = settings.bounded
+        self._objectives = _objectives(settings)
+        self._level = _level(self._objectives)
+        if any(getattr(before, name) != getattr(settings, name) for name in RATES):
+            self._rates = _rate_limits(settings)
 
     # calls
 
@@ -310,6 +323,20 @@ class Overload:
     def _record(self, error: ApiError, record: Record) -> None:
         batcher = self._gateway.batcher
         batcher.turn_away(msgspec.structs.replace(record, policy=batcher.policy_text, epoch=batcher.epoch, error=error.code))
+
+
+def _rate_limits(settings: OverloadSettings) -> RateLimits | None:
+    if settings.rate_limit is None and settings.rate_limit_tokens is None:
+        return None
+    return RateLimits(settings.rate_limit, settings.rate_limit_tokens, settings.rate_limit_burst)
+
+
+def _objectives(settings: OverloadSettings) -> tuple[Objective, ...]:
+    return () if settings.slo is None else (Objective(delay_target(settings.slo)),)
+
+
+def _level(objectives: Sequence[Objective]) -> float:
+    return next((objective.delay.level for objective in objectives), None) or TTFT_LEVEL
 
 
 def _key(scope: Scope) -> str:

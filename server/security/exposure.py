@@ -32,7 +32,7 @@ def check_tls(tls: TlsSettings) -> None:
         return
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(tls.certfile, tls.keyfile, password=_no_password)
+        context.load_cert_chain(tls.certfile, tls.keyfile, password=no_password)
         if tls.ca_certs is not None:
             context.load_verify_locations(tls.ca_certs)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
@@ -40,8 +40,8 @@ def check_tls(tls: TlsSettings) -> None:
         raise SpecError(f"got TLS files {files}; expected a certificate in PEM and its key without a password ({error})") from None
 
 
-def _no_password() -> str:
-    """OpenSSL would ask on the terminal."""
+def no_password() -> str:
+    """Instead of OpenSSL's question on the terminal. Raises ValueError."""
     raise ValueError("the key has a password")
 
 

@@ -79,6 +79,16 @@ class LimitedProtocol(StampedProtocol):
         else:
             self._refuse(400, "invalid_http", msg)
 
+    @property
+    def idle(self) -> bool:
+        """Whether no request is being answered; a part of the next one may be there."""
+        return (self.cycle is None or self.cycle.response_complete) and not self.pipeline
+
+    def hang_up(self) -> None:
+        """Close a connection that is idle, unless its next request is there, unread."""
+        if self._reader is None or not self._reader.has_unread():
+            self.transport.close()
+
     def _between(self) -> bool:
         """Data came after an answer, but no head began: blank lines, which stop uvicorn's own timer."""
         return self.cycle is not None and self.cycle.response_complete and self.timeout_keep_alive_task is None

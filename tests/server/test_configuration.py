@@ -40,7 +40,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
 
     def run(*arguments: str) -> Settings:
         found: list[Settings] = []
-        monkeypatch.setattr(serving, "serve", lambda settings: found.append(settings) or 0)
+        monkeypatch.setattr(serving, "serve", lambda settings, **_: found.append(settings) or 0)
         monkeypatch.setattr(cli, "configure_logs", lambda _: None)
         with pytest.raises(SystemExit) as stop:
             kendall.cli.main(["serve", *arguments])

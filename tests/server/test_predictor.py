@@ -3,35 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 
+from policies import SpecError
 from policies.text import counted
 from queueing.advice.forecast import Knobs
+from queueing.errors import UnstableQueueError
 from queueing.estimation.feed import Feed
 from server.law.idle_probes import _niced
 from server.live import predicting
-from server.live.predictor import Predictor
+from server.live.predictor import SIZE_BYTES, Predictor, PredictorLostError
+from server.live.predictor_process import _failure
 from server.live.question import Question
 from server.pools import end_at_once
 from tests.queueing.estimation_runs import LAW, Engine, poisson, seen, serve
 
 ASKS = """
-import asyncio, multiprocessing
+import asyncio
 from server.live.predictor import Predictor
 
 async def main():
-    predictor = Predictor()  # kept: a pool that nobody holds ends by itself
+    predictor = Predictor()
     await predictor.ask("ask_what_ifs")
-    print(multiprocessing.active_children()[0].pid, flush=True)
+    print(predictor.process_id, flush=True)
     await asyncio.sleep(60)
 
 if __name__ == "__main__":
@@ -59,42 +65,146 @@ def test_an_answer_that_takes_too_long_ends_the_process_and_the_next_question_ha
     async def main() -> None:
         predictor = Predictor(longest=60)
         assert await predictor.ask("ask_what_ifs") == []
-        (first,) = {child.pid for child in multiprocessing.active_children()}
+        first = predictor.process_id
         predictor.longest = 0.0
         with pytest.raises(TimeoutError):
             await predictor.ask("ask_what_ifs")
         predictor.longest = 60
         assert await predictor.ask("ask_what_ifs") == []
-        children = {child.pid for child in multiprocessing.active_children()}
+        second = predictor.process_id
         await predictor.close()
-        assert first is not None
-        assert not runs(first)
-        assert len(children) == 1
+        assert None not in (first, second)
+        assert first != second
+        assert not any(runs(pid) for pid in (first, second) if pid is not None)
 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("busy", [False, True])
-def test_closed_in_order_it_leaves_no_process_and_no_thread(busy: bool) -> None:
-    """A thread that still closes its pipe when the interpreter exits makes Python write a traceback; what is computed is not waited for."""
+class Busy:
+    """An argument that takes for ever to arrive: its process computes and does not let go of the interpreter."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return sum, (range(10**15),)
+
+
+MANY_BYTES = "x" * 50_000_000  # more than any socket holds
+
+
+async def idle(_: Predictor) -> None:
+    """Nothing is asked."""
+
+
+async def stopped(predictor: Predictor) -> None:
+    """And nothing is asked."""
+    os.kill(of(predictor), signal.SIGSTOP)
+
+
+async def stopped_before_a_large_question(predictor: Predictor) -> None:
+    os.kill(of(predictor), signal.SIGSTOP)
+    await begun(predictor, MANY_BYTES)
+
+
+async def stopped_within_a_large_answer(predictor: Predictor) -> None:
+    assert predictor._process is not None
+    predictor._process._writer.transport.pause_reading()  # type: ignore[attr-defined]
+    await begun(predictor, MANY_BYTES)
+    while predictor._process._writer.transport.get_write_buffer_size():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.5)  # the answer begins to come
+    os.kill(of(predictor), signal.SIGSTOP)
+    predictor._process._writer.transport.resume_reading()  # type: ignore[attr-defined]
+
+
+async def busy(predictor: Predictor) -> None:
+    await begun(predictor, Busy())
+
+
+def of(predictor: Predictor) -> int:
+    assert predictor.process_id is not None
+    return predictor.process_id
+
+
+async def begun(predictor: Predictor, argument: object) -> None:
+    """A question is asked, and its answer not awaited."""
+    asking = asyncio.create_task(predictor.ask("counted", 1, argument))
+    asking.add_done_callback(lambda task: task.cancelled() or task.exception())
+    await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("how", [idle, stopped, stopped_before_a_large_question, stopped_within_a_large_answer, busy])
+def test_closed_it_leaves_no_process_and_no_thread_whatever_it_does(how: Callable[[Predictor], Awaitable[None]]) -> None:
+    """A process that is stopped or busy must not hold the gateway's exit up: a pool of `concurrent.futures` joins its threads at exit."""
 
     async def main() -> None:
         before = set(threading.enumerate())
         predictor = Predictor()
         assert await predictor.ask("ask_what_ifs") == []
-        assert predictor._pool is not None
-        (child,) = multiprocessing.active_children()
-        if busy:
-            predictor._pool.submit(time.sleep, 300)
-        assert managers() - before
+        process = of(predictor)
+        await how(predictor)
         async with asyncio.timeout(60):
             await predictor.close()
-        assert not managers() - before
-        assert child.pid is not None
-        assert not runs(child.pid)
+        assert not runs(process)
+        assert set(threading.enumerate()) == before
         await predictor.close()  # again: nothing is left to do
 
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+def test_a_process_that_dies_fails_its_question_and_the_next_one_has_another() -> None:
+    async def main() -> None:
+        predictor = Predictor()
+        assert await predictor.ask("ask_what_ifs") == []
+        os.kill(of(predictor), signal.SIGSTOP)
+        asking = asyncio.create_task(predictor.ask("ask_what_ifs"))
+        await asyncio.sleep(0)
+        os.kill(of(predictor), signal.SIGKILL)
+        with pytest.raises(PredictorLostError):
+            await asking
+        assert await predictor.ask("ask_what_ifs") == []
+        await predictor.close()
+
     asyncio.run(main())
+
+
+def test_a_caller_who_leaves_does_not_leave_its_answer_to_the_next() -> None:
+    async def main() -> None:
+        predictor = Predictor()
+        assert await predictor.ask("ask_what_ifs") == []
+        process = predictor.process_id
+        os.kill(of(predictor), signal.SIGSTOP)
+        leaves = asyncio.create_task(predictor.ask("counted", 1, "first"))
+        await asyncio.sleep(0.05)
+        leaves.cancel()
+        asking = asyncio.create_task(predictor.ask("counted", 1, "second"))
+        await asyncio.sleep(0.05)
+        os.kill(of(predictor), signal.SIGCONT)
+        assert await asking == "1 second"
+        assert predictor.process_id == process
+        await predictor.close()
+
+    asyncio.run(main())
+
+
+def test_what_it_raises_is_raised_here_with_its_traceback() -> None:
+    async def main() -> None:
+        predictor = Predictor()
+        with pytest.raises(SpecError, match="nonsense") as raised:
+            await predictor.ask("parse_policy", "nonsense")
+        assert "Traceback" in raised.value.__notes__[0]
+        assert await predictor.ask("counted", 2, "look") == "2 looks"
+        await predictor.close()
+
+    asyncio.run(main())
+
+
+def test_an_error_that_cannot_be_made_again_from_its_arguments_is_sent_as_its_text() -> None:
+    error = UnstableQueueError(1.5)
+    with pytest.raises(ValueError, match="format"):
+        pickle.loads(pickle.dumps(error))
+    number, succeeded, sent = pickle.loads(_failure(7, error)[SIZE_BYTES:])
+    assert (number, succeeded, type(sent)) == (7, False, RuntimeError)
+    assert "got load 1.5" in str(sent)
 
 
 def test_a_refit_of_idle_probes_that_is_cancelled_leaves_no_thread() -> None:

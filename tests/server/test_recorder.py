@@ -1,63 +1,230 @@
-"""The gateway's run file: written within a second, and never over an older one."""
+"""The gateway's run file: written within a second, never over an older one, in whole lines, and nothing waits for it."""
 
 from __future__ import annotations
 
 import asyncio
-import io
 import logging
+import os
+import resource
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from queueing.record import Header, Record, read_run
-from server.recorder import LONGEST_UNWRITTEN, Recorder
-from tests.virtual_time import run_virtual
+import kendall.cli
+from policies import SpecError
+from queueing.record import Header, Record, read_run, to_line
+from server import cli, recorder, serving
+from server.recorder import Recorder, check_writable
+from tests.server.asgi import call, completion, running
+
+HEADER = Header(writer="gateway")
 
 
 def record(name: str) -> Record:
     return Record(request_id=name, outcome="completed", arrived_at=1.0)
 
 
-def test_a_record_is_in_the_file_within_a_second_without_anybody_asking(tmp_path: Path) -> None:
-    async def main() -> list[int]:
-        recorder, counts = Recorder(tmp_path / "run.jsonl", Header(writer="gateway")), []
-        for name in ("a", "b"):
-            recorder.on_record(record(name))
-            await asyncio.sleep(LONGEST_UNWRITTEN + 0.1)
-            counts.append(len(read_run(tmp_path / "run.jsonl")[1]))
-        recorder.close()
-        return counts
+def names(path: Path) -> list[str]:
+    """Of the records in the file; fails where a line is not whole."""
+    data = path.read_bytes()
+    assert data.endswith(b"\n")
+    return [each.request_id for each in read_run(path)[1]]
 
-    assert run_virtual(main()) == [1, 2]
+
+def soon(path: Path, count: int) -> None:
+    """That many records are in the file, and nobody asks the recorder for them."""
+    for _ in range(3000):
+        if len(read_run(path)[1]) >= count:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{len(read_run(path)[1])} records, expected {count}")
+
+
+@contextmanager
+def room(more: int, path: Path) -> Iterator[None]:
+    """A disk with so many bytes left: no file of this process grows beyond."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + more, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_record_is_in_the_file_soon_without_anybody_asking(tmp_path: Path) -> None:
+    kept = Recorder(tmp_path / "run.jsonl", HEADER)
+    assert read_run(tmp_path / "run.jsonl")[0].writer == "gateway", "the header is there from the start"
+    for count, name in enumerate(("a", "b"), start=1):
+        kept.on_record(record(name))
+        soon(tmp_path / "run.jsonl", count)
+    kept.close()
+
+
+def test_many_records_are_written_before_their_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "LONGEST_UNWRITTEN", 3600.0)
+    kept = Recorder(tmp_path / "run.jsonl", HEADER)
+    for number in range(recorder.MOST_UNWRITTEN):
+        kept.on_record(record(str(number)))
+    soon(tmp_path / "run.jsonl", recorder.MOST_UNWRITTEN)
+    kept.close()
 
 
 def test_a_run_file_that_was_there_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "run.jsonl"
-
-    async def serve(*names: str) -> None:
-        recorder = Recorder(path, Header(writer="gateway"))
-        for name in names:
-            recorder.on_record(record(name))
-        recorder.close()
-
     with caplog.at_level(logging.INFO):
-        for names in (("a", "b"), (), ("c",)):
-            asyncio.run(serve(*names))
-    (kept,) = set(tmp_path.iterdir()) - {path}  # of the second gateway nothing was worth keeping
-    assert [each.request_id for each in read_run(kept)[1]] == ["a", "b"]
-    assert [each.request_id for each in read_run(path)[1]] == ["c"]
-    assert f"{path} was there before: it is kept as {kept}" in caplog.text
+        for group in (("a", "b"), (), ("c",)):
+            kept = Recorder(path, HEADER)
+            for name in group:
+                kept.on_record(record(name))
+            kept.close()
+    (older,) = set(tmp_path.iterdir()) - {path}  # of the second gateway nothing was worth keeping
+    assert names(older) == ["a", "b"]
+    assert names(path) == ["c"]
+    assert f"{path} was there before: it is kept as {older}" in caplog.text
 
 
-def test_a_full_disk_is_said_once_and_stops_no_request(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        recorder = Recorder(Path("/dev/null"), Header(writer="gateway"))
-        recorder._file.close()
-        recorder._file = io.BufferedWriter(io.FileIO("/dev/full", "wb"))
-        for name in ("a", "b"):
-            recorder.on_record(record(name))
-            await asyncio.sleep(LONGEST_UNWRITTEN + 0.1)
-        recorder.close()
+def test_a_file_of_another_kind_is_kept_too(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("one line")
+    Recorder(path, HEADER).close()
+    (older,) = set(tmp_path.iterdir()) - {path}
+    assert older.read_text() == "one line"
 
-    run_virtual(main())
+
+def test_a_full_disk_leaves_whole_lines_and_once_there_is_room_nothing_is_missing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, dropped = tmp_path / "run.jsonl", list[int]()
+    kept = Recorder(path, HEADER, dropped.append)
+    kept.on_record(record("first"))
+    assert kept.flush()
+    with room(7 * len(to_line(record("0"))) // 2, path):
+        for number in range(10):
+            kept.on_record(record(str(number)))
+        assert not kept.flush()
+        assert names(path) == ["first", "0", "1", "2"], "what there was room for, and no part of a line"
+        kept.on_record(record("late"))
+        assert not kept.flush()
+    assert kept.flush()
+    assert names(path) == ["first", *map(str, range(10)), "late"]
+    assert dropped == []
+    kept.close()
+    said = [each.getMessage() for each in caplog.records]
+    assert [text for text in said if "cannot be written" in text] == [
+        f"{path} cannot be written (File too large): tried again until it can; see kendall_dropped_records_total"
+    ]
+    assert f"{path} is written again; 0 records were dropped meanwhile" in said
+
+
+def test_what_no_longer_fits_in_memory_is_dropped_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(recorder, "QUEUE_BYTES", 20 * len(to_line(record("00"))))
+    path, dropped = tmp_path / "run.jsonl", list[int]()
+    kept = Recorder(path, HEADER, dropped.append)
+    with room(0, path):
+        for number in range(100):
+            kept.on_record(record(f"{number:02}"))
+        assert not kept.flush()
+    assert kept.flush()
+    kept.on_record(record("after"))
+    kept.close()
+    assert len(names(path)) + sum(dropped) == 101
+    assert names(path)[-1] == "after"
+    assert sum(dropped) >= 80
+    assert f"{sum(dropped)} records were dropped meanwhile" in caplog.text
+
+
+def test_records_that_the_end_finds_unwritten_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    dropped = list[int]()
+    kept = Recorder(Path("/dev/full"), HEADER, dropped.append)
+    for name in ("a", "b"):
+        kept.on_record(record(name))
+    kept.close()
+    assert sum(dropped) == 2
     assert caplog.text.count("No space left on device") == 1
+    assert "the last 2 records could not be written to /dev/full" in caplog.text
+
+
+def test_a_disk_that_hangs_is_waited_for_once_and_not_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each wait has a bound; a wait without one hangs this test."""
+    waits, answers = [], threading.Event()
+    kept = Recorder(tmp_path / "run.jsonl", HEADER)
+    append = kept._file.append
+    monkeypatch.setattr(kept._file, "append", lambda data: (answers.wait(), append(data))[1])
+    wait_for = kept._changed.wait_for
+
+    def watched(predicate: object, timeout: float | None = None) -> bool:
+        if threading.current_thread() is threading.main_thread():
+            waits.append(timeout)
+        return wait_for(predicate, timeout)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(kept._changed, "wait_for", watched)
+    kept.on_record(record("a"))
+    assert not any(kept.flush() for _ in range(5))
+    assert waits == [recorder.PATIENCE]
+    monkeypatch.setattr(recorder, "LAST_LINES", 0.01)
+    kept.close()
+    answers.set()
+    kept._thread.join(30)
+    assert names(tmp_path / "run.jsonl") == ["a"]
+
+
+def test_a_pipe_that_nobody_reads_is_like_a_full_disk(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    kept = Recorder(path, HEADER)
+    kept.on_record(record("a"))
+    assert not kept.flush()
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    assert kept.flush()
+    kept.close()
+    assert len(os.read(reader, 1 << 16).splitlines()) == 2
+    os.close(reader)
+
+
+def test_state_drain_and_metrics_do_not_depend_on_the_file() -> None:
+    async def main() -> None:
+        async with running(record_file=Path("/dev/full")) as (app, gateway):
+            assert (await call(app, "POST", "/v1/completions", completion())).status == 200
+            assert (await call(app, "GET", "/admin/state")).status == 200
+            assert (await call(app, "POST", "/admin/drain")).json() == {"drained": True}
+        text = gateway.metrics.exposition().decode()
+        assert "kendall_dropped_records_total 1.0" in text
+
+    asyncio.run(main())
+
+
+def test_a_path_that_cannot_be_written_is_found_before_an_engine_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+
+    def no_engine(_: object) -> None:
+        raise AssertionError("an engine was chosen")
+
+    monkeypatch.setattr(serving, "choose_engine", no_engine)
+    monkeypatch.setattr(cli, "configure_logs", lambda _: None)
+    for option in ("--record-file", "--state-file"):
+        with pytest.raises(SystemExit) as stop:
+            kendall.cli.main(["serve", "tiny", "--engine", "emulated", "--port", "0", option, str(file / "below" / "run.jsonl")])
+        assert stop.value.code == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"kendall: got {option} {file}/below/run.jsonl; expected a file that can be written (Not a directory)")
+        assert said.count("\n") == 1
+
+
+def test_the_check_of_a_path_leaves_no_file_behind_and_changes_none(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "run.jsonl"
+    check_writable("--record-file", path)
+    assert not path.exists()
+    path.write_text("there")
+    check_writable("--record-file", path)
+    assert path.read_text() == "there"
+    os.mkfifo(tmp_path / "pipe")
+    check_writable("--record-file", tmp_path / "pipe")  # its reader may come later
+    with pytest.raises(SpecError, match="Is a directory"):
+        check_writable("--record-file", tmp_path)

@@ -1,0 +1,69 @@
+"""The predicting process itself: `python -m server.live.predictor_process DESCRIPTOR`, until the gateway is gone.
+
+A thread reads the questions, so that the end of the gateway ends it in the middle of one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import queue
+import signal
+import socket
+import sys
+import threading
+import traceback
+from typing import Any
+
+from server.live.predictor import SIZE_BYTES, framed
+
+NICENESS = 10
+PR_SET_PDEATHSIG = 1
+Question = tuple[int, str, tuple[Any, ...]]
+
+
+def main(descriptor: int) -> None:
+    """Answer one question after the other."""
+    os.nice(NICENESS)
+    for number in (signal.SIGINT, signal.SIGHUP):  # of a terminal: they are for the gateway
+        signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux":  # also where one long computation keeps the thread below from reading
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    connection = socket.socket(fileno=descriptor)
+    questions: queue.SimpleQueue[Question] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(connection, questions), daemon=True).start()
+    while True:
+        connection.sendall(_answer(*questions.get()))
+
+
+def _receive(connection: socket.socket, questions: queue.SimpleQueue[Question]) -> None:
+    with connection.makefile("rb") as incoming:
+        while len(size := incoming.read(SIZE_BYTES)) == SIZE_BYTES:
+            questions.put(pickle.loads(incoming.read(int.from_bytes(size, "big"))))
+    os._exit(0)
+
+
+def _answer(number: int, function: str, arguments: tuple[Any, ...]) -> bytes:
+    from server.live import predicting  # noqa: PLC0415 - only here is the mathematics loaded, and with the first question
+
+    try:
+        return framed((number, True, getattr(predicting, function)(*arguments)))
+    except Exception as error:  # noqa: BLE001 - raised again in the gateway
+        return _failure(number, error)
+
+
+def _failure(number: int, error: Exception) -> bytes:
+    """The error with its traceback as a note; where it cannot be sent as it is, one that says the same."""
+    said = "".join(traceback.format_exception(error))
+    error.add_note(said)
+    try:
+        data = framed((number, False, error))
+        pickle.loads(data[SIZE_BYTES:])
+    except Exception:  # noqa: BLE001
+        return framed((number, False, RuntimeError(said)))
+    return data
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

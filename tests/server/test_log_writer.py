@@ -1,0 +1,223 @@
+"""A log that nobody reads costs lines, counted, and nothing else; one kind of line cannot fill it."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import subprocess
+import sys
+import threading
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+
+from server import log_writer, logs
+from server.log_writer import LINES_OF_A_KIND, PROMPT, QUEUE_BYTES, WINDOW, LogWriter, Repeats, write_all
+from server.metrics import Metrics
+
+LONG = "x" * 10_000
+
+
+class Pipe:
+    """A log whose reader reads when it is told to, and the time that the writer sees."""
+
+    def __init__(self) -> None:
+        self.outgoing, self.incoming = os.pipe()
+        self.now = 0.0
+        self.writer = LogWriter(partial(write_all, self.incoming), now=lambda: self.now)
+        self.log = logging.Logger("test")
+        self.log.addHandler(self.writer)
+        self._read = bytearray()
+        self._reading = threading.Thread(target=self._read_all)
+
+    def read(self) -> None:
+        self._reading.start()
+
+    def lines(self) -> list[str]:
+        """Once everything is written."""
+        assert self.writer.written(30)
+        os.close(self.incoming)
+        self._reading.join()
+        return self._read.decode().splitlines()
+
+    def _read_all(self) -> None:
+        while chunk := os.read(self.outgoing, 1 << 16):
+            self._read += chunk
+        os.close(self.outgoing)
+
+
+@pytest.fixture
+def pipe() -> Pipe:
+    return Pipe()
+
+
+def test_lines_that_nobody_reads_are_dropped_and_counted_and_the_first_that_is_read_after_them_says_so(pipe: Pipe) -> None:
+    sent = 2 * QUEUE_BYTES // len(LONG)
+    for number in range(sent):
+        pipe.log.warning(PROMPT, number, LONG)  # returns, though nobody reads
+    dropped = pipe.writer.dropped["blocked"]
+    pipe.read()
+    *written, last = pipe.lines()
+    assert dropped > sent / 3
+    assert len(written) + dropped == sent
+    assert [int(line.split()[1][:-1]) for line in written] == list(range(len(written))), "in order, and the oldest ones"
+    assert last == f"{dropped} log lines were dropped because they could not be written"
+
+
+def test_a_line_larger_than_the_queue_is_written(pipe: Pipe) -> None:
+    pipe.read()
+    pipe.log.warning("y" * (2 * QUEUE_BYTES))
+    assert [len(line) for line in pipe.lines()] == [2 * QUEUE_BYTES]
+
+
+def test_one_kind_of_line_has_a_rate_and_the_rest_is_one_line(pipe: Pipe) -> None:
+    pipe.read()
+    for number in range(1_050):
+        pipe.log.warning("Invalid HTTP request received from %d.", number)
+    pipe.log.error("another kind")
+    assert pipe.writer.dropped["repeated"] == 1_050 - LINES_OF_A_KIND
+    pipe.now = WINDOW
+    for _ in range(2):
+        pipe.log.warning("Invalid HTTP request received from %d.", -1)
+    lines = pipe.lines()
+    said = [line for line in lines if "more lines of" in line]
+    assert said == [f"{1_050 - LINES_OF_A_KIND} more lines of test like this within {WINDOW:g} s: Invalid HTTP request received from %d."]
+    assert lines.count("Invalid HTTP request received from -1.") == 2
+    assert len([line for line in lines if line.startswith("Invalid")]) == LINES_OF_A_KIND + 2
+    assert "another kind" in lines
+
+
+def test_a_slow_stream_of_one_kind_is_never_cut() -> None:
+    repeats, record = Repeats(), logging.LogRecord("a", logging.INFO, "", 0, "line", (), None)
+    assert all(repeats.admit(record, at * WINDOW / LINES_OF_A_KIND) for at in range(10 * LINES_OF_A_KIND))
+
+
+def test_the_table_of_kinds_has_a_bound_and_knows_what_it_left_out() -> None:
+    repeats = Repeats()
+    records = [logging.LogRecord("a", logging.INFO, "", 0, f"line {number}", (), None) for number in range(10 * log_writer.MOST_KINDS)]
+    admitted = sum(repeats.admit(record, 0.0) for record in records)
+    assert len(repeats._windows) <= log_writer.MOST_KINDS + 1
+    assert admitted + sum(repeats.left_out(WINDOW).values()) == len(records)
+    assert repeats.admit(records[-1], WINDOW)
+    assert len(repeats._windows) == 1, "windows that are over are forgotten"
+
+
+def test_what_log_prompts_asks_for_is_written_every_time(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "log", pipe.log)
+    pipe.read()
+    for number in range(3 * LINES_OF_A_KIND):
+        logs.log_prompt(str(number), SimpleNamespace(prompt="hello"))  # type: ignore[arg-type]
+    assert len(pipe.lines()) == 3 * LINES_OF_A_KIND
+
+
+def test_a_line_that_cannot_be_formatted_or_encoded_is_told(pipe: Pipe) -> None:
+    pipe.read()
+    pipe.log.warning("%d requests", "many")
+    pipe.log.warning("a lone surrogate: \ud800")
+    first, second = pipe.lines()
+    assert "could not be formatted (TypeError): '%d requests'" in first
+    assert second == "a lone surrogate: \\ud800"
+
+
+def test_a_log_that_cannot_be_written_is_counted_and_said_once_it_can() -> None:
+    broken, written = True, list[bytes]()
+
+    def write(data: bytes) -> None:
+        if broken:
+            raise OSError(28, "No space left on device")
+        written.append(data)
+
+    writer = LogWriter(write)
+    log = logging.Logger("test")
+    log.addHandler(writer)
+    log.warning("one")
+    log.warning("two")
+    assert writer.written(30)
+    broken = False
+    log.warning("three")
+    assert writer.written(30)
+    assert writer.dropped["unwritable"] == 2
+    assert written == [b"three\n", b"2 log lines were dropped because they could not be written\n"]
+
+
+def test_a_library_that_closes_every_handler_does_not_end_the_log(pipe: Pipe) -> None:
+    """`logging.config.dictConfig` does, and vLLM calls it while the gateway runs."""
+    pipe.read()
+    pipe.log.warning("before")
+    pipe.writer.close()
+    pipe.log.warning("after")
+    assert pipe.lines() == ["before", "after"]
+
+
+def test_a_pipe_that_does_not_block_loses_nothing(pipe: Pipe) -> None:
+    """Some supervisors hand over such a one."""
+    fcntl.fcntl(pipe.incoming, fcntl.F_SETFL, os.O_NONBLOCK)
+    for number in range(100):
+        pipe.log.warning(f"{number} {LONG}")
+    pipe.read()
+    assert len(pipe.lines()) == 100
+
+
+NOBODY_READS = """
+import logging, sys
+from server.logs import LogSettings, configure_logs, end_logs
+
+configure_logs(LogSettings(format="json"))
+for number in range(2000):
+    logging.warning(f"{number} " + "x" * 1000)
+end_logs()
+sys.stderr.write("y" * 1_000_000)  # somebody else's last words
+sys.stderr.flush()
+"""
+
+
+def test_a_process_whose_log_nobody_reads_ends() -> None:
+    with subprocess.Popen([sys.executable, "-c", NOBODY_READS], stderr=subprocess.PIPE) as process:
+        assert process.wait(60) == 0
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith(b'{"time"')
+
+
+FORKS = """
+import logging, os
+from server.logs import LogSettings, configure_logs, end_logs
+
+configure_logs(LogSettings())
+logging.warning("the parent")
+end_logs()
+if os.fork() == 0:
+    logging.warning("the child")
+    end_logs()
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_a_forked_child_writes_its_own_lines() -> None:
+    found = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=60, check=True)
+    assert [line.split("  ")[-1] for line in found.stderr.splitlines()] == ["the parent", "the child"]
+
+
+@pytest.fixture
+def configured(monkeypatch: pytest.MonkeyPatch) -> LogWriter:
+    writer = LogWriter(lambda _: None)
+    monkeypatch.setattr(logs, "_writers", [writer])
+    return writer
+
+
+def test_the_metric_counts_by_reason(configured: LogWriter) -> None:
+    configured.dropped["blocked"] = 3
+    text = Metrics().exposition().decode()
+    assert "# TYPE kendall_dropped_log_lines_total counter" in text
+    assert 'kendall_dropped_log_lines_total{reason="blocked"} 3.0' in text
+    assert 'kendall_dropped_log_lines_total{reason="repeated"} 0.0' in text
+
+
+def test_vllms_own_lines_in_this_process_go_the_same_way(configured: LogWriter) -> None:
+    logger = logging.getLogger("vllm.test.route")
+    logger.addHandler(logging.StreamHandler())
+    logger.propagate = False
+    logs.route(logger.name)
+    assert (logger.handlers, logger.propagate) == ([], True)

@@ -1,0 +1,226 @@
+"""SIGHUP: what can change while the gateway serves is taken up, the rest is named, and nothing ends the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import os
+import signal
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kendall.cli
+from policies import SpecError
+from server import cli, serving
+from server.overload.limits import OverloadSettings
+from server.reloading import Reloader, differences
+from server.security.keys import read_keys
+from server.security.settings import SecuritySettings, TlsSettings
+from server.settings import Settings
+from tests.server.asgi import Call, call, completion, running
+from tests.server.processes import SocketCall, gateway
+from tests.server.test_gateway_signals import FAST, body, ended
+from tests.serving import self_signed
+
+
+def keys(*texts: str) -> SecuritySettings:
+    return SecuritySettings(api_keys=read_keys("--api-key", texts, None))
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+async def status(app: Any, key: str) -> int:
+    return (await call(app, "POST", "/v1/completions", completion(), bearer(key))).status or 0
+
+
+def test_keys_are_revoked_and_added_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with running(security=keys("the-first-key-of-all", "the-second-key-of-all")) as (app, gateway):
+            after = dataclasses.replace(gateway.settings, security=keys("the-second-key-of-all", "the-third-key-of-all"))
+            assert [await status(app, f"the-{name}-key-of-all") for name in ("first", "second", "third")] == [200, 200, 401]
+            await Reloader(gateway, app, lambda: after, lambda: None).reload()
+            assert [await status(app, f"the-{name}-key-of-all") for name in ("first", "second", "third")] == [401, 200, 200]
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(main())
+    assert "SIGHUP: reloaded 2 API keys and 0 admin keys, the bounds of the queue, log level info" in caplog.text
+
+
+def test_bounds_and_rates_are_in_force_from_the_next_call() -> None:
+    async def main() -> None:
+        async with running("single") as (app, gateway):
+            reloader = Reloader(gateway, app, lambda: dataclasses.replace(gateway.settings, overload=overload), lambda: None)
+            overload = OverloadSettings(max_num_queued_reqs=1, overload_status=503)
+            await reloader.reload()
+            first = Call(app, "POST", "/v1/completions", completion(max_tokens=300))
+            while not gateway.batcher.unanswered:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            assert (await call(app, "POST", "/v1/completions", completion())).status == 503
+            overload = OverloadSettings(rate_limit=0.001, rate_limit_burst=1000.0)
+            await reloader.reload()
+            statuses = [(await call(app, "POST", "/v1/completions", completion())).status for _ in range(2)]
+            assert statuses == [200, 429]
+            overload = OverloadSettings()
+            await reloader.reload()
+            assert (await call(app, "POST", "/v1/completions", completion())).status == 200
+            await first.task
+
+    asyncio.run(main())
+
+
+def test_what_needs_a_restart_is_named_and_not_in_force(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with running("single") as (app, gateway):
+            before = gateway.settings
+            after = dataclasses.replace(
+                before,
+                policy="dynamic",
+                port=9,
+                overload=OverloadSettings(priority_aging=3.0),
+                logs=dataclasses.replace(before.logs, prompts=True),
+            )
+            await Reloader(gateway, app, lambda: after, lambda: None).reload()
+            assert gateway.settings == before
+
+    asyncio.run(main())
+    assert "in force only after a restart: --port, --policy, --log-prompts, --priority-aging" in caplog.text
+
+
+def test_options_of_a_part_have_the_name_of_their_flag() -> None:
+    before = Settings(model="tiny", served_model_name="tiny")
+    after = dataclasses.replace(before, security=SecuritySettings(tls=TlsSettings(ca_certs=Path("ca.pem"))), shutdown_delay=1.0)
+    assert differences(before, after) == ["--shutdown-delay", "--ssl-ca-certs"]
+    assert differences(before, before) == []
+
+
+@pytest.mark.parametrize("error", [SpecError("got --policy 'nonsense'; expected a policy"), OSError("the disk is gone"), KeyError("what")])
+def test_a_configuration_that_is_wrong_changes_nothing(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    def read() -> Settings:
+        raise error
+
+    async def main() -> None:
+        async with running("single") as (app, gateway):
+            before, guard = gateway.settings, app.guard  # type: ignore[attr-defined]
+            await Reloader(gateway, app, read, lambda: None).reload()
+            assert gateway.settings is before
+            assert app.guard is guard  # type: ignore[attr-defined]
+
+    asyncio.run(main())
+    assert f"SIGHUP: nothing was reloaded: {error}" in caplog.text
+
+
+def test_the_log_level_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = logging.getLogger()
+
+    async def main() -> None:
+        async with running("single") as (app, gateway):
+            after = dataclasses.replace(gateway.settings, logs=dataclasses.replace(gateway.settings.logs, level="error"))
+            await Reloader(gateway, app, lambda: after, lambda: None).reload()
+
+    level = root.level
+    try:
+        asyncio.run(main())
+        assert root.level == logging.ERROR
+    finally:
+        root.setLevel(level)
+
+
+def test_the_command_reads_its_own_settings_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flags and environment as they were given, files as they are now."""
+    file, keys_file = tmp_path / "kendall.toml", tmp_path / "keys"
+    file.write_text("max-num-queued-reqs = 5\npolicy = 'single'\nlog-level = 'info'\n")
+    keys_file.write_text("a-key-of-some-length\n")
+    monkeypatch.setenv("KENDALL_LOG_LEVEL", "warning")
+    found: list[Any] = []
+
+    def serve(settings: Settings, *, read_again: Any) -> int:
+        found.append(settings)
+        file.write_text("max-num-queued-reqs = 7\npolicy = 'dynamic'\nlog-level = 'debug'\n")
+        keys_file.write_text("another-key-of-some-length\n")
+        found.append(read_again())
+        file.write_text("max-num-queued-reqs = 'seven'\n")
+        with pytest.raises(SpecError, match="expected a whole number"):
+            read_again()
+        return 0
+
+    monkeypatch.setattr(serving, "serve", serve)
+    monkeypatch.setattr(cli, "configure_logs", lambda _: None)
+    with pytest.raises(SystemExit) as stop:
+        kendall.cli.main(["serve", "--config", str(file), "--policy", "elastic", "--api-key-file", str(keys_file)])
+    assert stop.value.code == 0
+    before, after = found
+    assert (before.overload.max_num_queued_reqs, after.overload.max_num_queued_reqs) == (5, 7)
+    assert before.policy == after.policy == "elastic"
+    assert before.logs.level == after.logs.level == "warning"
+    assert before.security.api_keys != after.security.api_keys
+    assert differences(before, after) == ["--api-keys", "--max-num-queued-reqs"]
+
+
+def test_a_gateway_takes_up_keys_and_certificate_and_survives_what_is_wrong(tmp_path: Path) -> None:
+    keys_file = tmp_path / "keys"
+    keys_file.write_text("the-old-key-of-some-length\n")
+    certificate, key = self_signed(tmp_path)
+    arguments = ["tiny", "--engine", "emulated", "--latency", FAST, "--api-key-file", str(keys_file)]
+    arguments += ["--ssl-certfile", str(certificate), "--ssl-keyfile", str(key)]
+    log = tmp_path / "gateway.log"
+
+    async def hung_up(running: Any, said: str, times: int) -> None:
+        os.kill(running.pid, signal.SIGHUP)
+        async with asyncio.timeout(20):
+            while log.read_text().count(said) < times:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+    async def main() -> None:
+        running = gateway(tmp_path, *arguments)
+        address = "127.0.0.1", int(running.url.rpartition(":")[2])
+
+        def shown() -> str:
+            return ssl.get_server_certificate(address)
+
+        async with asyncio.timeout(60), running:
+            while "ready:" not in log.read_text():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            first = await asyncio.to_thread(shown)
+            keys_file.write_text("the-new-key-of-some-length\n")
+            self_signed(tmp_path)
+            await hung_up(running, "SIGHUP: reloaded 1 API key and 0 admin keys, the certificate", 1)
+            second = await asyncio.to_thread(shown)
+            assert first != second == certificate.read_text()
+            keys_file.write_text("# none\n")
+            await hung_up(running, "SIGHUP: nothing was reloaded: got --api-key-file", 1)
+            keys_file.write_text("the-new-key-of-some-length\n")
+            certificate.write_text("nonsense")
+            await hung_up(running, "SIGHUP: nothing was reloaded: got TLS files", 1)
+            assert await asyncio.to_thread(shown) == second
+            os.kill(running.pid, signal.SIGTERM)
+            await ended(running, 30)
+
+    asyncio.run(main())
+
+
+def test_a_hangup_at_any_time_ends_nothing(tmp_path: Path) -> None:
+    """From the first line of the log on, also while nothing serves yet; the gateway's own processes do not end by it either."""
+
+    async def main() -> None:
+        running = gateway(tmp_path, "tiny", "--engine", "emulated", "--latency", FAST, "--prediction-interval", "0.2")
+        async with asyncio.timeout(60), running:
+            while not (tmp_path / "gateway.log").read_text():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            for _ in range(50):
+                os.killpg(running.pid, signal.SIGHUP)
+                await asyncio.sleep(0.02)
+            await running.ready()
+            os.killpg(running.pid, signal.SIGHUP)
+            made = await SocketCall(running.url, body(5, stream=False)).send()
+            assert (await made.answer())[0] == 200
+            os.kill(running.pid, signal.SIGTERM)
+            os.kill(running.pid, signal.SIGHUP)
+            await ended(running, 30)
+
+    asyncio.run(main())
