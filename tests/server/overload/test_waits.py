@@ -72,7 +72,8 @@ def saw(of: Waits, *services: float, first_token: float = 0.01) -> None:
 def batch(policy: str, at: float, *, size: int, arrived_at: float = 0.0, told: float | None = None) -> Any:
     """What waits read of a dispatch."""
     work = SimpleNamespace(request=SimpleNamespace(arrived_at=arrived_at))
-    ticket = SimpleNamespace(work=work, told=None if told is None else (0, told), interruptions=0, at=SimpleNamespace(first_token=None))
+    untouched = {"interruptions": 0, "at": SimpleNamespace(first_token=None), "ending": SimpleNamespace(output_tokens=0)}
+    ticket = SimpleNamespace(work=work, told=None if told is None else (0, told), **untouched)
     return SimpleNamespace(policy=parse_policy(policy), policy_text="in force", server_id=0, dispatched_at=at, tickets=[ticket] * size)
 
 
