@@ -67,6 +67,7 @@ def test_every_file_that_the_document_names_is_there_and_no_other_host_is_named(
 def test_a_viewer_gets_everything_first_and_then_what_changed() -> None:
     async def main() -> None:
         async with running() as (app, gateway):
+            await asyncio.sleep(1.0)  # the first tick may still have seen it start
             viewer = Call(app, "GET", "/live/events")
             await viewer.started.wait()
             await asyncio.sleep(3.5)
@@ -189,6 +190,7 @@ def test_who_was_too_slow_gets_everything_again() -> None:
 def test_the_stream_ends_once_the_gateway_leaves_and_not_while_it_answers() -> None:
     async def main() -> None:
         async with running("single") as (app, gateway):
+            await asyncio.sleep(1.0)  # the first tick may still have seen it start
             viewer = Call(app, "GET", "/live/events")
             requests = [Call(app, "POST", "/v1/completions", completion(max_tokens=1500)) for _ in range(3)]
             await asyncio.sleep(1.5)
