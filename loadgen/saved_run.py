@@ -56,6 +56,8 @@ def _result(parts: Sequence[tuple[Path, Header, list[Record]]]) -> LoadResult:
     missing = tuple(header.configuration.get("missing") or ())
     if ended is None and isinstance(asked, int) and len(records) < asked:
         missing = (f"the run was killed, or still goes on: {len(records)} of {asked} requests recorded",)
+    elif ended is False and not missing and isinstance(asked, int) and len(records) < asked:
+        missing = (f"the file was cut: {len(records)} of {asked} requests are in it",)
     missing += tuple(_repeated(records))
     return LoadResult(header, records, lateness(records), bool(ended), held_back(records), missing)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from policies.text import SpecError
 
@@ -15,20 +16,38 @@ class Folder(type(Path())):  # type: ignore[misc] # PosixPath
 
 @dataclass(frozen=True, slots=True)
 class FileToWrite:
-    """The type of an option that takes a file. Raises SpecError for a folder, before anything is measured."""
+    """The type of an option that takes a file. Raises SpecError for a folder or where none can be made, before anything is measured."""
 
     example: str
+    tried: bool = True  # False where the command tries it later
 
     def __call__(self, value: str | Path) -> Path:
         """The file."""
         if is_folder(value):
             raise SpecError(f"got the folder {value}; expected a file, for example {Path(value) / self.example}")
+        if self.tried:
+            check_writable(Path(value))
         return Path(value)
 
     @property
     def __name__(self) -> str:
         """For the help."""
         return "path"
+
+
+def check_writable(path: Path) -> None:
+    """Raises SpecError where the file could not be written: an existing one is opened, for a new one the nearest folder is tried."""
+    try:
+        if path.exists():
+            if path.is_file():
+                path.open("ab").close()
+            return
+        folder = next(each for each in path.absolute().parents if each.exists())
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        told = f"got {path}, which cannot be written: {error.strerror}; expected a file in a folder that can be written to"
+        raise SpecError(told) from None
 
 
 def file_or_folder(value: str | Path) -> Path:

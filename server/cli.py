@@ -135,7 +135,9 @@ def serve_command(
     state_file: Annotated[
         Path | None,
         _option(
-            MODEL, "File that keeps the latency law and the estimates over a restart. Default: none.", parser=FileToWrite("state.json")
+            MODEL,
+            "File that keeps the latency law and the estimates over a restart. Default: none.",
+            parser=FileToWrite("state.json", tried=False),
         ),
     ] = None,
     autopilot: Annotated[str, _option(AUTOPILOT, "off | advise (log what it would change) | act (change policy and token limit).")] = "off",
@@ -222,7 +224,7 @@ def serve_command(
         _option(
             LOGS,
             "Write one JSON line per finished request to this file; an older file is renamed. Default: none.",
-            parser=FileToWrite("gateway.jsonl"),
+            parser=FileToWrite("gateway.jsonl", tried=False),
         ),
     ] = None,
     log_level: Annotated[str, _option(LOGS, "debug | info | warning | error.")] = "info",

@@ -36,6 +36,8 @@ from queueing.prediction import predict_model
 from queueing.result import Prediction, Quantiles
 
 SIMULATED = 30_000  # requests per simulation of the sensitivity
+FEWEST_ARRIVALS = 10
+SILENCE, BEYOND_LARGEST = 20.0, 3.0  # mean gaps (one Poisson gap in 5e8 is longer), largest gaps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +81,7 @@ def assess(
     prediction is exact. `history` takes in the batches, and gives the wander of the last hour in place of the window's.
     Limits and shape are those of the epoch. Raises SpecError where a limit lies beyond what the lengths are known for.
     """
-    policy = parse_policy(seen.policy)
+    policy, seen = parse_policy(seen.policy), while_requests_came(seen)
     speeds = Speeds.of(policy, seen, shape)
     slow = None if history is None else history.add(speeds, seen.epoch)
     estimates = estimate(seen, policy, shape, speeds=speeds, slow=slow)
@@ -122,6 +124,19 @@ def assess(
         anchor=anchor,
         model=model,
     )
+
+
+def while_requests_came(seen: Snapshot) -> Snapshot:
+    """The window up to its last arrival, where so long a silence as the present one is no gap of these arrivals: they have stopped.
+
+    A rate that falls with the silence would be compared with the delays of the requests before it.
+    """
+    if seen.arrivals.size < FEWEST_ARRIVALS:
+        return seen
+    gaps = np.diff(seen.arrivals)
+    longest = max(SILENCE * float(gaps.mean()), BEYOND_LARGEST * float(gaps.max()))
+    last = float(seen.arrivals[-1])
+    return seen.ending(last) if seen.now - last > longest else seen
 
 
 def _predicted(

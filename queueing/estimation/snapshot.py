@@ -74,6 +74,10 @@ class Snapshot:
         """With the lengths of what was dispatched since then only."""
         return self._but(carried_from=carried_from)
 
+    def ending(self, now: float) -> Snapshot:
+        """As of another instant; the ends that came after it stay known."""
+        return self._but(now=now)
+
     def since(self, start: float) -> Snapshot:
         """The later part of the window."""
         later = self.arrivals > start

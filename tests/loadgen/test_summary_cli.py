@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,6 +101,25 @@ def test_a_last_line_that_was_cut_is_left_out_and_several_files_are_reported_in_
     assert "4 of 9 requests recorded" in " ".join(out.split())
     kendall("summary", "a.jsonl", "b.jsonl", "--json")
     assert [run["run"] for run in json.loads(capsys.readouterr().out)["runs"]] == ["a.jsonl", "b.jsonl"]
+
+
+def test_a_file_of_a_whole_run_that_was_cut_afterwards_is_invalid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ended = {"arrivals": "poisson:rate=1", "request_rate": 1.0, "num_prompts": 5, "interrupted": False, "missing": []}
+    rows = [
+        Record(request_id=f"load-1-{row}", outcome="completed", intended_at=float(row), sent_at=row + 1e-4, released_at=row + 0.5)
+        for row in range(5)
+    ]
+    write_run(tmp_path / "whole.jsonl", Header(writer="load", configuration=ended), rows)
+    assert json_of("whole.jsonl", capsys)["missing"] == []
+    (tmp_path / "cut.jsonl").write_bytes((tmp_path / "whole.jsonl").read_bytes()[:-20])
+    found = json_of("cut.jsonl", capsys)
+    assert found["missing"] == ["the file was cut: 4 of 5 requests are in it"]
+    assert found["valid"] is False
+
+
+def json_of(name: str, capsys: pytest.CaptureFixture[str]) -> Any:
+    kendall("summary", name, "--json")
+    return json.loads(capsys.readouterr().out)
 
 
 def test_what_is_no_load_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from policies import parse_policy
+from queueing.distributions import parse_distribution
+from queueing.estimation.assess import Limits, assess, while_requests_came
 from queueing.estimation.batch_times import batch_times
 from queueing.estimation.checks import conservation, little_law, utilisation_law
 from queueing.estimation.energy_fit import energy_estimate
@@ -20,8 +22,10 @@ from queueing.estimation.interval import Estimate
 from queueing.estimation.window import Window
 from queueing.fit import Measured, fit_law
 from queueing.latency import LatencyModel
+from queueing.model import Model
 from queueing.record import Record
 from tests.queueing.estimation_runs import LAW, Engine, poisson, seen, serve
+from tests.queueing.estimation_windows import window_of
 
 POLICY = "capped:max_batch_size=8"
 
@@ -218,3 +222,23 @@ def test_a_law_of_the_window_has_the_shape_and_only_speed_and_cv_of_the_run() ->
     assert replace(law, speed=1.0, cv=LAW.cv) == LAW
     assert law.speed == pytest.approx(1.4, rel=0.03)
     assert isinstance(law, LatencyModel)
+
+
+@pytest.mark.parametrize("idle", [30.0, 250.0])
+def test_when_requests_stop_the_comparison_stays_that_of_the_time_before(idle: float) -> None:
+    """A rate that fell with the silence made the page say that the engine does not follow its law."""
+    model = Model(policy=parse_policy(POLICY), output_tokens=parse_distribution("uniform:low=1,high=31"), law=LAW)
+    seen = window_of(model, 0.5, 2000, 3)
+    then, now = (assess(each, LAW, Limits()) for each in (seen, replace(seen, now=seen.now + idle)))
+    assert now.estimates.arrival_rate.value == pytest.approx(then.estimates.arrival_rate.value, rel=0.01)
+    assert now.compared.predicted.value == pytest.approx(then.compared.predicted.value, rel=0.02)
+    assert now.compared.verdict == then.compared.verdict
+
+
+def test_a_pause_that_such_arrivals_make_ends_nothing() -> None:
+    model = Model(policy=parse_policy(POLICY), output_tokens=parse_distribution("uniform:low=1,high=31"), law=LAW)
+    seen = window_of(model, 0.5, 2000, 3)
+    gap = float(np.diff(seen.arrivals).max())
+    assert while_requests_came(replace(seen, now=float(seen.arrivals[-1]) + 1.2 * gap)).now > seen.arrivals[-1]
+    few = replace(seen, arrivals=seen.arrivals[:5])
+    assert while_requests_came(few) is few

@@ -1,0 +1,27 @@
+"""A file that a command is to write is tried before anything is measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from policies.text import SpecError
+from queueing.paths import FileToWrite
+
+
+def test_a_file_that_can_be_written_is_left_as_it_is(tmp_path: Path) -> None:
+    there, new, far = tmp_path / "there.json", tmp_path / "new.json", tmp_path / "not" / "yet" / "made.json"
+    there.write_text("kept")
+    for path in (there, new, far, Path("/dev/null")):
+        assert FileToWrite("law.json")(str(path)) == path
+    assert there.read_text() == "kept"
+    assert list(tmp_path.iterdir()) == [there]
+
+
+def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in ("/proc/x.json", tmp_path / "file" / "below.json"):
+        with pytest.raises(SpecError, match=r"which cannot be written: .*; expected a file in a folder that can be written to"):
+            FileToWrite("law.json")(path)
+    assert FileToWrite("law.json", tried=False)("/proc/x.json") == Path("/proc/x.json")
