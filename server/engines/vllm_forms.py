@@ -25,6 +25,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from .base import BusyError, InvalidSamplingError, Sampling, Structured
+from .vllm_boot import in_daemon
 from .vllm_reader import first_line
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kendall")
 READY = "ready"
+THREADS = "vllm-forms"  # their name
 START_TIMEOUT = 60.0  # seconds until the process can compile: it loads the tokenizer
 MOST_WAITING = 64  # forms that wait for the one before them
 MOST_REMEMBERED = 1024  # forms that are refused without another try
@@ -92,7 +94,7 @@ class FormCompiler:
     async def _ask(self, sampling: Sampling, key: bytes) -> Any:
         worker = await self._started()
         try:
-            return await asyncio.to_thread(worker.ask, sampling, self._limit)
+            return await in_daemon(lambda: worker.ask(sampling, self._limit), THREADS)
         except TimeoutError:
             self._end(worker)
             raise self._remember(
@@ -109,7 +111,7 @@ class FormCompiler:
 
     async def _started(self) -> _Worker:
         if self._worker is None or _has_ended(self._worker):
-            self._worker = asyncio.ensure_future(asyncio.to_thread(_start, self._work, self._configuration))
+            self._worker = in_daemon(lambda: _start(self._work, self._configuration), THREADS)
         starting = self._worker
         try:
             return await asyncio.shield(starting)
