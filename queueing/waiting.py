@@ -8,6 +8,7 @@ from typing import overload
 from policies.core import Request, Waiting
 
 _COMPACT = 4096
+_TAKEN = Waiting(Request(id="", arrived_at=0.0, prompt_tokens=0, max_output_tokens=1))  # in place of those taken, which are not kept
 
 
 class WaitingQueue(Sequence[Waiting]):
@@ -59,6 +60,7 @@ class WaitingQueue(Sequence[Waiting]):
         end = self._head + len(request_ids)
         taken = self._items[self._head : end]
         if [waiting.request.id for waiting in taken] == list(request_ids):
+            self._items[self._head : end] = [_TAKEN] * len(taken)
             self._head = end
             self.prompt_tokens -= _prompt_tokens(taken)
             self._compact()
@@ -78,7 +80,7 @@ class WaitingQueue(Sequence[Waiting]):
         return None
 
     def _compact(self) -> None:
-        """Let go of those taken: all where nobody waits any more, else when they are many and more than those who wait."""
+        """Close the gap of those taken: where nobody waits any more, else when they are many and more than those who wait."""
         if self._head == len(self._items) or (self._head > _COMPACT and 2 * self._head > len(self._items)):
             del self._items[: self._head]
             self._head = 0

@@ -15,7 +15,7 @@ from queueing.record import Outcome
 from server.batcher import Batcher
 from server.cost.stages import Timing
 from server.engines.base import Token, Work
-from server.errors import ApiError, loss_error
+from server.errors import DROPPED_REASON, EVICTED, ApiError, loss_error
 from server.formats import DONE, Format, with_usage
 from server.presence import watch_client
 from server.ticket import Ticket
@@ -179,10 +179,12 @@ class Answer(Response):
 
     async def _write_error(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert self.error is not None
+        headers = self.error.headers() | {"x-request-id": self._options.request_id}
         for ticket in (choice.ticket for choice in self._choices):
             if ticket is not None:
                 ticket.cancel()
-        headers = self.error.headers() | {"x-request-id": self._options.request_id}
+                if ticket.at.dispatched is not None and DROPPED_REASON in headers:
+                    headers[DROPPED_REASON] = EVICTED
         await JSONResponse(self.error.body(), self.error.status, headers)(scope, receive, send)
 
     async def _write_whole(self, send: Send) -> None:
@@ -269,6 +271,7 @@ class Answer(Response):
         timing = f"queue;dur={queue}" if service is None else f"queue;dur={queue}, service;dur={service}"
         return [
             (b"x-kendall-queueing-delay-ms", str(queue).encode()),
+            (b"x-llm-d-flow-queue-duration-ms", b"%d" % round(queue)),
             (b"server-timing", timing.encode()),
             *self._early_headers(),
         ]

@@ -225,5 +225,9 @@ def _add_calibration(app: FastAPI, gateway: Gateway) -> None:
 
     @app.post("/admin/drain", responses=errors(401, 403, 500))
     async def drain() -> dict[str, Any]:
-        await gateway.drain()
-        return {"drained": True}
+        return {"drained": await gateway.drain()}
+
+    @app.delete("/admin/drain", responses=errors(401, 403, 409, 500))
+    async def undo_drain() -> dict[str, Any]:
+        gateway.undo_drain()
+        return {"draining": False}

@@ -71,6 +71,7 @@ class Batcher:
         self._asking = self._ask_again = False
         self._settled = asyncio.Event()  # something met its outcome, or a server became idle
         self._unsettled: dict[str, Ticket] = {}  # not in the queue, or in it: without an outcome yet
+        self._unrecorded = 0  # with an outcome, whose server is not free yet
 
     # what it holds
 
@@ -102,6 +103,11 @@ class Batcher:
     def unanswered(self) -> int:
         """Requests without an outcome."""
         return len(self._unsettled)
+
+    @property
+    def unrecorded(self) -> int:
+        """Requests that have arrived and whose record has not been handed out."""
+        return len(self._unsettled) + self._unrecorded
 
     @property
     def idle(self) -> bool:
@@ -170,6 +176,19 @@ class Batcher:
         self.closing = True
         self.take_back()
         self._ask()
+
+    def reopen(self) -> None:
+        """More will arrive after all: who waits for the end is told that it does not come."""
+        self.closing = False
+        self._settled.set()
+        self._ask()
+
+    async def drained(self) -> bool:
+        """Return once nothing is unanswered, or the queue was opened again: False then."""
+        while self._unsettled and self.closing:
+            self._settled.clear()
+            await self._settled.wait()
+        return self.closing
 
     async def answered(self) -> None:
         """Return once nothing is unanswered."""
@@ -272,6 +291,8 @@ class Batcher:
             observer.on_settle(ticket)
         if ticket.at.server_free is not None or ticket.batch is None:
             self._emit(ticket)
+        else:
+            self._unrecorded += 1
 
     # inside
 
@@ -344,6 +365,7 @@ class Batcher:
     def _free(self, ticket: Ticket, at: float) -> None:
         ticket.at.server_free = at  # the instant that `on_idle` has: the process may lose the CPU between two readings of the clock
         if ticket.outcome is not None:
+            self._unrecorded -= 1
             self._emit(ticket)
 
     def _emit(self, ticket: Ticket) -> None:

@@ -27,8 +27,10 @@ from server.logs import log_prompt
 from server.overload.control import UNSERVED
 from server.overload.limits import check_sequences
 from server.overload.refusal import Refusal
+from server.presence import while_present
 from server.receiving import RECEIVED_AT
 from server.schema import FORCED_FIELD, ChatRequest, CompletionRequest
+from server.security.limits import check_form_size
 from server.security.settings import MAX_BODY_BYTES
 from server.security.wording import brief, excerpt
 
@@ -85,8 +87,10 @@ async def parse(receive: Receive, model: type[_Model], most: int = MAX_BODY_BYTE
     return await parsed(await read_body(receive, most), lambda body: validate(body, model))
 
 
-def _check(gateway: Gateway, call: CompletionRequest | ChatRequest) -> None:
+def _check(gateway: Gateway, call: CompletionRequest | ChatRequest, body_bytes: int) -> None:
     check_model(gateway.settings, call.model)
+    if body_bytes > gateway.settings.security.max_form_bytes and not call.formless:
+        check_form_size(call, gateway.settings.security.max_form_bytes)
     if call.model_extra:
         refuse_unserved(call.model_extra, type(call).model_fields, {"best_of": call.n, **call.harmless})
     if call.stream_options is not None and call.stream_options.include_obfuscation:
@@ -128,11 +132,11 @@ async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[C
     retry = is_retry(scope["headers"])
     try:
         batcher = gateway.admit()
-        _check(gateway, call)
+        _check(gateway, call, len(body))
         if gateway.settings.logs.prompts:
             log_prompt(own_id or call_id, call)
         demand = gateway.overload.demand(scope, call)
-        works = await works_of(
+        making = works_of(
             gateway,
             call,
             call_id,
@@ -142,6 +146,7 @@ async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[C
             retry=retry,
             patience=demand.patience,
         )
+        works = await (making if call.formless else while_present(scope, receive, making))
     except ApiError as error:
         if error.code in UNSERVED:
             ids = [f"{call_id}-{place}" for place in range(sequences)]
@@ -181,11 +186,14 @@ def direct(gateway: Gateway, model: type[CompletionRequest] | type[ChatRequest])
         except ClientDisconnect:
             return  # it never arrived
         except ApiError as error:
+            if error.status not in (429, 503):  # those are counted as rejections
+                gateway.metrics.refused.labels(error.code).inc()
             cut = error.code == "body_too_large"  # before the body's end
             response = Refusal(error) if cut else JSONResponse(error.body(), error.status, error.headers())
             send = stamped(scope, send)
         except Exception:
             log.exception("internal error before a request was queued")
+            gateway.metrics.refused.labels("internal_error").inc()
             failure = ApiError(500, "internal_error", "internal error of the gateway; its log has the details")
             response = JSONResponse(failure.body(), failure.status)
             send = stamped(scope, send)

@@ -17,7 +17,7 @@ from server.configuration.again import is_read_again, reader_of
 from server.configuration.file import ENGINE_TABLE, JSON, take_file
 from server.logs import LogSettings, check_format, check_level, configure_logs, end_logs
 from server.overload.limits import MAX_QUEUED, MAX_SEQUENCES, OverloadSettings
-from server.security.settings import MAX_BODY_BYTES
+from server.security.settings import MAX_BODY_BYTES, MAX_FORM_BYTES, MAX_FORM_COMPILE_TIME
 from server.settings import AutopilotMode, EngineName, Settings
 from server.supervision.settings import SupervisionSettings
 
@@ -210,6 +210,16 @@ def serve_command(
     max_prompt_tokens: Annotated[
         int | None, _option(SECURITY, "Longest prompt in tokens. Default: what the model's context allows.", min=1)
     ] = None,
+    max_form_bytes: Annotated[
+        int, _option(SECURITY, "Largest form of an answer (JSON schema, grammar, choices) in bytes; larger ones get 400.", min=64)
+    ] = MAX_FORM_BYTES,
+    max_form_compile_time: Annotated[
+        float, _option(SECURITY, "Longest time that a form may take to compile; slower ones get 400.", parser=Duration(0.1))
+    ] = MAX_FORM_COMPILE_TIME,
+    max_connections_per_address: Annotated[
+        int | None,
+        _option(SECURITY, "Most connections from one client address; further ones get 429. Default: no limit.", min=1),
+    ] = None,
     allowed_origins: Annotated[
         str | None,
         _option(SECURITY, "Origins that browsers may call from (CORS), a JSON list (vLLM's name). Default: none.", metavar=JSON),
@@ -320,6 +330,9 @@ def serve_command(
             metrics_need_key=metrics_need_key,
             max_body_bytes=max_body_bytes,
             max_prompt_tokens=max_prompt_tokens,
+            max_form_bytes=max_form_bytes,
+            max_form_compile_time=max_form_compile_time,
+            max_connections_per_address=max_connections_per_address,
             allowed_origins=allowed_origins,
             ssl_keyfile=ssl_keyfile,
             ssl_certfile=ssl_certfile,

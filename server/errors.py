@@ -10,6 +10,13 @@ from server.security.wording import brief, public
 
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 MAX_RETRY_AFTER = 120  # seconds; the OpenAI client gives up on more
+DROPPED_REASON = "x-llm-d-request-dropped-reason"  # llm-d's, with its values
+EVICTED = "evicted"  # after its dispatch
+_DROPPED = {
+    "queue_timeout": "rejected-ttl-expired",
+    "shutting_down": "rejected-shutting-down",
+    "engine_unavailable": "rejected-no-endpoints",
+}
 
 
 class ApiError(Exception):
@@ -44,20 +51,21 @@ class ApiError(Exception):
     def headers(self) -> dict[str, str]:
         """`Retry-After` on every 429 and 503, whole seconds, at most 120, and `retry-after-ms` where it is known; on 401 how to come.
 
-        After a 501 OpenAI's clients would ask again.
+        After a 501, and after a 500 that is the request's own fault, OpenAI's clients would ask again.
         """
         if self.status == 401:
             return {"www-authenticate": "Bearer"}
-        if self.status == 501:
+        if self.status == 501 or self.code == OWN_FAULT:
             return {"x-should-retry": "false"}
         if self.status not in (429, 503):
             return {}
         seconds = min(float(MAX_RETRY_AFTER), 1.0 if self.retry_after is None else self.retry_after)
-        whole = {"retry-after": str(max(1, math.ceil(seconds)))}
+        whole = {"retry-after": str(max(1, math.ceil(seconds))), DROPPED_REASON: _DROPPED.get(self.code, "rejected-saturated")}
         return whole if self.retry_after is None else whole | {"retry-after-ms": str(max(1, math.ceil(seconds * 1e3)))}
 
 
-STATUS_OF_LOSS = {"queue_timeout": 429, "queue_full": 429, "engine_unavailable": 503, "shutting_down": 503}
+OWN_FAULT = "engine_error"  # the engine fails over this request alone, and would again
+STATUS_OF_LOSS = {"queue_timeout": 429, "queue_full": 429, "engine_unavailable": 503, "shutting_down": 503, "invalid_request": 400}
 
 
 def loss_error(code: str, message: str) -> ApiError:

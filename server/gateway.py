@@ -48,6 +48,7 @@ class Gateway:
         self.patience = settings.patience
         self.draining = False
         self.leaving = False  # the process ends soon: not ready, but requests are accepted until it drains
+        self.ending = False  # the process shuts down: it drains for good
         self.stuck: str | None = None  # why nothing moves, until another engine serves
         self.on_given_up: Callable[[str], None] | None = None
         self.on_restarted: Callable[[], None] | None = None
@@ -94,13 +95,18 @@ class Gateway:
         )
         self.metrics.gauge_of("in_service", "Sequences in service", lambda: self.batcher.in_service)
         self.metrics.gauge_of(
+            "requests_in_system",
+            "Requests that have arrived and are not counted by outcome yet: received = the sum of kendall_requests_total + these",
+            lambda: self.batcher.unrecorded,
+        )
+        self.metrics.gauge_of(
             "engine_up", "Whether the engine serves: 1 yes, 0 it restarts or has failed for good", lambda: self.supervisor.serving
         )
         self.metrics.gauge_of("engine_restarts", "Restarts of a failed engine since the start", lambda: self.supervisor.restarts)
         self.metrics.serves(capabilities.engine, self.settings.served_model_name)
         self.metrics.switched(format_policy(self._policy), self.max_output_tokens, 0, changed_policy=False)
         if (timeout := self.settings.supervision.stuck_timeout) > 0:
-            watch = StuckWatch(self._batcher, timeout, lambda: self.law, self._on_stuck)
+            watch = StuckWatch(self._batcher, timeout, lambda: self.law, self._on_stuck, self.settings.security.max_form_compile_time)
             self._tasks.append(asyncio.create_task(watch.run(), name="stuck-watch"))
         named = f"{capabilities.engine} engine, model {self.settings.served_model_name}, policy {format_policy(self._policy)}"
         scheme = "http" if self.settings.security.tls.certfile is None else "https"
@@ -132,22 +138,36 @@ class Gateway:
         if self._recorder is not None:
             self._recorder.close()
 
-    async def drain(self) -> None:
-        """Take nothing new; return when everything that had arrived is answered."""
-        self.begin_drain()
+    async def drain(self) -> bool:
+        """Take nothing new; return when everything that had arrived is answered, or False if the drain was undone before."""
+        self._close_queue()
+        if self._batcher is None:
+            return True
+        drained = await self._batcher.drained()
+        self.flush()
+        return drained
+
+    def undo_drain(self) -> None:
+        """Take requests again. Raises ApiError 409: the gateway shuts down."""
+        if self.ending or self.leaving:
+            raise ApiError(409, "shutting_down", "the gateway shuts down; this drain cannot be undone")
+        self.draining = False
         if self._batcher is not None:
-            await self._batcher.answered()
-            self.flush()
+            self._batcher.reopen()
 
     def begin_drain(self) -> None:
-        """Take nothing new; a partial batch waits no longer for company."""
+        """The process ends: take nothing new, for good; a partial batch waits no longer for company."""
+        self.ending = True
+        self._close_queue()
+
+    def _close_queue(self) -> None:
         self.draining = True
         if self._batcher is not None:
             self._batcher.close()
 
     def abandon(self, message: str) -> None:
         """Whoever is not answered yet is told so now: the gateway ends."""
-        self.draining = True
+        self.draining = self.ending = True
         self.supervisor.refuse(message)
         if self._batcher is not None:
             self._batcher.lose_all("shutting_down", message)

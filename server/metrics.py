@@ -58,6 +58,17 @@ class Metrics:
         self.inter_token = self._histogram("inter_token_latency_seconds", "Mean time between two tokens of an answer", SECONDS)
         self.batch_size = self._histogram("batch_size", "Sequences per dispatch (policy continuous: sequences in service after it)", SIZES)
         self.output_tokens = self._histogram("output_tokens", "Output tokens per completed request", TOKENS)
+        self.received = Counter(
+            "kendall_requests_received",
+            "Requests that have arrived, rejected ones included; one per prompt and choice",
+            registry=self.registry,
+        )
+        self.refused = Counter(
+            "kendall_refused_calls",
+            "Calls that were no requests: wrong or not served here, by error code",
+            ["code"],
+            registry=self.registry,
+        )
         labels = ["policy", "outcome"]
         self.requests = Counter("kendall_requests", "Requests that have ended, by outcome", labels, registry=self.registry)
         self.clipped = Counter(
@@ -138,7 +149,9 @@ class Metrics:
         self.engine_info.labels(engine, model, metadata.version("kendall")).set(1)
 
     def on_arrival(self, ticket: Ticket) -> None:
-        """Counted when its outcome is known."""
+        """Its outcome is counted when it is known."""
+        del ticket
+        self.received.inc()
 
     def on_dispatch(self, batch: Batch) -> None:
         """Delays up to the dispatch, and the size."""

@@ -6,11 +6,16 @@ of them closer than its own work, and a perfect Poisson stream looks regular and
 packet as it comes in (SO_TIMESTAMPNS, Linux), but hands the stamp out through `recvmsg` only, which no event loop calls.
 So the transport's own reading is paused and the socket is read here; writing stays the transport's. Elsewhere the
 stamp is the loop's.
+
+A client may send its last byte and wait for its answers (a half-closed connection, RFC 9112 leaves it to the server): what has come whole
+is answered, and the connection closed then. Whether it waits or has gone is asked by an interim response, `100 Continue`, which HTTP/1.1
+clients skip, at once and every 5 s: one that has gone resets the connection, and is noticed by that.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -23,7 +28,8 @@ from typing import Any, cast
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from server.presence import CONNECTION, Connection
+from server.overload.descriptors import Room
+from server.presence import CONNECTION, Connection, HangUps
 
 log = logging.getLogger("kendall")
 RECEIVED_AT = "kendall.received_at"  # key of a request's scope; seconds of the monotonic clock
@@ -31,6 +37,8 @@ SO_TIMESTAMPNS = 35  # Linux on every architecture but a few; Python's socket mo
 _TIMESPEC = struct.Struct("@ll")
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_TIMESPEC.size) if hasattr(socket, "CMSG_SPACE") else 0
 _READ_BYTES = 1 << 16
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+ASK_EVERY = 5.0  # seconds between two questions to a client that has half-closed, or whose end may be behind bytes that are not read
 _RESET = struct.pack("ii", 1, 0)
 READING = 5000  # nanoseconds that a reading of both clocks takes at most, if nothing comes in between
 LONGEST_UNREAD = 60_000_000_000  # nanoseconds that bytes lie with the kernel at most; a stamp of longer ago is another clock's
@@ -58,6 +66,8 @@ class StampedReader:
         self._socket = socket.socket(sock.family, sock.type, sock.proto, fileno=os.dup(sock.fileno()))
         self._clock = WallClock()
         self._reading = False
+        self._at_end = False  # the peer's last byte was read
+        self._asking: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Read what is there and take over. The transport begins to read when connection_made returns: what comes in
@@ -71,21 +81,50 @@ class StampedReader:
             self.resume_reading()
 
     def pause_reading(self) -> None:
-        """What comes in stays with the kernel."""
+        """What comes in stays with the kernel; the end of the connection is noticed all the same."""
         if self._reading:
-            self._reading = False
-            self._loop.remove_reader(self._socket.fileno())
+            self._stop()
+            HangUps.watch(self._loop, self._socket.fileno(), self._transport.abort, self._protocol.ask_whether_gone)
+            self._asking = self._loop.call_later(ASK_EVERY, self._ask)
 
     def resume_reading(self) -> None:
-        """Go on."""
-        if not self._reading and self._socket.fileno() >= 0:
+        """Go on, if there can be more."""
+        if not (self._reading or self._at_end) and self._socket.fileno() >= 0:
+            HangUps.forget(self._loop, self._socket.fileno())
+            self._ask_no_more()
             self._reading = True
             self._loop.add_reader(self._socket.fileno(), self._read)
 
+    def end(self) -> None:
+        """The peer's last byte was read: it waits for its answers, or is gone."""
+        self._stop()
+        self._ask_no_more()
+        self._at_end = True
+        HangUps.watch(self._loop, self._socket.fileno(), self._transport.abort)
+        self._asking = self._loop.call_later(ASK_EVERY, self._ask)
+        self._protocol.answer_what_is_whole()
+
     def close(self) -> None:
         """The connection is lost: let its second descriptor go, or the peer never sees the end."""
-        self.pause_reading()
+        self._stop()
+        self._ask_no_more()
+        if self._socket.fileno() >= 0:
+            HangUps.forget(self._loop, self._socket.fileno())
         self._socket.close()
+
+    def _ask(self) -> None:
+        self._asking = self._loop.call_later(ASK_EVERY, self._ask)
+        self._protocol.ask_whether_gone()
+
+    def _ask_no_more(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            self._asking = None
+
+    def _stop(self) -> None:
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._socket.fileno())
 
     def has_unread(self) -> bool:
         """Whether bytes of the client wait to be read."""
@@ -96,21 +135,48 @@ class StampedReader:
 
     def _read(self) -> None:
         if self._transport.is_closing():
-            self.pause_reading()
+            self._stop()
             return
         try:
             data, ancillary, _, _ = self._socket.recvmsg(_READ_BYTES, _ANCILLARY_BYTES)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            self.pause_reading()
+            self._stop()
             self._transport.abort()
             return
         if data:
             self._protocol.data_received(data, _stamp(ancillary, self._clock))
         else:
-            self.pause_reading()
-            self._transport.close()
+            self.end()
+
+
+class PausedTransport:
+    """What flow control pauses where the transport reads by itself (TLS): one that is paused does not notice its end."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, sock: socket.socket) -> None:
+        self._loop, self._transport, self._socket = loop, transport, sock
+        self._descriptor: int | None = None
+
+    def pause_reading(self) -> None:
+        """TLS has no half-closed connections: whoever sends no more is gone."""
+        self._transport.pause_reading()
+        if self._descriptor is None:
+            with contextlib.suppress(OSError):  # it is closing, or no descriptor is left
+                self._descriptor = os.dup(self._socket.fileno())
+                HangUps.watch(self._loop, self._descriptor, self._transport.abort, self._transport.abort)
+
+    def resume_reading(self) -> None:
+        """Go on."""
+        self.close()
+        self._transport.resume_reading()
+
+    def close(self) -> None:
+        """Let the second descriptor go."""
+        if self._descriptor is not None:
+            HangUps.forget(self._loop, self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = None
 
 
 class WallClock:
@@ -152,9 +218,12 @@ class StampedProtocol(HttpToolsProtocol):
     """uvicorn's protocol, which tells the application when a request's last byte came in and when its client is gone."""
 
     reader_patience: float = 0.0  # seconds that a client may leave its answer unread; 0: for ever
+    room: Room | None = None  # of all connections of a server; None: as many as the system permits
     _received_at: float
     _connection: Connection
     _reader: StampedReader | None = None
+    _paused: PausedTransport | None = None
+    _in_room = False
     _slow: asyncio.TimerHandle | None = None
     _before: Sequence[RequestResponseCycle] = ()  # pipelined requests before the last one, answered or not
 
@@ -163,16 +232,45 @@ class StampedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._connection = Connection(self._read_on)
         sock: Any = transport.get_extra_info("socket")
-        if sock is not None and transport.get_extra_info("sslcontext") is None and stamps_arrivals(sock):
+        if sock is None or not self._may_stay(sock):
+            return
+        if transport.get_extra_info("sslcontext") is not None:
+            self._paused = PausedTransport(self.loop, transport, sock)
+            self.flow = FlowControl(self._paused)  # type: ignore[arg-type]
+        elif stamps_arrivals(sock):
             self._reader = StampedReader(self, transport, sock)
             self.flow = FlowControl(self._reader)  # type: ignore[arg-type]
             self._reader.start()
 
+    def _may_stay(self, sock: socket.socket) -> bool:
+        """Whether there is room for it; one that takes the last room is served itself, by the transport's own reading."""
+        if self.room is None:
+            return True
+        place = self.room.enter(sock.fileno(), self.client)
+        self._in_room = True
+        if place == "any":
+            return True
+        if place == "probes":
+            self.app = cast("Any", self.room.probes_only(cast("Any", self.app)))
+            self.loop.call_later(self.room.longest_probe, self._end_probe)
+        else:
+            self.transport.write(self.room.refusal(place))
+            self.transport.close()
+        return False
+
+    def _end_probe(self) -> None:
+        if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
+            self.transport.close()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Let go of it."""
         self._stop_waiting()
-        if self._reader is not None:
-            self._reader.close()
+        if self.room is not None and self._in_room:
+            self._in_room = False
+            self.room.leave(self.client)
+        for reader in (self._reader, self._paused):
+            if reader is not None:
+                reader.close()
         super().connection_lost(exc)
         for cycle in self._before:  # uvicorn tells the last one only, and would answer the others on a closed connection
             cycle.disconnected = True
@@ -181,6 +279,34 @@ class StampedProtocol(HttpToolsProtocol):
 
     def _read_on(self) -> None:
         self.flow.resume_reading()
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """The transport read the end itself, before its reading was taken over."""
+        if self._reader is None:
+            return None
+        self._reader.end()
+        return True  # not to be closed yet
+
+    def answer_what_is_whole(self) -> None:
+        """No more comes: a request that is not whole never will be, the others are answered, the last of them closes the connection."""
+        if self.cycle is not None and self.cycle.more_body and self.pipeline and self.pipeline[0][0] is self.cycle:
+            self.pipeline.popleft()
+        whole = [cycle for cycle in self._unanswered() if not cycle.more_body]
+        if not whole or whole[0].scope["http_version"] != "1.1":
+            self.transport.close()
+            return
+        whole[-1].keep_alive = False
+        self.ask_whether_gone()
+
+    def ask_whether_gone(self) -> None:
+        """By an interim response where nothing of the answer has been sent; elsewhere what is sent next asks."""
+        oldest = next(iter(self._unanswered()), None)
+        if oldest is None or oldest.response_started or oldest.scope["http_version"] != "1.1" or self.transport.is_closing():
+            return
+        self.transport.write(CONTINUE)
+
+    def _unanswered(self) -> list[RequestResponseCycle]:
+        return [cycle for cycle in (*self._before, self.cycle) if cycle is not None and not cycle.response_complete]
 
     def pause_writing(self) -> None:
         """The client does not read: uvicorn has the answer wait from here on, and somebody has to end the wait."""
@@ -227,10 +353,10 @@ class StampedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
 
-def protocol_with(base: type[StampedProtocol], reader_patience: float) -> type[StampedProtocol]:
-    """`base` for a gateway whose clients may leave an answer unread for so long, seconds.
+def protocol_with(base: type[StampedProtocol], reader_patience: float, room: Room | None = None) -> type[StampedProtocol]:
+    """`base` for a gateway whose clients may leave an answer unread for so long, seconds, and that has so much room for connections.
 
     What a slow reader makes the gateway hold is bounded: 64 KiB in the transport, and what of its own answer is made
     meanwhile (its token limit). Unread means that the transport did not come down from 64 to 16 KiB in that time.
     """
-    return cast("type[StampedProtocol]", type(base.__name__, (base,), {"reader_patience": reader_patience}))
+    return cast("type[StampedProtocol]", type(base.__name__, (base,), {"reader_patience": reader_patience, "room": room}))

@@ -13,6 +13,7 @@ from server.api.structured import Choices, Kind, ResponseFormat, StructuredOutpu
 from server.engines.base import Structured
 
 FORCED_FIELD = "kendall_forced_output_tokens"
+FORM_FIELDS = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 MOST_STOPS, MOST_STOP_CHARACTERS = 16, 1024  # together; each is looked for at every token
 MOST_BAD_WORDS, MOST_BAD_CHARACTERS = 128, 4096  # as many as vLLM takes; it tokenises them on the event loop, 2 us a character
 MOST_STOP_TOKENS = 1024
@@ -148,11 +149,20 @@ class Generation(BaseModel):
         self.form()
         return self
 
+    @property
+    def formless(self) -> bool:
+        """Whether no form is asked for, as nearly always."""
+        texts = self.guided_json is None and self.guided_regex is None and self.guided_choice is None and self.guided_grammar is None
+        return texts and self.response_format is None and self.structured_outputs is None
+
+    def form_field(self) -> str | None:
+        """The field that asks for a form."""
+        return next((name for name in FORM_FIELDS if getattr(self, name) is not None), None)
+
     def form(self) -> Structured | None:
         """The form that the answer must take. Raises ValueError where there are two."""
-        texts = self.guided_json is None and self.guided_regex is None and self.guided_choice is None and self.guided_grammar is None
-        if texts and self.response_format is None and self.structured_outputs is None:
-            return None  # nearly always
+        if self.formless:
+            return None
         guided: dict[Kind, Any] = {
             "json": self.guided_json,
             "regex": self.guided_regex,

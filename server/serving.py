@@ -28,7 +28,7 @@ from server.garbage import settle
 from server.gateway import Gateway
 from server.leaving import ExitBound, say_close, wind_down
 from server.live.state_file import before_its_place
-from server.overload.descriptors import raise_descriptor_limit
+from server.overload.descriptors import Room, raise_descriptor_limit
 from server.receiving import protocol_with, stamps_arrivals
 from server.recorder import check_writable
 from server.reloading import Reloader, hangups, ignore_hangups
@@ -88,7 +88,8 @@ def _vllm_engine(settings: Settings) -> Engine:
     if gateway_cpus:
         os.sched_setaffinity(0, gateway_cpus)
     model = str(make_tiny()) if settings.model == "tiny" else settings.model
-    return VllmEngine(model, engine_args=settings.engine_args, cpus=engine_cpus)
+    form_time = settings.security.max_form_compile_time
+    return VllmEngine(model, engine_args=settings.engine_args, cpus=engine_cpus, form_time=form_time)
 
 
 def split_cpus() -> tuple[set[int], str | None]:
@@ -239,21 +240,22 @@ async def _serve(make: Callable[[], Gateway], sock: socket.socket, hooks: _Hooks
             hooks.on_ready(gateway)
 
     app = create_app(gateway, failed, ready)
-    config = _configuration(app, gateway.settings)
+    room = Room(gateway.metrics.registry, gateway.settings.security.max_connections_per_address)
+    config = _configuration(app, gateway.settings, room)
     server = _Server(config, gateway, hooks.exit_bound, hooks.on_signal)
     with _reloading(gateway, app, config, hooks.read_again):
         await server.serve(sockets=[sock])
     return failures
 
 
-def _configuration(app: FastAPI, settings: Settings) -> uvicorn.Config:
+def _configuration(app: FastAPI, settings: Settings, room: Room) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         log_config=None,  # its loggers go where ours go
         log_level="warning",
         access_log=False,
         proxy_headers=False,  # nothing here asks for the client's address
-        http=protocol_with(LimitedProtocol, settings.supervision.slow_reader_timeout),
+        http=protocol_with(LimitedProtocol, settings.supervision.slow_reader_timeout, room),
         ws="none",
         timeout_graceful_shutdown=math.ceil(settings.shutdown_timeout + 2 * LAST_WORDS),
         timeout_keep_alive=75,

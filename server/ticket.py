@@ -13,7 +13,7 @@ from policies import Running, Waiting
 from queueing.record import Outcome, Record
 from server.cost.stages import Timing
 from server.ending import Ending
-from server.engines.base import EngineEnd, Token, TokenStream, Work
+from server.engines.base import EngineEnd, FailureCode, Token, TokenStream, Work
 from server.supervision.continuing import listener, prepare
 
 if TYPE_CHECKING:
@@ -163,9 +163,9 @@ class Ticket:
         self.at.last_token = self._batcher.now()
         self._batcher.member_ended(self)
 
-    def on_failure(self, message: str) -> None:
-        """The engine lost it."""
-        self._batcher.lose(self, "failed", "engine_unavailable", message)
+    def on_failure(self, message: str, code: FailureCode = "engine_unavailable") -> None:
+        """The engine lost it, or fails over it."""
+        self._batcher.lose(self, "failed", code, message)
 
     def released(self) -> None:
         """The consumer's last byte has left: the sojourn ends here."""

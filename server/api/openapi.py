@@ -17,7 +17,7 @@ STATUSES = {
     401: "The API key is missing or wrong.",
     403: "An API key does not open this, or it may be asked from this machine only.",
     404: "No such model or path.",
-    409: "The engine is in use.",
+    409: "The engine is in use, or the gateway shuts down.",
     413: "The body is too large, or has too many values.",
     429: "Overload: the queue is full, the patience ran out, a target cannot be held, or this key sends too fast.",
     500: "The gateway or the engine failed over this request.",

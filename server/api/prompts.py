@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from server.engines.base import Capabilities, InvalidPromptError, PromptReader
+from server.engines.base import Capabilities, InvalidPromptError, PromptReader, PromptTooLongError
 from server.errors import ApiError
 from server.schema import ChatMessage, ChatRequest, CompletionRequest, Generation
 from server.security.wording import brief
@@ -27,8 +27,14 @@ async def encode(engine: PromptReader, bounds: Capabilities, call: CompletionReq
         else:
             prompts = await _texts(engine, call, bounds.vocab_size)
     except InvalidPromptError as error:
-        raise ApiError(400, "invalid_prompt", str(error)) from None
+        raise refused_prompt(error, "messages" if isinstance(call, ChatRequest) else "prompt") from None
     return prompts if call.truncate_prompt_tokens is None else [_cut(call, bounds, prompt) for prompt in prompts]
+
+
+def refused_prompt(error: InvalidPromptError, param: str) -> ApiError:
+    """What the client is told."""
+    code = "context_length_exceeded" if isinstance(error, PromptTooLongError) else "invalid_prompt"
+    return ApiError(400, code, str(error), param=param)
 
 
 async def _texts(engine: PromptReader, call: CompletionRequest, vocabulary: int) -> list[list[int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.engines.base import InvalidSamplingError, PromptReader, Sampling, UnsupportedError
+from server.engines.base import BusyError, InvalidSamplingError, PromptReader, Sampling, UnsupportedError
 from server.errors import ApiError
 from server.schema import Generation
 
@@ -32,13 +32,15 @@ def sampling_of(call: Generation, limit: int, seed: int | None) -> Sampling:
     )
 
 
-async def check_sampling(engine: PromptReader, sampling: Sampling) -> None:
-    """Ask the engine before anything queues. Raises ApiError 400, or 501 where it has no such thing."""
+async def check_sampling(engine: PromptReader, sampling: Sampling, call: Generation) -> Sampling:
+    """Ask the engine before anything queues; returns the sampling that it is to have. Raises ApiError 400, 501 or 503."""
     if not sampling.needs_check:
-        return
+        return sampling
     try:
-        await engine.check_sampling(sampling)
+        return await engine.check_sampling(sampling)
     except UnsupportedError as error:
         raise ApiError(501, "unsupported", str(error), param=error.param) from None
     except InvalidSamplingError as error:
-        raise ApiError(400, "invalid_request", str(error), param=error.param) from None
+        raise ApiError(400, "invalid_request", str(error), param=error.param or call.form_field()) from None
+    except BusyError as error:
+        raise ApiError(503, "engine_unavailable", str(error)) from None

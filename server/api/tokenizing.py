@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from server.api.answers import Detokenized, Tokenized
 from server.api.models import check_model
 from server.api.openapi import answers, body
-from server.api.prompts import conversation
+from server.api.prompts import conversation, refused_prompt
 from server.call import parse
 from server.engines.base import InvalidPromptError
 from server.errors import ApiError
@@ -86,4 +86,4 @@ async def _tokens(gateway: Gateway, call: TokenizeRequest) -> list[int]:
             return await gateway.steady.encode(call.prompt)
         return await gateway.steady.encode_chat(conversation(call.messages or []), {"add_generation_prompt": call.add_generation_prompt})
     except InvalidPromptError as error:
-        raise ApiError(400, "invalid_prompt", str(error)) from None
+        raise refused_prompt(error, "prompt" if call.messages is None else "messages") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from msgspec.structs import replace
@@ -50,8 +51,16 @@ async def works_of(
             sampling = shared if call.seed is None or not choice else replace(shared, seed=call.seed + choice)
             forced = call.kendall_forced_output_tokens
             works.append(Work(request, prompt, sampling, forced, (), client_request_id, received_at, retry, call.cache_salt))
-    await check_sampling(gateway.steady, works[0].sampling)  # the others differ in limit and seed only
-    return works
+    checked = await check_sampling(gateway.steady, works[0].sampling, call)  # the others differ in limit and seed only
+    if checked is works[0].sampling:
+        return works
+    return [_with_form(work, checked, gateway.now(), patience) for work in works]
+
+
+def _with_form(work: Work, checked: Sampling, now: float, patience: float | None) -> Work:
+    """It arrives when its form is compiled: that is a part of its validation, not of its wait."""
+    request = dataclasses.replace(work.request, arrived_at=now, deadline=math.inf if patience is None else now + patience)
+    return replace(work, request=request, sampling=replace(work.sampling, structured=checked.structured))
 
 
 def _limit(gateway: Gateway, call: Generation, prompt_tokens: int) -> int:

@@ -16,6 +16,9 @@ import msgspec
 from policies import Request
 
 EngineEnd = Literal["stop", "length", "cancelled"]
+FailureCode = Literal["engine_unavailable", "engine_error", "invalid_request", "internal_error"]
+"""Why a sequence failed. engine_unavailable: the engine was lost, and another one may serve it. engine_error: this sequence alone, and it
+would again. invalid_request: the engine refused what the client asks. internal_error: the gateway's fault."""
 
 
 class EngineStartError(RuntimeError):
@@ -34,6 +37,14 @@ class InvalidSamplingError(ValueError):
         self.param = param
 
 
+class PromptTooLongError(InvalidPromptError):
+    """A prompt beyond the model's context."""
+
+
+class BusyError(RuntimeError):
+    """Too much waits for the same thing already; the message is for the client."""
+
+
 class UnsupportedError(InvalidSamplingError):
     """Sampling that this engine does not offer at all."""
 
@@ -45,6 +56,7 @@ class Structured:
     kind: Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
     value: Any
     options: Mapping[str, bool | str] = field(default_factory=dict)
+    prepared: Any = field(default=None, compare=False, repr=False)  # the engine's own form of it, once it was checked
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,8 +135,8 @@ class TokenListener(Protocol):
     def on_end(self, end: EngineEnd) -> None:
         """The engine will send no more and has let the sequence go."""
 
-    def on_failure(self, message: str) -> None:
-        """The engine lost the sequence."""
+    def on_failure(self, message: str, code: FailureCode = "engine_unavailable") -> None:
+        """The engine lost the sequence, or fails over it."""
 
 
 class TokenStream:
@@ -146,10 +158,10 @@ class TokenStream:
         if self.listener is not None:
             self.listener.on_end(end)
 
-    def fail(self, message: str) -> None:
-        """Say that the sequence is lost."""
+    def fail(self, message: str, code: FailureCode = "engine_unavailable") -> None:
+        """Say that the sequence is lost, and whether by its own fault."""
         if self.listener is not None:
-            self.listener.on_failure(message)
+            self.listener.on_failure(message, code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +202,11 @@ class PromptReader(Protocol):
     async def encode_chat(self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]) -> list[int]:
         """Token ids of a conversation under the model's chat template. Raises InvalidPromptError."""
 
-    async def check_sampling(self, sampling: Sampling) -> None:
-        """Look at what depends on the model. Raises InvalidSamplingError, or UnsupportedError where this engine has no such thing."""
+    async def check_sampling(self, sampling: Sampling) -> Sampling:
+        """Look at what depends on the model; returns it as the engine is to have it.
+
+        Raises InvalidSamplingError, or UnsupportedError where this engine has no such thing, or BusyError.
+        """
 
 
 class Engine(PromptReader, Protocol):

@@ -97,7 +97,7 @@ class EmulatedEngine:
             raise InvalidPromptError("got no messages; expected at least one")
         return await self.encode(" ".join(f"{message['role']}: {_text(message.get('content'))}" for message in messages))
 
-    async def check_sampling(self, sampling: Sampling) -> None:
+    async def check_sampling(self, sampling: Sampling) -> Sampling:
         """Words that mean nothing can keep to no form."""
         asked = {
             "structured_outputs": sampling.structured,
@@ -111,6 +111,7 @@ class EmulatedEngine:
         for name, tokens in (("logit_bias", biased), ("stop_token_ids", sampling.stop_token_ids)):
             if outside := [token for token in tokens if not 0 <= token < PROMPT_TOKEN_IDS]:
                 raise InvalidSamplingError(f"{name}: got token id {outside[0]}; expected 0 to {PROMPT_TOKEN_IDS - 1}", name)
+        return sampling
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Words."""

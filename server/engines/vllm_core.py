@@ -71,10 +71,12 @@ class Core:
 
     def check(self, sampling: Sampling) -> None:
         """Raises CLIENT_ERRORS for what vLLM would refuse once it has the sequence."""
-        params = sampling_params(sampling, max_tokens=sampling.max_tokens, made=0, runs_on=False, keep_seed=True)
-        config = self.config
-        params.verify(self.llm.model_config, config.speculative_config, config.structured_outputs_config, self.tokenizer)
-        params.update_from_tokenizer(self.tokenizer)
+        checked(self.config, self.tokenizer, sampling)
+
+    @property
+    def dead(self) -> bool:
+        """Whether vLLM has given its engine up."""
+        return bool(self.llm.errored)
 
     async def abort(self, internal_ids: Sequence[str]) -> None:
         """Let these go, by the ids that `add` returned."""
@@ -169,12 +171,28 @@ def boot(arguments: Mapping[str, Any], on_step: StepListener, forks: Forks) -> C
     return Core(AsyncEngineArgs(**arguments).create_engine_config(), on_step, forks)
 
 
+def checked(config: Any, tokenizer: Any, sampling: Sampling) -> SamplingParams:
+    """As vLLM checks it once it has the sequence. Raises CLIENT_ERRORS."""
+    params = sampling_params(sampling, max_tokens=sampling.max_tokens, made=0, runs_on=False, keep_seed=True)
+    params.verify(config.model_config, config.speculative_config, config.structured_outputs_config, tokenizer)
+    params.update_from_tokenizer(tokenizer)
+    return params
+
+
+class _Checked(SamplingParams, omit_defaults=True, dict=True):  # type: ignore[call-arg, misc]  # vLLM is not followed by mypy
+    """Checked with its form before its request queued: vLLM would do it again, on the event loop."""
+
+    def verify(self, *_: Any) -> None:
+        """Nothing is left to check."""
+
+
 def sampling_params(sampling: Sampling, *, max_tokens: int, made: int, runs_on: bool, keep_seed: bool) -> SamplingParams:
     """vLLM's parameters; `made` tokens exist already, `runs_on` stops at nothing but `max_tokens`.
 
     Stop strings are the gateway's affair: they never reach the engine.
     """
-    return SamplingParams(
+    prepared = sampling.structured is not None and sampling.structured.prepared is not None
+    return (_Checked if prepared else SamplingParams)(
         max_tokens=max_tokens,
         min_tokens=min(max(0, sampling.min_tokens - made), max_tokens),
         temperature=sampling.temperature,
@@ -201,7 +219,9 @@ def _structured(structured: Structured | None) -> StructuredOutputsParams | None
     """A grammar that has ended allows nothing but the end of sequence, and anything behind it: a padded member
     meets its end there, as it would alone, and decodes on.
     """
-    return None if structured is None else StructuredOutputsParams(**{structured.kind: structured.value}, **structured.options)
+    if structured is None or structured.prepared is not None:
+        return None if structured is None else structured.prepared
+    return StructuredOutputsParams(**{structured.kind: structured.value}, **structured.options)
 
 
 def prompt_of(work: Work) -> Any:

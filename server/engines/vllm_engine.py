@@ -6,20 +6,34 @@ Importing this module is cheap: vLLM (6 s) is imported by `start`, in a thread.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from server.garbage import collect_everything
 from server.logs import route
 
-from .base import Capabilities, EngineStartError, InvalidPromptError, InvalidSamplingError, Sampling, Step, TokenStream, Work
+from .base import (
+    Capabilities,
+    EngineStartError,
+    InvalidPromptError,
+    InvalidSamplingError,
+    PromptTooLongError,
+    Sampling,
+    Step,
+    TokenStream,
+    Work,
+)
 from .vllm_boot import Boot, Forks, in_thread
+from .vllm_forms import FormCompiler
 from .vllm_options import check_model, engine_arguments, on_cpu
 from .vllm_process import engine_error, parse_cpus, pin, prepare
-from .vllm_reader import Reader
+from .vllm_reader import Reader, first_line
 from .vllm_submit import Cancel, Start, Submitter, stop_after
 from .vllm_watch import IDLE_PING_EVERY, PING_EVERY, Patience, Watch
 
@@ -31,6 +45,9 @@ __all__ = ["VllmEngine", "prepare"]
 HANG_TIMEOUT = 5.0  # seconds without an answer from an engine that decodes on the CPU
 COMPILING_HANG_TIMEOUT = 30.0  # elsewhere: kernels are compiled when they are first needed
 SLOWEST_PROMPT_TOKEN = 0.02  # seconds more for each prompt token that is still to be computed: a large model on a CPU
+MOST_FAILURES = 8  # requests in a row that fail on their way into vLLM: it is the way, then
+FORM_TIME = 5.0  # seconds that a form may take to compile
+TOO_LONG = frozenset({"input_text", "input_tokens"})  # what vLLM's error about a prompt beyond the context names
 ANSWER_TIMEOUT = 1.0  # seconds for a health check
 STOP_TIMEOUT = 7.0  # seconds for vLLM's own end, which takes 0.1; then its processes are killed all the same
 NOT_RUNNING = "the engine is not running"
@@ -50,6 +67,7 @@ class VllmEngine:
         engine_args: Mapping[str, Any] | None = None,
         cpus: str | None = None,
         hang_timeout: float | None = None,
+        form_time: float = FORM_TIME,
     ) -> None:
         self.on_step: Callable[[Step], None] | None = None
         self.on_death: Callable[[str], None] | None = None
@@ -57,6 +75,9 @@ class VllmEngine:
         self._engine_args = dict(engine_args or {})
         self._cpus = cpus if cpus is not None else os.environ.get("KENDALL_ENGINE_CPUS") or None
         self._hang_timeout = hang_timeout or (HANG_TIMEOUT if on_cpu() else COMPILING_HANG_TIMEOUT)
+        self._form_time = form_time
+        self._forms: FormCompiler | None = None
+        self._failures = 0  # in a row, of the way in
         self._readers: dict[str, Reader] = {}
         self._core: Core | None = None
         self._capabilities: Capabilities | None = None
@@ -82,6 +103,7 @@ class VllmEngine:
             await self.stop()
             raise
         self._capabilities = core.capabilities()
+        self._forms = FormCompiler(core.config, self._form_time)
         self._submitter = Submitter(core, self._begin, self._lost)
         self._watch = Watch(core.pid, core.ping, self._patience, self._lost)
         if cpus:
@@ -130,8 +152,11 @@ class VllmEngine:
         core, self._core = self._core, None
         submitter, self._submitter = self._submitter, None
         watch, self._watch = self._watch, None
+        forms, self._forms = self._forms, None
         if watch is not None:
             watch.close()
+        if forms is not None:
+            forms.close()
         if submitter is not None:
             await submitter.close()
         return core
@@ -178,29 +203,42 @@ class VllmEngine:
     async def encode(self, text: str) -> list[int]:
         """See `Engine`."""
         core = self._running_core()
-        return await _refusing(core.tokens_of_text(text))
+        return await self._refusing(core.tokens_of_text(text))
 
     async def encode_chat(self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]) -> list[int]:
         """See `Engine`."""
         core = self._running_core()
-        return await _refusing(core.tokens_of_chat(messages, template_arguments))
+        return await self._refusing(core.tokens_of_chat(messages, template_arguments))
+
+    async def _refusing(self, call: Awaitable[list[int]]) -> list[int]:
+        """Await vLLM's renderer; what it says against a prompt is for the client."""
+        from .vllm_core import PROMPT_ERRORS  # noqa: PLC0415  # imported long ago by `_boot`
+
+        try:
+            return await call
+        except PROMPT_ERRORS as error:
+            if getattr(error, "parameter", None) in TOO_LONG and self._capabilities is not None:
+                most = self._capabilities.max_model_len - 1
+                raise PromptTooLongError(f"got a prompt beyond the model's context; expected at most {most} tokens: shorten it") from error
+            raise InvalidPromptError(first_line(error)) from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """See `Engine`. Special tokens are left out."""
         return str(self._running_core().tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
-    async def check_sampling(self, sampling: Sampling) -> None:
-        """See `Engine`."""
+    async def check_sampling(self, sampling: Sampling) -> Sampling:
+        """See `Engine`. A form is compiled, elsewhere: it may take long, or crash what compiles it."""
         from .vllm_core import CLIENT_ERRORS  # noqa: PLC0415  # imported long ago by `_boot`
 
         core = self._running_core()
+        if sampling.structured is not None and self._forms is not None:
+            prepared = await self._forms.prepare(sampling)
+            return replace(sampling, structured=dataclasses.replace(sampling.structured, prepared=prepared))
         try:
-            if sampling.structured is not None:
-                await asyncio.to_thread(core.check, sampling)  # a large schema takes long
-            else:
-                core.check(sampling)
+            core.check(sampling)
         except CLIENT_ERRORS as error:
-            raise InvalidSamplingError(_first_line(error), getattr(error, "parameter", None)) from error
+            raise InvalidSamplingError(first_line(error), getattr(error, "parameter", None)) from error
+        return sampling
 
     def _running_core(self) -> Core:
         if self._core is None:
@@ -244,9 +282,16 @@ class VllmEngine:
             reader.internal_id = await core.add(work.request.id, prompt_of(work), sampling, functools.partial(self._receive, reader))
         except CLIENT_ERRORS as error:
             self._readers.pop(work.request.id, None)
-            reader.fail(f"vLLM rejected the request: {_first_line(error)}")
-        except Exception as error:  # noqa: BLE001  # EngineDeadError and whatever else ends the way in
-            self._lost(_first_line(error))
+            reader.fail(f"vLLM rejected the request: {first_line(error)}", "invalid_request")
+        except Exception as error:  # noqa: BLE001  # whatever vLLM raises
+            self._failures += 1
+            if core.dead or self._failures >= MOST_FAILURES:
+                self._lost(first_line(error))
+                return
+            self._readers.pop(work.request.id, None)
+            reader.fail(f"vLLM failed over the request: {first_line(error)}", "engine_error")
+        else:
+            self._failures = 0
 
     def _receive(self, reader: Reader, output: Any) -> None:
         """Within vLLM's output loop, which an exception would end for everyone: a listener's fault stays its own."""
@@ -256,7 +301,7 @@ class VllmEngine:
             asyncio.get_running_loop().call_exception_handler({"message": "a token listener failed", "exception": error})
             self.cancel([reader.work.request.id])
             reader.closed = False
-            reader.fail(f"internal error while handling a token: {_first_line(error)}")
+            reader.fail(f"internal error while handling a token: {first_line(error)}", "internal_error")
         if reader.closed and self._readers.get(reader.work.request.id) is reader:
             del self._readers[reader.work.request.id]
 
@@ -277,17 +322,6 @@ async def _in_time(work: Callable[[], None], otherwise: str) -> None:
         log.error(otherwise)  # noqa: TRY400 - one line
 
 
-async def _refusing(call: Any) -> list[int]:
-    """Await vLLM's renderer; what it says against a prompt is for the client."""
-    from .vllm_core import PROMPT_ERRORS  # noqa: PLC0415  # imported long ago by `_boot`
-
-    try:
-        tokens: list[int] = await call
-    except PROMPT_ERRORS as error:
-        raise InvalidPromptError(_first_line(error)) from error
-    return tokens
-
-
 def _stillborn(work: Work) -> TokenStream:
     """A stream that fails as soon as its listener is there."""
     stream = TokenStream(work.request.id)
@@ -297,11 +331,4 @@ def _stillborn(work: Work) -> TokenStream:
 
 def _start_message(error: Exception) -> str:
     told = engine_error() if "core initialization failed" in str(error) else ""
-    return f"vLLM did not start: {told.strip().splitlines()[0] if told.strip() else _first_line(error)}"
-
-
-def _first_line(error: Exception) -> str:
-    said = str(error)
-    if callable(details := getattr(error, "errors", None)):  # pydantic's first line only counts them
-        said = str(details()[0]["msg"])
-    return (said or type(error).__name__).strip().splitlines()[0]
+    return f"vLLM did not start: {told.strip().splitlines()[0] if told.strip() else first_line(error)}"

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from tokenizers.decoders import DecodeStream
 
-from .base import Token, TokenLogprob, TokenStream, Work
+from .base import FailureCode, Token, TokenLogprob, TokenStream, Work
 
 CONTEXT = 16  # prompt tokens that the decoder sees before the first piece: some tokenizers drop a text's leading space
 HALF_A_CHARACTER = "\ufffd"
@@ -109,14 +109,17 @@ class Reader:
         if self.closed:
             return
         if isinstance(output, Exception):
-            self._lost(_line(output))
+            self._lost(first_line(output))
             return
         completion = output.outputs[0]
         if completion.finish_reason == "abort":  # a dying engine's: what it carries is made again elsewhere
             self._lost("the engine dropped a request that nobody had cancelled")
             return
-        if completion.finish_reason == "error":  # this request alone: a grammar that cannot be compiled, say
-            self.fail("the engine failed while serving this request; its log has the details")
+        if completion.finish_reason == "error":  # this request alone
+            if self.work.sampling.structured is not None:
+                self.fail("the engine could not keep the answer to the form that was asked for; change or simplify it", "invalid_request")
+            else:
+                self.fail("the engine failed while serving this request; its log has the details", "engine_error")
             return
         tokens = self._tokens(completion.token_ids, completion.logprobs)
         if tokens:
@@ -130,11 +133,11 @@ class Reader:
         before = len(self.work.output_token_ids)
         return 0 if self.made > before else len(self.work.prompt_token_ids) + before
 
-    def fail(self, message: str) -> None:
+    def fail(self, message: str, code: FailureCode = "engine_unavailable") -> None:
         """Close it with a failure, once."""
         if not self.closed:
             self.closed = True
-            self.stream.fail(message)
+            self.stream.fail(message, code)
 
     def _tokens(self, ids: Sequence[int], logprobs: Sequence[Mapping[int, Any]] | None) -> list[Token]:
         tokens = []
@@ -151,5 +154,9 @@ class Reader:
         }
 
 
-def _line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).strip().splitlines()[0]
+def first_line(error: Exception) -> str:
+    """What it says, in one line."""
+    said = str(error)
+    if callable(details := getattr(error, "errors", None)):  # pydantic's first line only counts them
+        said = str(details()[0]["msg"])
+    return (said or type(error).__name__).strip().splitlines()[0]

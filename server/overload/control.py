@@ -319,6 +319,7 @@ class Overload:
 
     def _count(self, reason: str, sequences: int) -> None:
         self._rejections.labels(reason).inc(sequences)
+        self._gateway.metrics.received.inc(sequences)
 
     def _record(self, error: ApiError, record: Record) -> None:
         batcher = self._gateway.batcher

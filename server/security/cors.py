@@ -16,7 +16,7 @@ from policies.text import SpecError
 
 SHOWN = (  # headers that a page may read
     *("x-request-id", "x-kendall-queueing-delay-ms", "x-kendall-queue-position", "x-kendall-predicted-wait-ms"),
-    *("server-timing", "retry-after", "retry-after-ms"),
+    *("server-timing", "retry-after", "retry-after-ms", "x-llm-d-flow-queue-duration-ms", "x-llm-d-request-dropped-reason"),
 )
 
 

@@ -72,6 +72,12 @@ class LimitedProtocol(StampedProtocol):
         self._clear_deadline()
         super().on_message_complete()
 
+    def answer_what_is_whole(self) -> None:
+        """No more comes: nothing that is not whole is waited for."""
+        self._in_head = self._in_body = False
+        self._clear_deadline()
+        super().answer_what_is_whole()
+
     def send_400_response(self, msg: str) -> None:
         """For what is no HTTP, and for too many headers."""
         if self._headers_refused:

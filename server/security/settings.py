@@ -8,6 +8,8 @@ from pathlib import Path
 from server.security.keys import Key
 
 MAX_BODY_BYTES = 16 << 20
+MAX_FORM_BYTES = 128 << 10  # of a JSON schema, a grammar or a list of choices
+MAX_FORM_COMPILE_TIME = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,5 +31,8 @@ class SecuritySettings:
     metrics_need_key: bool = False
     max_body_bytes: int = MAX_BODY_BYTES
     max_prompt_tokens: int | None = None  # less than the model's context
+    max_form_bytes: int = MAX_FORM_BYTES
+    max_form_compile_time: float = MAX_FORM_COMPILE_TIME  # seconds
+    max_connections_per_address: int | None = None  # behind a proxy all come from one
     allowed_origins: tuple[str, ...] = ()  # CORS is off without
     tls: TlsSettings = field(default_factory=TlsSettings)

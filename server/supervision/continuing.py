@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from server.engines.base import EngineEnd, Sampling, Token, TokenListener, TokenStream, Work
+from server.engines.base import EngineEnd, FailureCode, Sampling, Token, TokenListener, TokenStream, Work
 
 if TYPE_CHECKING:
     from server.ticket import Ticket
@@ -87,9 +87,9 @@ class Replay:
         del end
         self._ticket.on_failure(DIFFERS)
 
-    def on_failure(self, message: str) -> None:
+    def on_failure(self, message: str, code: FailureCode = "engine_unavailable") -> None:
         """Nothing to compare any more."""
-        self._ticket.on_failure(message)
+        self._ticket.on_failure(message, code)
 
 
 def prepare(ticket: Ticket) -> str | None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kendall.supervision")
 EVERY = 1.0  # seconds between looks
+FORM_TIMES = 4  # compile times that a form may take in the engine, which computes meanwhile
 TOKENS = 20  # lawful times to the next token, prompts included, that may pass if that is longer than the limit
 
 
@@ -45,11 +46,19 @@ class Stillness:
 class StuckWatch:
     """Looks at one batcher; `on_stuck(reason)` is called once for each time it got stuck."""
 
-    def __init__(self, batcher: Batcher, timeout: float, law: Callable[[], LatencyModel | None], on_stuck: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        batcher: Batcher,
+        timeout: float,
+        law: Callable[[], LatencyModel | None],
+        on_stuck: Callable[[str], None],
+        form_time: float = 0.0,
+    ) -> None:
         self._batcher = batcher
         self._timeout = timeout
         self._law = law
         self._on_stuck = on_stuck
+        self._form_time = form_time  # seconds that a form takes to compile, at most
         self._stillness = Stillness()
 
     async def run(self) -> None:
@@ -69,7 +78,7 @@ class StuckWatch:
             batcher.poke()
         busy = not batcher.down and (batcher.in_service > 0 or batcher.failing is not None)
         still = self._stillness.look(now, self._state(), busy=busy)
-        limit = self.limit()
+        limit = self.limit() + (FORM_TIMES * self._form_time if self._waits_for_a_form() else 0.0)
         if still > limit:
             self._stillness = Stillness()
             why = batcher.failing or f"{counted(batcher.in_service, 'sequence')} in service"
@@ -82,6 +91,10 @@ class StuckWatch:
             return self._timeout
         prompts = sum(each.request.prompt_tokens for each in running if not each.output_tokens_so_far)
         return max(self._timeout, TOKENS * law.padded(len(running), 1, prompts))
+
+    def _waits_for_a_form(self) -> bool:
+        tickets = (ticket for server in self._batcher.in_service_tickets() for ticket in server)
+        return any(ticket.work.sampling.structured is not None and ticket.at.first_token is None for ticket in tickets)
 
     def _state(self) -> Hashable:
         return tuple((each.request.id, each.output_tokens_so_far) for server in self._batcher.running() for each in server)

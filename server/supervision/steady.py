@@ -27,9 +27,9 @@ class Steady:
         """See `Engine`."""
         return await self._supervisor.steadily(lambda: self._engine.encode_chat(messages, template_arguments))
 
-    async def check_sampling(self, sampling: Sampling) -> None:
+    async def check_sampling(self, sampling: Sampling) -> Sampling:
         """See `Engine`."""
-        await self._supervisor.steadily(lambda: self._engine.check_sampling(sampling))
+        return await self._supervisor.steadily(lambda: self._engine.check_sampling(sampling))
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """See `Engine`; it needs the tokenizer, which goes with the engine."""

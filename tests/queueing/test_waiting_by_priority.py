@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,6 +62,18 @@ def test_nobody_is_overtaken_by_one_that_came_later_than_the_bound(given_: list[
     for place, behind in enumerate(order):
         for ahead in order[:place]:
             assert ahead.arrived_at - behind.arrived_at <= (behind.priority - ahead.priority) * aging + 1e-9
+
+
+@pytest.mark.parametrize("prioritised", [False, True])
+def test_those_taken_are_not_kept_while_others_wait(prioritised: bool) -> None:
+    queue = PriorityQueue(5.0) if prioritised else WaitingQueue()
+    for number in range(1000):
+        queue.append(one(str(number), float(number), 0, 1))
+    for _ in range(900):
+        queue.take([queue[0].request.id])
+    kept = {waiting.request.id for waiting in queue._items if waiting.request.id}
+    assert kept == set(names(queue))
+    assert len(kept) == 100
 
 
 changes = st.lists(st.tuples(st.sampled_from(["append", "take", "remove", "back"]), st.integers(0, 9), st.integers(1, 50)), max_size=60)

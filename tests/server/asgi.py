@@ -6,8 +6,9 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
+import httpx
 from fastapi import FastAPI
 
 from queueing.latency import parse_law
@@ -102,6 +103,20 @@ async def call(app: FastAPI, method: str, path: str, body: object = None, header
     made = Call(app, method, path, body, headers)
     await made.task
     return made
+
+
+def through(client: httpx.AsyncClient) -> FastAPI:
+    """The application on the other side of a client."""
+
+    async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        message = await receive()
+        headers = [(key.decode(), value.decode()) for key, value in scope["headers"] if key != b"host"]
+        answer = await client.request(scope["method"], scope["path"], content=message["body"], headers=headers)
+        raw = [(key.lower(), value) for key, value in answer.headers.raw]
+        await send({"type": "http.response.start", "status": answer.status_code, "headers": raw})
+        await send({"type": "http.response.body", "body": answer.content, "more_body": False})
+
+    return cast("FastAPI", app)
 
 
 def completion(**fields: Any) -> dict[str, Any]:

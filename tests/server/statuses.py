@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from queueing.latency import parse_law
 from server.app import create_app
-from server.engines.base import Capabilities
+from server.engines.base import Capabilities, FailureCode, TokenStream, Work
 from server.engines.emulated import EmulatedEngine
 from server.gateway import Gateway
 from server.overload.limits import OverloadSettings
@@ -41,6 +41,7 @@ class Row:
     param: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     starting: bool = False  # ask while the engine is coming up
+    anywhere: bool = False  # holds for any engine, asked over HTTP alone
 
     @asynccontextmanager
     async def gateway(self) -> AsyncIterator[tuple[FastAPI, Gateway]]:
@@ -156,6 +157,20 @@ async def _engine_refuses(app: FastAPI, gateway: Gateway) -> Call:
     return await call(app, "POST", "/v1/completions", completion())
 
 
+def _engine_fails(message: str, code: FailureCode) -> Ask:
+    async def ask(app: FastAPI, gateway: Gateway) -> Call:
+        def fail(_: int, works: Sequence[Work], **__: object) -> list[TokenStream]:
+            streams = [TokenStream(work.request.id) for work in works]
+            for stream in streams:
+                asyncio.get_running_loop().call_soon(stream.fail, message, code)
+            return streams
+
+        gateway.engine.dispatch = fail  # type: ignore[method-assign,assignment]
+        return await call(app, "POST", "/v1/completions", completion())
+
+    return ask
+
+
 async def _bug(app: FastAPI, gateway: Gateway) -> Call:
     gateway.next_call_id = lambda *_: 1 / 0  # type: ignore[method-assign,assignment]
     return await call(app, "POST", "/v1/completions", completion())
@@ -176,6 +191,11 @@ async def _engine_lost_in_service(app: FastAPI, gateway: Gateway) -> Call:
     return made
 
 
+async def _drain_at_the_end(app: FastAPI, gateway: Gateway) -> Call:
+    gateway.begin_drain()
+    return await call(app, "DELETE", "/admin/drain")
+
+
 async def _draining(app: FastAPI, gateway: Gateway) -> Call:
     await gateway.drain()
     return await call(app, "POST", "/v1/completions", completion())
@@ -193,19 +213,63 @@ SMALL = {"security": SecuritySettings(max_body_bytes=2048)}
 GIVES_UP = {"supervision": SupervisionSettings(max_restarts=0, stuck_timeout=0)}
 FULL: dict[str, Any] = {"max_num_queued_reqs": 4}
 ROWS = [
-    Row(says="a body that is no JSON", status=400, code="invalid_json", ask=send("POST", "/v1/completions", b'{"model":')),
-    Row(says="a field of the wrong kind", status=400, code="invalid_request", param="max_tokens", ask=complete(max_tokens=0)),
-    Row(says="a field that nobody knows", status=400, code="unknown_field", param="temprature", ask=complete(temprature=1)),
+    Row(says="a body that is no JSON", status=400, code="invalid_json", ask=send("POST", "/v1/completions", b'{"model":'), anywhere=True),
+    Row(
+        says="a field of the wrong kind",
+        status=400,
+        code="invalid_request",
+        param="max_tokens",
+        ask=complete(max_tokens=0),
+        anywhere=True,
+    ),
+    Row(says="a field that nobody knows", status=400, code="unknown_field", param="temprature", ask=complete(temprature=1), anywhere=True),
     Row(
         says="a prompt longer than the context",
         status=400,
         code="context_length_exceeded",
         param="prompt",
         ask=complete(prompt=[1] * 3000),
+        anywhere=True,
     ),
-    Row(says="a limit beyond the context", status=400, code="context_length_exceeded", param="max_tokens", ask=complete(max_tokens=5000)),
-    Row(says="an empty prompt", status=400, code="invalid_prompt", param="prompt", ask=complete(prompt=[])),
-    Row(says="a policy that is none", status=400, code="invalid_policy", param="policy", ask=send("PUT", "/admin/policy", {"policy": "x"})),
+    Row(
+        says="a text longer than the context",
+        status=400,
+        code="context_length_exceeded",
+        param="prompt",
+        ask=complete(prompt="a word " * 3000),
+        anywhere=True,
+    ),
+    Row(
+        says="a limit beyond the context",
+        status=400,
+        code="context_length_exceeded",
+        param="max_tokens",
+        ask=complete(max_tokens=5000),
+        anywhere=True,
+    ),
+    Row(says="an empty prompt", status=400, code="invalid_prompt", param="prompt", ask=complete(prompt=[]), anywhere=True),
+    Row(
+        says="a form beyond its bound",
+        status=400,
+        code="form_too_large",
+        param="guided_json",
+        ask=complete(guided_json={"enum": [f"word {index}" for index in range(200_000)]}),
+        anywhere=True,
+    ),
+    Row(
+        says="a form that the engine cannot keep to",
+        status=400,
+        code="invalid_request",
+        ask=_engine_fails("the engine could not keep the answer to the form", "invalid_request"),
+    ),
+    Row(
+        says="a policy that is none",
+        status=400,
+        code="invalid_policy",
+        param="policy",
+        ask=send("PUT", "/admin/policy", {"policy": "x"}),
+        anywhere=True,
+    ),
     Row(
         says="a sealed field of experiments without its flag",
         status=400,
@@ -231,9 +295,11 @@ ROWS = [
         type="not_found_error",
         param="model",
         ask=complete(model="other"),
+        anywhere=True,
     ),
-    Row(says="a path that is none", status=404, code="not_found", type="not_found_error", ask=send("GET", "/nowhere")),
-    Row(says="a method that the path has not", status=405, code="method_not_allowed", ask=send("GET", "/v1/completions")),
+    Row(says="a path that is none", status=404, code="not_found", type="not_found_error", ask=send("GET", "/nowhere"), anywhere=True),
+    Row(says="a method that the path has not", status=405, code="method_not_allowed", ask=send("GET", "/v1/completions"), anywhere=True),
+    Row(says="a drain that is undone while the gateway shuts down", status=409, code="shutting_down", ask=_drain_at_the_end),
     Row(says="a calibration while another one runs", status=409, code="busy", ask=_calibrating_twice),
     Row(
         says="a body that is too large",
@@ -290,7 +356,14 @@ ROWS = [
         settings={"patience": 0.05},
     ),
     Row(says="a bug of ours", status=500, code="internal_error", type=SERVER, ask=_bug),
-    Row(says="an engine that fails over one request", status=500, code="engine_error", type=SERVER, ask=_engine_refuses),
+    Row(says="an engine that refuses one request", status=500, code="engine_error", type=SERVER, ask=_engine_refuses),
+    Row(
+        says="an engine that fails over one request",
+        status=500,
+        code="engine_error",
+        type=SERVER,
+        ask=_engine_fails("no", "engine_error"),
+    ),
     Row(
         says="a field that others serve",
         status=501,
@@ -298,6 +371,7 @@ ROWS = [
         type=SERVER,
         param="tools",
         ask=complete(tools=[{"type": "function"}]),
+        anywhere=True,
     ),
     Row(
         says="a form of answers that the engine has not",

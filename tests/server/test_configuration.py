@@ -451,6 +451,7 @@ def test_show_config_can_be_fed_back(serve: Serve, tmp_path: Path, capsys: pytes
         *("--autopilot-policies", "single", "--autopilot-policies", "dynamic", "--allowed-origins", '["https://a.example"]'),
         *("--record-file", 'odd "name"\\n.jsonl', "--engine-arg", "block_size=16", "--log-format", "json", "--max-body-bytes", "4096"),
         *("--served-model-name", "big", "--served-model-name", "small", "--slo", "p99_queueing_delay=500ms", "--no-wait-estimates"),
+        *("--max-form-bytes", "4096", "--max-form-compile-time", "500ms", "--max-connections-per-address", "9"),
         *("--queue-events", "--rate-limit", "0.5", "--rate-limit-burst", "4", "--overload-status", "503", "--stuck-timeout", "0"),
     ]
     file = tmp_path / "kendall.toml"

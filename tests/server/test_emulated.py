@@ -30,8 +30,8 @@ class Listener:
     def on_end(self, end: str) -> None:
         self.ended = end
 
-    def on_failure(self, message: str) -> None:
-        raise AssertionError(message)
+    def on_failure(self, message: str, code: str = "engine_unavailable") -> None:
+        raise AssertionError(message, code)
 
 
 def request(name: str, output_tokens: int) -> Request:

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import socket
+import ssl
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
+from starlette.requests import ClientDisconnect
 
+from server import receiving
 from server.answer import Answer
-from server.presence import CONNECTION, Connection, watch_client
-from server.receiving import StampedProtocol
+from server.presence import CONNECTION, Connection, HangUps, watch_client, while_present
+from server.receiving import CONTINUE, StampedProtocol
+from server.security.exposure import uvicorn_tls
+from server.security.settings import TlsSettings
 from server.ticket import Ticket
 from tests.server.asgi import Call, call, completion, running
 from tests.server.test_http import counted
-from tests.serving import on_a_socket
+from tests.serving import on_a_socket, self_signed
 from tests.virtual_time import run_virtual
 
 
@@ -178,7 +185,6 @@ def post(path: str, body: bytes = b"") -> bytes:
         pytest.param(post("/wait"), "close", id="plain"),
         pytest.param(post("/wait", b"x" * 200_000), "close", id="behind a body beyond which reading pauses"),
         pytest.param(post("/wait") + post("/after"), "close", id="with another request behind it"),
-        pytest.param(post("/wait"), "half", id="half-closed"),
         pytest.param(post("/wait"), "reset", id="reset"),
     ],
 )
@@ -188,14 +194,134 @@ def test_a_client_that_goes_is_noticed(port: int, sent: bytes, how: str) -> None
     client.sendall(sent)
     time.sleep(0.1)
     assert not noticed.is_set()
-    if how == "half":
-        client.shutdown(socket.SHUT_WR)
     if how == "reset":
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
-    if how != "half":
-        client.close()
-    assert noticed.wait(5)
     client.close()
+    assert noticed.wait(5)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="epoll is Linux's")
+@pytest.mark.parametrize("behind", [post("/after"), post("/after", b"x" * 200_000), post("/after") * 50, post("/after", b"x" * 9)[:-5]])
+def test_a_client_that_goes_is_noticed_behind_a_request_that_it_sent_later(
+    port: int, behind: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is read while the later one waits for its turn. Behind more than the kernel buffers the end itself does not come in."""
+    monkeypatch.setattr(receiving, "ASK_EVERY", 0.5)
+    noticed.clear()
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        client.sendall(post("/wait"))
+        time.sleep(0.1)
+        client.sendall(behind)
+        time.sleep(0.1)
+        assert not noticed.is_set()
+    assert noticed.wait(5)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="epoll is Linux's")
+def test_a_client_that_goes_is_noticed_behind_tls(tmp_path: Path) -> None:
+    noticed.clear()
+    certificate, key = self_signed(tmp_path)
+    trust = ssl.create_default_context(cafile=str(certificate))
+    with (
+        on_a_socket(waiter, StampedProtocol, uvloop.new_event_loop, **uvicorn_tls(TlsSettings(certfile=certificate, keyfile=key))) as port,
+        trust.wrap_socket(socket.create_connection(("127.0.0.1", port), timeout=10), server_hostname="localhost") as client,
+    ):
+        client.sendall(post("/wait"))
+        time.sleep(0.1)
+        client.sendall(post("/after"))
+        time.sleep(0.1)
+        assert not noticed.is_set()
+        client.close()
+        assert noticed.wait(5)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="epoll is Linux's")
+@pytest.mark.parametrize("sent", [post("/wait"), post("/wait") + post("/after")], ids=["one request", "pipelined"])
+def test_a_half_closed_connection_is_kept_and_its_end_is_noticed(port: int, sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiving, "ASK_EVERY", 0.5)
+    noticed.clear()
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        client.sendall(sent)
+        time.sleep(0.1)
+        client.shutdown(socket.SHUT_WR)
+        assert client.recv(1000).startswith(CONTINUE)
+        assert not noticed.wait(0.2)
+    assert noticed.wait(5)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="epoll is Linux's")
+@pytest.mark.parametrize("pause", [0.0, 0.05], ids=["at once", "later"])
+def test_every_whole_request_before_a_half_close_is_answered(port: int, pause: float) -> None:
+    """And one that is not whole is not; then the connection is closed."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        client.sendall(post("/") + post("/", b"x" * 100_000) + post("/") + post("/", b"cut off")[:-1])
+        time.sleep(pause)
+        client.shutdown(socket.SHUT_WR)
+        received = b""
+        while data := client.recv(1000):
+            received += data
+    assert received.count(b"HTTP/1.1 200 OK") == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's stamps are Linux's")
+def test_an_http_1_0_client_that_half_closes_is_taken_for_gone(port: int) -> None:
+    """It understands no interim response."""
+    noticed.clear()
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        client.sendall(b"POST /wait HTTP/1.0\r\ncontent-length: 0\r\n\r\n")
+        time.sleep(0.1)
+        client.shutdown(socket.SHUT_WR)
+        assert client.recv(1000) == b""
+        assert noticed.wait(5)
+
+
+def test_work_goes_on_while_the_client_is_there_and_is_cancelled_when_it_goes() -> None:
+    async def main() -> None:
+        connection, cancelled = Connection(lambda: None), asyncio.Event()
+
+        async def work() -> int:
+            try:
+                await asyncio.sleep(1)
+            except asyncio.CancelledError:
+                cancelled.set()
+                raise
+            return 7
+
+        scope: Any = {CONNECTION: connection}
+        assert await while_present(scope, asyncio.Event().wait, work()) == 7  # type: ignore[arg-type]
+        present = asyncio.create_task(while_present(scope, asyncio.Event().wait, work()))  # type: ignore[arg-type]
+        await asyncio.sleep(0.5)
+        connection.lose()
+        with pytest.raises(ClientDisconnect):
+            await present
+        assert cancelled.is_set()
+
+    run_virtual(main())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="epoll is Linux's")
+def test_hang_ups_are_told_once_and_leave_no_descriptor_open() -> None:
+    async def main() -> list[str]:
+        told: list[str] = []
+        loop, before = asyncio.get_running_loop(), len(os.listdir("/proc/self/fd"))
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            client = socket.create_connection(listening.getsockname())
+            server, _ = listening.accept()
+            with server:
+                HangUps.watch(loop, server.fileno(), lambda: told.append("gone"), lambda: told.append("half"))
+                HangUps.watch(loop, 10_000, lambda: told.append("never"))  # no such descriptor
+                client.sendall(b"unread")
+                await asyncio.sleep(0.05)
+                client.shutdown(socket.SHUT_WR)
+                await asyncio.sleep(0.05)
+                client.close()
+                server.sendall(b"x")
+                await asyncio.sleep(0.05)
+                HangUps.forget(loop, server.fileno())
+        assert len(os.listdir("/proc/self/fd")) == before
+        return told
+
+    assert asyncio.run(main()) == ["half", "gone"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's stamps are Linux's")

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import numpy as np
@@ -27,6 +27,8 @@ from queueing.distributions import parse_distribution
 from queueing.record import Record, read_run
 from tests.grafana.asked import FILES, faults, filled, queries_of
 from tests.prometheus_server import Prometheus
+from tests.server.asgi import through
+from tests.server.statuses import ROWS, Row
 from tests.serving import started
 
 pytestmark = pytest.mark.engine
@@ -390,10 +392,27 @@ def test_what_one_client_sizes_holds_up_nobody_else(served: Served) -> None:
     assert looks > 5
 
 
+@pytest.mark.parametrize("row", [row for row in ROWS if row.anywhere], ids=lambda row: f"{row.status}-{row.says.replace(' ', '-')}")
+def test_statuses_are_as_the_table_says(served: Served, row: Row) -> None:
+    async def ask(gateway: GatewayProcess) -> None:
+        async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as client:
+            asked = await row.ask(through(client), cast("Any", None))
+            error = asked.json()["error"]
+            assert (asked.status, error["code"], error["type"], error["param"]) == (row.status, row.code, row.type, row.param)
+            assert asked.headers["x-request-id"]
+            assert "retry-after" not in asked.headers
+
+    served.run(ask)
+
+
 BAD_FORMS = [
     ({"structured_outputs": {"regex": "["}}, 400),
     ({"structured_outputs": {"grammar": " "}}, 400),
     ({"guided_json": "no json"}, 400),
+    ({"guided_json": {"$ref": "#"}}, 400),
+    ({"guided_grammar": "root ::= nowhere"}, 400),
+    ({"guided_grammar": "root ::= ("}, 400),
+    ({"guided_json": {"enum": [f"word {index}" for index in range(200_000)]}}, 400),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "nonsense"}}}}, 400),
     ({"allowed_token_ids": [5000]}, 400),
     ({"stop_token_ids": [5000]}, 400),

@@ -7,12 +7,24 @@ import asyncio
 import pytest
 
 from server.api.openapi import STATUSES
-from server.errors import MAX_RETRY_AFTER, ApiError
+from server.errors import DROPPED_REASON, MAX_RETRY_AFTER, ApiError
 from tests.server.asgi import call, completion, running
 from tests.server.statuses import ROWS, WIRE_ROWS, Row, WireRow
 from tests.virtual_time import run_virtual
 
+DROPPED = {
+    "an engine that is coming up": "rejected-no-endpoints",
+    "an engine that is lost": "rejected-no-endpoints",
+    "an engine lost in the middle of service": "evicted",
+    "a gateway that drains": "rejected-shutting-down",
+    "patience that runs out in the queue": "rejected-ttl-expired",
+}
 BACKLOG = ("queue_full", "slo_unattainable", "queue_timeout")
+
+
+def dropped(row: Row) -> str:
+    """llm-d's reason."""
+    return DROPPED.get(row.says, "rejected-saturated")
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.status}-{row.says.replace(' ', '-')}")
@@ -37,7 +49,9 @@ def test_status_headers_and_body_are_as_the_table_says(row: Row) -> None:
                 assert 1 <= int(asked.headers["retry-after"]) <= MAX_RETRY_AFTER
             else:
                 assert "retry-after" not in asked.headers
-            assert asked.headers.get("x-should-retry") == ("false" if row.status == 501 else None)
+            own_fault = row.status == 501 or row.code == "engine_error"  # clients would ask again after any other 500
+            assert asked.headers.get("x-should-retry") == ("false" if own_fault else None)
+            assert asked.headers.get(DROPPED_REASON) == (dropped(row) if row.status in (429, 503) else None)
             if not row.starting:
                 assert (gateway.batcher.unanswered, gateway.batcher.queue_length, gateway.batcher.in_service) == (0, 0, 0)
 
@@ -62,6 +76,7 @@ def test_every_status_of_the_document_is_in_the_table() -> None:
 def test_retry_after_is_whole_seconds_that_clients_will_wait(asked_for: float | None, sent: int) -> None:
     for status in (429, 503):
         headers = ApiError(status, "c", "m", retry_after=asked_for).headers()
+        assert headers.pop(DROPPED_REASON) == "rejected-saturated"
         assert headers.pop("retry-after") == str(sent)
         known = None if asked_for is None else str(round(min(asked_for, MAX_RETRY_AFTER) * 1e3))
         assert headers == ({} if known is None else {"retry-after-ms": known})
@@ -76,6 +91,7 @@ def test_a_good_answers_headers(stream: bool) -> None:
             assert asked.headers["content-type"] == ("text/event-stream; charset=utf-8" if stream else "application/json")
             assert asked.headers["x-request-id"].startswith("cmpl-")
             assert float(asked.headers["x-kendall-queueing-delay-ms"]) == 0
+            assert asked.headers["x-llm-d-flow-queue-duration-ms"] == "0"
             assert asked.headers["server-timing"].startswith("queue;dur=0.0")
             assert ("service;dur=" in asked.headers["server-timing"]) is not stream
             if stream:

@@ -12,6 +12,7 @@ import pytest
 from policies import Request, Running
 from queueing.latency import LatencyModel
 from server.supervision.progress import StuckWatch
+from server.ticket import Ticket
 from tests.virtual_time import run_virtual
 
 LAW = LatencyModel(k1=0.01, k2=0.5, k3=0.02, k4=0.1, kp=0.001)
@@ -33,6 +34,9 @@ class FakeBatcher:
 
     def running(self) -> list[list[Running]]:
         return self.servers
+
+    def in_service_tickets(self) -> list[list[Ticket]]:
+        return []  # none waits for a form
 
     def poke(self) -> None:
         self.pokes += 1

@@ -6,13 +6,17 @@ import asyncio
 import math
 import os
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from server.engines.base import Sampling
+from policies import Request, Running
+from server.batcher import Batcher
+from server.engines.base import Sampling, Structured, Work
 from server.engines.vllm_watch import IDLE_PING_EVERY, PING, PING_EVERY, WORKING, Patience, Watch
 from server.supervision.continuing import stateful, way_to_continue
-from server.supervision.progress import Stillness
+from server.supervision.progress import FORM_TIMES, Stillness, StuckWatch
 from server.supervision.restarts import LONGEST_WAIT, MOST_OVERDUE, SOUND_LIFE, RestartBudget
 from tests.virtual_time import run_virtual
 
@@ -200,6 +204,41 @@ def test_a_connection_that_refuses_at_once_is_lost_no_faster_and_does_not_spin()
         assert pinged.pings <= 6
 
     run_virtual(main())
+
+
+class _Serving:
+    """A batcher with one sequence in service that makes no token."""
+
+    failing, down, in_service, queue_length = None, False, 1, 0
+
+    def __init__(self, structured: Structured | None) -> None:
+        request = Request(id="a", arrived_at=0.0, prompt_tokens=1, max_output_tokens=9)
+        self._running = Running(request, 0.0)
+        work = Work(request, [1], Sampling(max_tokens=9, structured=structured))
+        self.ticket = SimpleNamespace(work=work, at=SimpleNamespace(first_token=None))
+
+    def running(self) -> list[list[Running]]:
+        return [[self._running]]
+
+    def in_service_tickets(self) -> list[list[SimpleNamespace]]:
+        return [[self.ticket]]
+
+
+@pytest.mark.parametrize(
+    ("structured", "first_token", "told_at"),
+    [(None, None, 7), (Structured("regex", "a+"), None, 6 + FORM_TIMES * 5 + 1), (Structured("regex", "a+"), 0.5, 7)],
+    ids=["no form", "waits for its form", "has its form"],
+)
+def test_a_sequence_that_waits_for_its_form_is_not_stuck(structured: Structured | None, first_token: float | None, told_at: int) -> None:
+    told: list[str] = []
+    batcher = _Serving(structured)
+    batcher.ticket.at.first_token = first_token
+    watch = StuckWatch(cast("Batcher", batcher), 6.0, lambda: None, told.append, form_time=5.0)
+    seconds = 0
+    while not told and seconds < 100:
+        watch.look(float(seconds))
+        seconds += 1
+    assert seconds - 1 == told_at
 
 
 def test_stillness_counts_only_what_was_watched_and_only_when_busy() -> None:

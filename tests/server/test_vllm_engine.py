@@ -24,6 +24,7 @@ from server.engines.base import (
     EngineEnd,
     EngineStartError,
     InvalidPromptError,
+    PromptTooLongError,
     Sampling,
     Step,
     Token,
@@ -69,6 +70,7 @@ class Heard:
     tokens: list[Token] = field(default_factory=list)
     ends: list[EngineEnd] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    codes: list[str] = field(default_factory=list)
     over: asyncio.Event = field(default_factory=asyncio.Event)
     more: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -80,8 +82,9 @@ class Heard:
         self.ends.append(end)
         self.over.set()
 
-    def on_failure(self, message: str) -> None:
+    def on_failure(self, message: str, code: str = "engine_unavailable") -> None:
         self.failures.append(message)
+        self.codes.append(code)
         self.over.set()
 
     async def at_least(self, count: int) -> None:
@@ -387,13 +390,14 @@ def test_badly_shaped_messages_are_the_clients_fault(house: House, messages: lis
 
 
 def test_a_text_longer_than_the_context_is_the_clients_fault(house: House) -> None:
-    with pytest.raises(InvalidPromptError):
+    with pytest.raises(PromptTooLongError):
         house.run(house.engine.encode("word " * 4000))
 
 
 def test_a_refused_request_fails_alone(house: House) -> None:
     bad, good = house.serve(work(5, logprobs=9999), work(5, forced=5))
     assert len(bad.failures) == 1
+    assert bad.codes == ["invalid_request"], "its own fault: nobody is to ask again"
     assert "\n" not in bad.failures[0]
     assert len(good.tokens) == 5
 

@@ -310,7 +310,7 @@ EXPECTED: dict[Scene, set[str]] = {
     blank_lines: {"closed"},
     half_closed_in_a_head: {"closed", "400"},
     half_closed_in_a_body: {"closed", "400"},
-    half_closed_behind_a_call: {"closed", "200"},
+    half_closed_behind_a_call: {"100 200", "200"},  # an interim response asks whether it has gone
     gone_somewhere: {"closed"},
     reset_somewhere: {"closed"},
     reads_late: {"200 200 200 200"},

@@ -1,0 +1,39 @@
+"""Stand-ins for the process that compiles forms: a form says itself what happens."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from multiprocessing.connection import Connection
+from typing import Any
+
+from server.engines.vllm_forms import READY, Refused
+
+
+def work(channel: Connection, configuration: Any, cpus: Iterable[int]) -> None:
+    """`slow` takes for ever, `crash` ends the process, `bad` is refused; `pid` answers who compiled it."""
+    del cpus
+    channel.send(READY)
+    while True:
+        try:
+            form = channel.recv().structured.value
+        except EOFError:
+            return
+        match form:
+            case "slow":
+                time.sleep(600)
+            case "crash":
+                os.abort()
+            case "bad":
+                channel.send(Refused("got a bad form", "guided_regex"))
+            case "pid":
+                channel.send(os.getpid())
+            case _:
+                channel.send(f"{configuration} {form}")
+
+
+def never_ready(channel: Connection, configuration: Any, cpus: Iterable[int]) -> None:
+    """Ends before it can compile."""
+    del configuration, cpus
+    channel.close()

@@ -1,0 +1,111 @@
+"""Room for connections: by descriptors, with some kept for probes, and by address."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+import uvloop
+from prometheus_client import CollectorRegistry
+
+from server.overload.descriptors import KEPT, Room
+from server.receiving import protocol_with
+from server.security.protocol import LimitedProtocol
+from tests.serving import on_a_socket
+
+LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [asyncio.new_event_loop, uvloop.new_event_loop]
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    while (await receive()).get("more_body"):
+        pass
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body", "body": b""})
+
+
+@contextmanager
+def served(make: Callable[[], asyncio.AbstractEventLoop], **limits: Any) -> Iterator[tuple[int, CollectorRegistry]]:
+    registry = CollectorRegistry()
+    with on_a_socket(app, protocol_with(LimitedProtocol, 0.0, Room(registry, **limits)), make) as port:
+        yield port, registry
+
+
+def ask(client: socket.socket, path: str) -> tuple[int, bytes]:
+    """Status and the rest, to the end of the connection or of an answer without a body."""
+    client.sendall(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n".encode())
+    return answer(client)
+
+
+def answer(client: socket.socket) -> tuple[int, bytes]:
+    received = b""
+    while not received.endswith(b"content-length: 0\r\n\r\n") and (data := client.recv(4096)):
+        received += data
+    return int(received.split()[1]), received
+
+
+def refused(registry: CollectorRegistry, reason: str) -> float:
+    return registry.get_sample_value("kendall_refused_connections_total", {"reason": reason}) or 0.0
+
+
+@pytest.mark.parametrize("make", LOOPS, ids=["asyncio", "uvloop"])
+def test_probes_are_answered_when_descriptors_run_out(
+    make: Callable[[], asyncio.AbstractEventLoop], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "kendall")
+    lowest = os.dup(0)  # that is free
+    os.close(lowest)
+    with served(make, limit=lowest + KEPT + 30) as (port, registry), ExitStack() as stack:
+
+        def connect() -> socket.socket:
+            return stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+
+        statuses = []
+        while len(statuses) < 60 and 503 not in statuses:
+            statuses.append(ask(connect(), "/v1/completions")[0])
+        assert statuses[0] == 200
+        assert statuses[-1] == 503
+        status, told = ask(connect(), "/v1/completions")
+        error = json.loads(told.partition(b"\r\n\r\n")[2])["error"]
+        assert (status, error["code"]) == (503, "too_many_connections")
+        assert b"retry-after: " in told
+        assert b"connection: close" in told
+        for path in ("/health", "/ready", "/metrics"):
+            status, told = ask(connect(), path)
+            assert status == 200
+            assert b"connection: close" in told
+        assert refused(registry, "descriptors") >= 5
+        assert (registry.get_sample_value("kendall_connections") or 0.0) > 2
+    assert "open files" in caplog.text
+    assert caplog.text.count("refused") == 1, "one line in ten seconds"
+
+
+@pytest.mark.parametrize("make", LOOPS, ids=["asyncio", "uvloop"])
+def test_the_very_last_descriptors_go_to_no_connection(make: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    with served(make, limit=1) as (port, registry), socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        status, told = answer(client)
+        assert status == 503
+        assert json.loads(told.partition(b"\r\n\r\n")[2])["error"]["code"] == "too_many_connections"
+        assert client.recv(1) == b""
+        assert refused(registry, "descriptors") == 1
+
+
+@pytest.mark.parametrize("make", LOOPS, ids=["asyncio", "uvloop"])
+def test_connections_of_one_address_are_bounded(make: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    with served(make, most_per_address=2) as (port, registry), ExitStack() as stack:
+        first, second, third = (stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10)) for _ in range(3))
+        assert answer(third)[0] == 429
+        assert ask(first, "/")[0] == ask(second, "/")[0] == 200
+        assert refused(registry, "address") == 1
+        first.close()
+        for _ in range(100):  # until its end is noticed
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as again:
+                if ask(again, "/")[0] == 200:
+                    return
+    raise AssertionError("a connection that was closed counts for ever")

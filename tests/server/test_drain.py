@@ -1,0 +1,68 @@
+"""`POST /admin/drain` and its undoing, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.server.asgi import Call, call, completion, running
+from tests.virtual_time import run_virtual
+
+PATH = "/v1/completions"
+
+
+def test_a_drain_that_is_undone_takes_requests_again() -> None:
+    async def main() -> None:
+        async with running("single") as (app, gateway):
+            served = Call(app, "POST", PATH, completion(max_tokens=500))
+            await asyncio.sleep(0.01)
+            drain = Call(app, "POST", "/admin/drain")
+            await asyncio.sleep(0.01)
+            assert (await call(app, "POST", PATH, completion())).status == 503
+            assert (await call(app, "GET", "/ready")).status == 503
+            undone = await call(app, "DELETE", "/admin/drain")
+            assert (undone.status, undone.json()) == (200, {"draining": False})
+            await drain.task
+            assert drain.json() == {"drained": False}, "who asked for it is told, though a request is still in service"
+            assert gateway.batcher.in_service == 1
+            assert (await call(app, "GET", "/ready")).status == 200
+            assert (await call(app, "POST", PATH, completion())).status == 200
+            await served.task
+            assert served.status == 200
+            assert (await call(app, "POST", "/admin/drain")).json() == {"drained": True}
+
+    run_virtual(main())
+
+
+def test_a_partial_batch_waits_for_others_again_after_a_drain_was_undone() -> None:
+    async def main() -> None:
+        async with running("fixed:batch_size=2") as (app, gateway):
+            await call(app, "POST", "/admin/drain")
+            await call(app, "DELETE", "/admin/drain")
+            first = Call(app, "POST", PATH, completion())
+            await asyncio.sleep(10)
+            assert (gateway.batcher.queue_length, gateway.batcher.in_service) == (1, 0)
+            await call(app, "POST", PATH, completion())
+            await first.task
+            assert first.status == 200
+
+    run_virtual(main())
+
+
+def test_a_drain_at_the_end_of_the_process_cannot_be_undone() -> None:
+    async def main() -> None:
+        async with running() as (app, gateway):
+            gateway.begin_drain()
+            undone = await call(app, "DELETE", "/admin/drain")
+            assert (undone.status, undone.json()["error"]["code"]) == (409, "shutting_down")
+            assert (await call(app, "POST", PATH, completion())).status == 503
+
+    run_virtual(main())
+
+
+def test_undoing_no_drain_changes_nothing() -> None:
+    async def main() -> None:
+        async with running() as (app, _):
+            assert (await call(app, "DELETE", "/admin/drain")).status == 200
+            assert (await call(app, "POST", PATH, completion())).status == 200
+
+    run_virtual(main())

@@ -1,0 +1,188 @@
+"""Forms are compiled in a process of their own, under a time limit: a heavy or deadly one costs nobody but its own client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+
+from server.engines import vllm_forms
+from server.engines.base import BusyError, InvalidSamplingError, Sampling, Structured
+from server.engines.vllm_forms import FormCompiler
+from server.security.settings import SecuritySettings
+from tests.server import form_workers
+from tests.server.asgi import call, completion, running
+from tests.virtual_time import run_virtual
+
+LONG = 60.0  # seconds: a limit that no good form meets on any machine
+
+
+def form(text: str) -> Sampling:
+    return Sampling(max_tokens=1, structured=Structured("regex", text))
+
+
+@contextlib.asynccontextmanager
+async def compiler(limit: float = LONG) -> AsyncIterator[FormCompiler]:
+    made = FormCompiler("with", limit, form_workers.work)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def ended(pid: int) -> bool:
+    for _ in range(500):
+        if not alive(pid):
+            return True
+        await asyncio.sleep(0.01)
+    return False
+
+
+def test_good_forms_are_prepared_by_one_process_which_ends_with_the_engine() -> None:
+    async def main() -> None:
+        async with compiler() as forms:
+            assert await forms.prepare(form("a")) == "with a"
+            pids = {await forms.prepare(form("pid")) for _ in range(2)}
+            assert len(pids) == 1
+        assert await ended(pids.pop())
+
+    asyncio.run(main())
+
+
+def test_a_bad_form_is_the_clients_fault_and_the_next_one_is_compiled() -> None:
+    async def main() -> None:
+        async with compiler() as forms:
+            with pytest.raises(InvalidSamplingError, match="got a bad form") as error:
+                await forms.prepare(form("bad"))
+            assert error.value.param == "guided_regex"
+            assert await forms.prepare(form("a")) == "with a"
+
+    asyncio.run(main())
+
+
+def test_a_slow_form_is_given_up_and_refused_at_once_when_it_comes_again() -> None:
+    """For a while: the machine may only have been busy."""
+
+    async def main() -> None:
+        async with compiler() as forms:
+            pid = await forms.prepare(form("pid"))
+            forms._limit = 0.2
+            with pytest.raises(InvalidSamplingError, match="max-form-compile-time"):
+                await forms.prepare(form("slow"))
+            assert await ended(pid), "nobody goes on compiling it"
+            forms._limit = LONG
+            with pytest.raises(InvalidSamplingError, match="max-form-compile-time"):
+                await forms.prepare(form("slow"))
+            assert forms._worker is None, "it was not tried again"
+            assert await forms.prepare(form("a")) == "with a"
+            forms._refused.update((key, (message, 0.0)) for key, (message, _) in list(forms._refused.items()))  # ten minutes later
+            forms._limit = 0.2
+            with pytest.raises(InvalidSamplingError, match="max-form-compile-time"):
+                await forms.prepare(form("slow"))
+            assert forms._worker is None, "it was tried again"
+
+    asyncio.run(main())
+
+
+def test_a_form_that_crashes_its_compiler_crashes_nothing_else() -> None:
+    async def main() -> None:
+        async with compiler() as forms:
+            with pytest.raises(InvalidSamplingError, match="crashes"):
+                await forms.prepare(form("crash"))
+            assert await forms.prepare(form("a")) == "with a"
+
+    asyncio.run(main())
+
+
+def test_a_client_that_leaves_ends_the_compilation_and_the_next_form_has_its_turn() -> None:
+    async def main() -> None:
+        async with compiler() as forms:
+            pid = await forms.prepare(form("pid"))
+            slow = asyncio.create_task(forms.prepare(form("slow")))
+            await asyncio.sleep(0.1)
+            behind = asyncio.create_task(forms.prepare(form("a")))
+            await asyncio.sleep(0.1)
+            slow.cancel()
+            assert await behind == "with a"
+            assert await ended(pid)
+
+    asyncio.run(main())
+
+
+def test_a_process_that_was_killed_while_idle_is_replaced_and_no_form_is_blamed() -> None:
+    async def main() -> None:
+        async with compiler() as forms:
+            pid = await forms.prepare(form("pid"))
+            os.kill(pid, signal.SIGKILL)
+            assert await ended(pid)
+            assert await forms.prepare(form("a")) == "with a"
+
+    asyncio.run(main())
+
+
+def test_no_more_than_so_many_forms_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_forms, "MOST_WAITING", 2)
+
+    async def main() -> None:
+        async with compiler() as forms:
+            waiting = [asyncio.create_task(forms.prepare(form(text))) for text in ("slow", "a")]
+            await asyncio.sleep(0)
+            with pytest.raises(BusyError):
+                await forms.prepare(form("b"))
+            waiting[0].cancel()
+            assert await waiting[1] == "with a"
+            assert await forms.prepare(form("b")) == "with b"
+
+    asyncio.run(main())
+
+
+def test_a_compiler_that_does_not_start_is_said_to() -> None:
+    async def main() -> None:
+        forms = FormCompiler("with", LONG, form_workers.never_ready)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="did not start"):
+                await forms.prepare(form("a"))
+        forms.close()
+
+    asyncio.run(main())
+
+
+HEAVY = [
+    {"guided_json": {"enum": [f"word {index}" for index in range(2000)]}},
+    {"guided_regex": "a|" * 10_000},
+    {"guided_grammar": "root ::= " + "a" * 20_000},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": ["x" * 20_000]}}}},
+    {"structured_outputs": {"choice": ["x" * 20_000]}},
+]
+
+
+@pytest.mark.parametrize("fields", HEAVY, ids=lambda fields: next(iter(fields)))
+def test_a_form_that_is_too_large_is_refused_before_anybody_compiles_it(fields: dict[str, object]) -> None:
+    async def main() -> None:
+        async with running(security=SecuritySettings(max_form_bytes=16_000)) as (app, _):
+            refused = await call(app, "POST", "/v1/completions", completion(**fields))
+            error = refused.json()["error"]
+            assert (refused.status, error["code"], error["param"]) == (400, "form_too_large", next(iter(fields)))
+
+    run_virtual(main())
+
+
+def test_a_large_prompt_does_not_make_a_form_large() -> None:
+    async def main() -> None:
+        async with running(security=SecuritySettings(max_form_bytes=1000)) as (app, _):
+            asked = await call(app, "POST", "/v1/completions", completion(prompt="word " * 1000, guided_regex="a+"))
+            assert asked.status == 501, "the emulated engine serves no forms, whatever their size"
+
+    run_virtual(main())
