@@ -24,13 +24,14 @@ from server.errors import ApiError
 from server.formats import ChatFormat, CompletionFormat
 from server.gateway import Gateway
 from server.logs import log_prompt
-from server.overload.control import UNSERVED
+from server.overload.control import EARLY, caller_of
 from server.overload.limits import check_sequences
 from server.overload.refusal import Refusal
 from server.receiving import RECEIVED_AT
 from server.schema import FORCED_FIELD, ChatRequest, CompletionRequest
 from server.security.settings import MAX_BODY_BYTES
 from server.security.wording import brief, excerpt
+from server.supervision.deadlines import timeouts_of
 
 log = logging.getLogger("kendall")
 MOST_ERRORS = 1024  # of one body that are looked at: each is an object
@@ -132,7 +133,8 @@ async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[C
         if gateway.settings.logs.prompts:
             log_prompt(own_id or call_id, call)
         demand = gateway.overload.demand(scope, call)
-        works = await works_of(
+        timeouts = timeouts_of(scope["headers"], call, gateway.settings)
+        reading = works_of(
             gateway,
             call,
             call_id,
@@ -141,9 +143,12 @@ async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[C
             received_at=received_at,
             retry=retry,
             patience=demand.patience,
+            caller=caller_of(scope),
         )
+        works = await (reading if timeouts is None else timeouts.bound(reading, arrived_at))
+        gateway.refusals.check(works)
     except ApiError as error:
-        if error.code in UNSERVED:
+        if error.code in EARLY:
             ids = [f"{call_id}-{place}" for place in range(sequences)]
             gateway.overload.unserved(error, ids, own_id, arrived_at=arrived_at, received_at=received_at, retry=retry)
         raise
@@ -159,6 +164,7 @@ async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[C
         n=call.n,
         client_limit=call.client_limit(),
         loss=gateway.overload.loss,
+        timeouts=timeouts,
     )
     form = ChatFormat if chat else CompletionFormat
     created = int(time.time())  # noqa: TID251 - a date, not a clock

@@ -70,6 +70,22 @@ def serve_command(
             QUEUE, "Longest wait in the queue; a request that waits longer is answered 429. Default: no limit.", parser=Duration(0.001)
         ),
     ] = None,
+    request_timeout: Annotated[
+        float | None,
+        _option(
+            QUEUE,
+            "Longest time from the arrival of a request to the end of its answer; then it fails with 504. Default: no limit.",
+            parser=Duration(0.001),
+        ),
+    ] = None,
+    first_token_timeout: Annotated[
+        float | None,
+        _option(
+            QUEUE,
+            "Longest time from the arrival of a request to its first token; then it fails with 504. Default: no limit.",
+            parser=Duration(0.001),
+        ),
+    ] = None,
     priority_aging: Annotated[
         float | None,
         _option(
@@ -284,6 +300,8 @@ def serve_command(
         policy=format_policy(parse_policy(policy)),
         max_output_tokens=max_output_tokens,
         patience=patience,
+        request_timeout=request_timeout,
+        first_token_timeout=first_token_timeout,
         latency=latency,
         calibrate=calibrate,
         record_file=record_file,

@@ -44,11 +44,11 @@ class ApiError(Exception):
     def headers(self) -> dict[str, str]:
         """`Retry-After` on every 429 and 503, whole seconds, at most 120, and `retry-after-ms` where it is known; on 401 how to come.
 
-        After a 501 OpenAI's clients would ask again.
+        After a 501, and with a request that kills engines, OpenAI's clients would ask again.
         """
         if self.status == 401:
             return {"www-authenticate": "Bearer"}
-        if self.status == 501:
+        if self.status == 501 or self.code == "engine_killed":
             return {"x-should-retry": "false"}
         if self.status not in (429, 503):
             return {}
@@ -57,7 +57,19 @@ class ApiError(Exception):
         return whole if self.retry_after is None else whole | {"retry-after-ms": str(max(1, math.ceil(seconds * 1e3)))}
 
 
-STATUS_OF_LOSS = {"queue_timeout": 429, "queue_full": 429, "engine_unavailable": 503, "shutting_down": 503}
+STATUS_OF_LOSS = {
+    "queue_timeout": 429,
+    "queue_full": 429,
+    "engine_unavailable": 503,
+    "shutting_down": 503,
+    "deadline_exceeded": 504,
+    "first_token_timeout": 504,
+    "sequence_stalled": 504,
+}
+FAILURES = (  # codes of requests that failed
+    *("engine_unavailable", "engine_error", "internal_error", "shutting_down"),
+    *("deadline_exceeded", "first_token_timeout", "sequence_stalled", "engine_killed"),
+)
 
 
 def loss_error(code: str, message: str) -> ApiError:

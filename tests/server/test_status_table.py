@@ -37,7 +37,7 @@ def test_status_headers_and_body_are_as_the_table_says(row: Row) -> None:
                 assert 1 <= int(asked.headers["retry-after"]) <= MAX_RETRY_AFTER
             else:
                 assert "retry-after" not in asked.headers
-            assert asked.headers.get("x-should-retry") == ("false" if row.status == 501 else None)
+            assert asked.headers.get("x-should-retry") == ("false" if row.status == 501 or row.code == "engine_killed" else None)
             if not row.starting:
                 assert (gateway.batcher.unanswered, gateway.batcher.queue_length, gateway.batcher.in_service) == (0, 0, 0)
 
