@@ -94,7 +94,8 @@ def test_chaos_of_recoveries_leaves_nothing(policy: str, monkeypatch: pytest.Mon
             whole = [(status_of(made), poison) for made, _, poison in chaos.calls if made.whole]
             outcomes = Counter(record.outcome for record in records)
             convicted = gateway.batcher.trials.convicted
-            tell("recovery", policy=policy, statuses=Counter(status for status, _ in whole), outcomes=outcomes, convicted=convicted, lives=engine.life)
+            statuses = Counter(status for status, _ in whole)
+            tell("recovery", policy=policy, statuses=statuses, outcomes=outcomes, convicted=convicted, lives=engine.life)
             assert len({record.request_id for record in records}) == len(records) == len(chaos.calls), "one record each"
             assert {status for status, _ in whole} <= STATUSES
             assert outcomes["completed"] == sum(status == 200 for status, _ in whole)
