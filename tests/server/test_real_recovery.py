@@ -35,7 +35,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Unclosed context:ResourceWarning"),
 ]
 MARK = 666
-LIMIT = 420  # seconds; a restart takes 2 to 5 on a quiet machine
+LIMIT = 840  # seconds; a restart takes 2 to 5 on a quiet machine, and A2 needs thirty
 
 
 class Poisoned(VllmEngine):
