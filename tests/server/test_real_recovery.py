@@ -32,7 +32,7 @@ pytestmark = [
     # raised inside vLLM and what it imports; none is about our use of them
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore:Unclosed context:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:Unclosed:ResourceWarning"),  # of engines that were killed
 ]
 MARK = 666
 LIMIT = 840  # seconds; a restart takes 2 to 5 on a quiet machine, and A2 needs thirty
