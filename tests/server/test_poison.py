@@ -270,7 +270,7 @@ def test_a_suspect_whose_client_leaves_ends_its_trial() -> None:
 
 
 def test_forgiven_losses_do_not_count() -> None:
-    budget = RestartBudget(2, 100.0)
+    budget = RestartBudget(2, 100.0, 300.0)
     assert [budget.next_wait(at, at - 1.0) for at in (10.0, 11.0)] == [0.0, 0.5]
     budget.forgive(2)
     assert [budget.next_wait(at, at - 1.0) for at in (12.0, 13.0, 14.0)] == [0.0, 0.5, None]
