@@ -119,6 +119,9 @@ def serve_command(
     max_interruptions: Annotated[
         int, _option(ENGINE, "Engine failures that a request may survive; after one more it fails, as it may be the cause.", min=0)
     ] = 3,
+    suspect_after: Annotated[
+        int, _option(ENGINE, "Engine failures under a request after which it is tried alone, as the possible cause.", min=1)
+    ] = 2,
     max_parked: Annotated[
         int, _option(ENGINE, "Most text prompts that wait for the tokenizer while the engine restarts; others get 503.", min=0)
     ] = 1024,
@@ -322,6 +325,7 @@ def serve_command(
             restart_window=restart_window,
             restart_timeout=restart_timeout,
             max_interruptions=max_interruptions,
+            suspect_after=suspect_after,
             max_parked=max_parked,
             stuck_timeout=stuck_timeout,
             slow_reader_timeout=slow_reader_timeout,
