@@ -18,6 +18,7 @@ from server.engines.base import Token, Work
 from server.errors import DROPPED_REASON, EVICTED, ApiError, loss_error
 from server.formats import DONE, Format, with_usage
 from server.presence import watch_client
+from server.supervision.deadlines import Deadlines, Timeouts
 from server.ticket import Ticket
 
 STREAM_HEADERS = (
@@ -93,6 +94,7 @@ class Answer(Response):
         self._loop = asyncio.get_running_loop()
         self._sleeping: asyncio.Future[None] | None = None  # the writer, while there is nothing for it to do
         self._gone = False
+        self._deadlines: Deadlines | None = None
 
     def wake(self) -> None:
         """Something changed for the writer."""
@@ -129,6 +131,8 @@ class Answer(Response):
             raise
         finally:
             end_watch()
+            if self._deadlines is not None:
+                self._deadlines.close()
             for ticket in tickets:
                 ticket.cancel()  # no effect on those with an outcome
             for choice in self._choices:
@@ -142,6 +146,8 @@ class Answer(Response):
         for choice, ticket in zip(self._choices, tickets, strict=True):
             choice.ticket = ticket
             ticket.timing = self.timing
+        if self._options.timeouts is not None:
+            self._deadlines = Deadlines(self._batcher, self._options.timeouts, self._choices, self._works[0].request.arrived_at)
         if self.timing is not None:
             self.timing.end("submit")
         return tickets
@@ -291,7 +297,7 @@ class Answer(Response):
 class AnswerOptions:
     """What the writer needs to know of the call."""
 
-    __slots__ = ("client_limit", "continuous_usage", "include_usage", "loss", "n", "request_id", "stream")
+    __slots__ = ("client_limit", "continuous_usage", "include_usage", "loss", "n", "request_id", "stream", "timeouts")
 
     def __init__(
         self,
@@ -303,6 +309,7 @@ class AnswerOptions:
         n: int,
         client_limit: int | None,
         loss: Callable[[str, str], ApiError] = loss_error,
+        timeouts: Timeouts | None = None,
     ) -> None:
         self.request_id = request_id
         self.stream = stream
@@ -311,3 +318,4 @@ class AnswerOptions:
         self.n = n
         self.client_limit = client_limit
         self.loss = loss  # the error of a sequence that is lost, by its code and message
+        self.timeouts = timeouts  # of the call

@@ -25,7 +25,7 @@ from server.call import answer, direct, parse
 from server.errors import ApiError
 from server.exposition import exposition
 from server.gateway import Gateway
-from server.law.calibration import Calibrator, warn_of_fit
+from server.law.calibration import CANCELLED, Calibrator, warn_of_fit
 from server.page import Feed, add_page
 from server.schema import AutopilotChange, CalibrationRequest, ChatRequest, CompletionRequest, PolicyChange
 from server.security.cors import cors
@@ -134,9 +134,9 @@ def _add_state(app: FastAPI, gateway: Gateway) -> None:
     async def health() -> Response:
         return Response(status_code=200 if gateway.healthy else 503)
 
-    @app.get("/ready", response_class=Response, responses={503: {"description": "Starting, lost, or shutting down."}})
+    @app.get("/ready", response_class=Response, responses={503: {"description": "Starting, calibrating, lost, or shutting down."}})
     async def ready() -> Response:
-        return Response(status_code=200 if gateway.ready and not (gateway.draining or gateway.leaving) else 503)
+        return Response(status_code=200 if gateway.ready and not (gateway.draining or gateway.leaving or gateway.holding) else 503)
 
     @app.get("/version")
     async def version() -> dict[str, str]:
@@ -176,7 +176,7 @@ def _add_admin(app: FastAPI, gateway: Gateway) -> None:
             "unanswered": batcher.unanswered,
             "running": running,
             "draining": gateway.draining,
-            "supervision": gateway.supervisor.statistics() | {"stuck": gateway.stuck},
+            "supervision": gateway.supervisor.statistics() | {"stuck": gateway.stuck} | _poison(gateway),
             "arrivals": gateway.arrivals.state(batcher.epoch),
             "overload": gateway.overload.state(),
             "estimates": gateway.live_model().estimates,
@@ -186,6 +186,11 @@ def _add_admin(app: FastAPI, gateway: Gateway) -> None:
             "self_checks": gateway.live_model().checks,
             "failures": {"prediction": gateway.live_model().failures.state(), "autopilot": gateway.live_model().pilot_failures.state()},
         }
+
+
+def _poison(gateway: Gateway) -> dict[str, Any]:
+    trials = gateway.batcher.trials
+    return {"on_trial": trials.suspect is not None, "convicted": trials.convicted, "refused_prompts": len(gateway.refusals)}
 
 
 def _add_live(app: FastAPI, gateway: Gateway) -> None:
@@ -214,7 +219,7 @@ def _add_live(app: FastAPI, gateway: Gateway) -> None:
 
 
 def _add_calibration(app: FastAPI, gateway: Gateway) -> None:
-    @app.post("/admin/calibrate", responses=errors(400, 401, 403, 409, 413, 500, 503), openapi_extra=body(CalibrationRequest))
+    @app.post("/admin/calibrate", responses=errors(400, 401, 403, 409, 413, 500, 503, 504), openapi_extra=body(CalibrationRequest))
     async def calibrate(request: Request) -> dict[str, Any]:
         plan = await parse(request.receive, CalibrationRequest, gateway.settings.security.max_body_bytes)
         gateway.admit()
@@ -222,6 +227,11 @@ def _add_calibration(app: FastAPI, gateway: Gateway) -> None:
         if not plan.speed_only:
             warn_of_fit(profile)
         return profile.to_dict()
+
+    @app.delete("/admin/calibrate", responses=errors(401, 403, 500))
+    async def end_calibration() -> dict[str, Any]:
+        error = ApiError(409, CANCELLED, "the calibration was cancelled; the latency law in force did not change")
+        return {"cancelled": gateway.stop_calibration(error)}
 
     @app.post("/admin/drain", responses=errors(401, 403, 500))
     async def drain() -> dict[str, Any]:

@@ -23,6 +23,7 @@ from server.clock import clock_of
 from server.ending import Ending
 from server.engines.base import Capabilities, Engine, Work
 from server.observers import Guarded
+from server.supervision.poison import CODE, FAILED, Trials
 from server.ticket import Consumer, Ticket
 
 log = logging.getLogger("kendall.batcher")
@@ -47,6 +48,8 @@ class Batcher:
         policy: Policy,
         observers: Sequence[Observer] = (),
         queue: WaitingQueue | None = None,
+        *,
+        suspect_after: int = 2,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.now = clock_of(self._loop)
@@ -61,6 +64,7 @@ class Batcher:
         self.failing: str | None = None  # what went wrong when the policy was asked last, if something did
         self.failures: Counter[str] = Counter()  # requests that failed, by the code of the error
         self.moved_at = self.now()  # last arrival, outcome or end of a hold
+        self.trials = Trials(suspect_after, self._restart, self._ask)  # what was in service when engines died, back to the next one
         self._let_go: Callable[[], None] | None = None  # frees the engine that is lent
         self._observers = tuple(Guarded(observer) for observer in observers)
         self._queue = WaitingQueue() if queue is None else queue
@@ -243,23 +247,34 @@ class Batcher:
         for ticket in list(self._unsettled.values()):
             self.lose(ticket, "failed", code, message)
 
-    def interrupt(self, message: str, most: int) -> None:
+    def interrupt(self, message: str, most: int) -> Ticket | None:
         """The engine is gone and another one is started: what waits keeps its place, what is in service stays there for `resume`.
 
-        Those lose their answer now that cannot be continued exactly, and those that saw more than `most` engines die.
+        Those lose their answer now that cannot be continued exactly, those that saw more than `most` engines die, and the one that is
+        certain to have killed it, which is returned.
         """
         self.take_back()
         self.down = True
-        for ticket in [self._unsettled[request_id] for slot in self._slots for request_id in slot.running]:
-            if reason := ticket.interrupted(most):
+        tickets = [self._unsettled[request_id] for slot in self._slots for request_id in slot.running]
+        guilty = self.trials.died(tickets)
+        for ticket in tickets:
+            if ticket is guilty:
+                ticket.interruptions += 1
+                self.lose(ticket, "failed", CODE, f"{FAILED} ({message})")
+            elif ticket.stream is not None and (reason := ticket.interrupted(most)):  # the others had not gone back to the engine yet
                 self.lose(ticket, "failed", "engine_unavailable", f"{reason} ({message})")
+        return guilty
 
     def resume(self, capabilities: Capabilities) -> None:
         """Another engine serves: first what was in service goes on, batch by batch under its own policy, then the queue."""
         self.capabilities, self.down = capabilities, False
-        for batch in self._batches():
-            self._start(batch, [ticket for ticket in batch.tickets if ticket.id in batch.open])
-        self._ask()
+        self.trials.resume([ticket for batch in self._batches() for ticket in batch.tickets if ticket.id in batch.open])
+
+    def hand_over_again(self, ticket: Ticket) -> None:
+        """Out of the engine, and in again behind what it has; its place in its batch stays."""
+        assert ticket.batch is not None
+        self.engine.cancel([ticket.id])
+        self._start(ticket.batch, [ticket], joining=True)
 
     def poke(self) -> None:
         """Ask the policy although nothing happened: if something was due that nobody asked for, it happens now."""
@@ -285,6 +300,8 @@ class Batcher:
         """Give a ticket its one outcome; its record leaves once its server's end is known too."""
         ticket.outcome, ticket.stream = outcome, None
         self._unsettled.pop(ticket.id, None)
+        if self.trials.explained and outcome == "completed":
+            self.trials.completed(ticket)
         self._settled.set()
         self.moved_at = self.now()
         for observer in self._observers:
@@ -399,7 +416,7 @@ class Batcher:
             self._asking = False
 
     def _carry_out(self) -> None:
-        while not (self.held or self.down):
+        while not (self.held or self.down or self.trials.suspect is not None):
             if not self._queue:  # nothing can start, whatever the policy
                 self._wake_at(math.inf)
                 return
@@ -450,12 +467,19 @@ class Batcher:
         for ticket in self._start(batch, tickets):
             self._tell(ticket, ticket.consumer.on_dispatched)
 
-    def _start(self, batch: Batch, tickets: Sequence[Ticket]) -> Sequence[Ticket]:
+    def _restart(self, tickets: Sequence[Ticket]) -> None:
+        """Back into the engine, batch by batch; a part of a batch joins the part that is there."""
+        ids = {ticket.id for ticket in tickets}
+        for batch in self._batches():
+            if part := [ticket for ticket in batch.tickets if ticket.id in ids]:
+                self._start(batch, part, joining=any(ticket.stream is not None for ticket in batch.tickets))
+
+    def _start(self, batch: Batch, tickets: Sequence[Ticket], *, joining: bool = False) -> Sequence[Ticket]:
         """Hand a batch, or what is left of it, to the engine; one that refuses loses these requests, not the loop. Returns the started."""
         policy = batch.policy
         try:
             works = [ticket.work for ticket in tickets]
-            streams = self.engine.dispatch(batch.server_id, works, padded=policy.padded, joining=policy.joins_running)
+            streams = self.engine.dispatch(batch.server_id, works, padded=policy.padded, joining=joining or policy.joins_running)
         except Exception as error:
             log.exception("the engine rejected a batch")
             for ticket in tickets:

@@ -24,7 +24,7 @@ from server.errors import ApiError
 from server.formats import ChatFormat, CompletionFormat
 from server.gateway import Gateway
 from server.logs import log_prompt
-from server.overload.control import UNSERVED
+from server.overload.control import EARLY, caller_of
 from server.overload.limits import check_sequences
 from server.overload.refusal import Refusal
 from server.presence import while_present
@@ -33,6 +33,7 @@ from server.schema import FORCED_FIELD, ChatRequest, CompletionRequest
 from server.security.limits import check_form_size
 from server.security.settings import MAX_BODY_BYTES
 from server.security.wording import brief, excerpt
+from server.supervision.deadlines import timeouts_of
 
 log = logging.getLogger("kendall")
 MOST_ERRORS = 1024  # of one body that are looked at: each is an object
@@ -136,6 +137,7 @@ async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[C
         if gateway.settings.logs.prompts:
             log_prompt(own_id or call_id, call)
         demand = gateway.overload.demand(scope, call)
+        timeouts = timeouts_of(scope["headers"], call, gateway.settings)
         making = works_of(
             gateway,
             call,
@@ -145,10 +147,13 @@ async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[C
             received_at=received_at,
             retry=retry,
             patience=demand.patience,
+            caller=caller_of(scope),
         )
-        works = await (making if call.formless else while_present(scope, receive, making))
+        waiting = making if call.formless else while_present(scope, receive, making)
+        works = await (waiting if timeouts is None else timeouts.bound(waiting, arrived_at))
+        gateway.refusals.check(works)
     except ApiError as error:
-        if error.code in UNSERVED:
+        if error.code in EARLY:
             ids = [f"{call_id}-{place}" for place in range(sequences)]
             gateway.overload.unserved(error, ids, own_id, arrived_at=arrived_at, received_at=received_at, retry=retry)
         raise
@@ -164,6 +169,7 @@ async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[C
         n=call.n,
         client_limit=call.client_limit(),
         loss=gateway.overload.loss,
+        timeouts=timeouts,
     )
     form = ChatFormat if chat else CompletionFormat
     created = int(time.time())  # noqa: TID251 - a date, not a clock
@@ -186,7 +192,7 @@ def direct(gateway: Gateway, model: type[CompletionRequest] | type[ChatRequest])
         except ClientDisconnect:
             return  # it never arrived
         except ApiError as error:
-            if error.status not in (429, 503):  # those are counted as rejections
+            if error.status not in (429, 503) and error.code not in EARLY:  # those are counted as rejections
                 gateway.metrics.refused.labels(error.code).inc()
             cut = error.code == "body_too_large"  # before the body's end
             response = Refusal(error) if cut else JSONResponse(error.body(), error.status, error.headers())

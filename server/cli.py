@@ -70,6 +70,22 @@ def serve_command(
             QUEUE, "Longest wait in the queue; a request that waits longer is answered 429. Default: no limit.", parser=Duration(0.001)
         ),
     ] = None,
+    request_timeout: Annotated[
+        float | None,
+        _option(
+            QUEUE,
+            "Longest time from the arrival of a request to the end of its answer; then it fails with 504. Default: no limit.",
+            parser=Duration(0.001),
+        ),
+    ] = None,
+    first_token_timeout: Annotated[
+        float | None,
+        _option(
+            QUEUE,
+            "Longest time from the arrival of a request to its first token; then it fails with 504. Default: no limit.",
+            parser=Duration(0.001),
+        ),
+    ] = None,
     priority_aging: Annotated[
         float | None,
         _option(
@@ -103,6 +119,9 @@ def serve_command(
     max_interruptions: Annotated[
         int, _option(ENGINE, "Engine failures that a request may survive; after one more it fails, as it may be the cause.", min=0)
     ] = 3,
+    suspect_after: Annotated[
+        int, _option(ENGINE, "Engine failures under a request after which it is tried alone, as the possible cause.", min=1)
+    ] = 2,
     max_parked: Annotated[
         int, _option(ENGINE, "Most text prompts that wait for the tokenizer while the engine restarts; others get 503.", min=0)
     ] = 1024,
@@ -296,6 +315,8 @@ def serve_command(
         policy=format_policy(parse_policy(policy)),
         max_output_tokens=max_output_tokens,
         patience=patience,
+        request_timeout=request_timeout,
+        first_token_timeout=first_token_timeout,
         latency=latency,
         calibrate=calibrate,
         record_file=record_file,
@@ -316,6 +337,7 @@ def serve_command(
             restart_window=restart_window,
             restart_timeout=restart_timeout,
             max_interruptions=max_interruptions,
+            suspect_after=suspect_after,
             max_parked=max_parked,
             stuck_timeout=stuck_timeout,
             slow_reader_timeout=slow_reader_timeout,

@@ -55,7 +55,7 @@ class ApiError(Exception):
         """
         if self.status == 401:
             return {"www-authenticate": "Bearer"}
-        if self.status == 501 or self.code == OWN_FAULT:
+        if self.status == 501 or self.code in OWN_FAULTS:
             return {"x-should-retry": "false"}
         if self.status not in (429, 503):
             return {}
@@ -64,8 +64,21 @@ class ApiError(Exception):
         return whole if self.retry_after is None else whole | {"retry-after-ms": str(max(1, math.ceil(seconds * 1e3)))}
 
 
-OWN_FAULT = "engine_error"  # the engine fails over this request alone, and would again
-STATUS_OF_LOSS = {"queue_timeout": 429, "queue_full": 429, "engine_unavailable": 503, "shutting_down": 503, "invalid_request": 400}
+OWN_FAULTS = frozenset({"engine_error", "engine_killed"})  # the engine fails over this request alone, and would again
+STATUS_OF_LOSS = {
+    "queue_timeout": 429,
+    "queue_full": 429,
+    "engine_unavailable": 503,
+    "shutting_down": 503,
+    "invalid_request": 400,
+    "deadline_exceeded": 504,
+    "first_token_timeout": 504,
+    "sequence_stalled": 504,
+}
+FAILURES = (  # codes of requests that failed
+    *("engine_unavailable", "engine_error", "internal_error", "shutting_down"),
+    *("deadline_exceeded", "first_token_timeout", "sequence_stalled", "engine_killed"),
+)
 
 
 def loss_error(code: str, message: str) -> ApiError:

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from policies import Policy, SpecError, format_policy, parse_policy, policy_batch_size
@@ -23,13 +24,16 @@ from server.live import LiveModel
 from server.metrics import Metrics
 from server.overload.control import Overload
 from server.recorder import Recorder
-from server.schema import CalibrationRequest, PolicyChange
+from server.schema import PolicyChange
 from server.settings import Settings
+from server.supervision import poison, stalls
 from server.supervision.progress import StuckWatch
 from server.supervision.steady import Steady
 from server.supervision.supervisor import Supervisor
 
 if TYPE_CHECKING:
+    from server.engines.base import Work
+    from server.law.calibration import Calibrator
     from server.law.idle_probes import IdleProbes
     from server.law.offer import Offer
 
@@ -55,7 +59,7 @@ class Gateway:
         self.supervisor = Supervisor(engine, settings.supervision, on_down=self._on_down, on_up=self._on_up, on_given_up=self._on_given_up)
         self.steady = Steady(engine, self.supervisor)
         self.dead: str | None = None  # why the engine is lost
-        self.calibrating = False
+        self.calibrator: Calibrator | None = None  # while it runs
         self.live: LiveModel | None = None
         self.probes: IdleProbes | None = None
         self.arrivals = ArrivalsSeen()
@@ -72,6 +76,7 @@ class Gateway:
     async def start(self) -> None:
         """Bring the engine up. Raises EngineStartError."""
         self.now = clock_of(asyncio.get_running_loop())
+        self.refusals = poison.Refusals(self.now)
         capabilities = await self.supervisor.start()
         observers: list[Observer] = [self.metrics]
         if self.settings.record_file:
@@ -86,7 +91,10 @@ class Gateway:
         self.live = LiveModel(self, capabilities)
         observers.append(self.live)
         observers += self.overload.observers()
-        self._batcher = Batcher(self.engine, capabilities, self._policy, observers, self.overload.queue())
+        suspect_after = self.settings.supervision.suspect_after
+        self._batcher = Batcher(self.engine, capabilities, self._policy, observers, self.overload.queue(), suspect_after=suspect_after)
+        self._batcher.trials.on_sound = self.supervisor.forgive
+        self.metrics.failures_of(self._batcher.failures)
         self.metrics.gauge_of("queue_length", "Sequences waiting in the queue", lambda: self.batcher.queue_length)
         self.metrics.gauge_of(
             "max_clipped_fraction",
@@ -106,18 +114,23 @@ class Gateway:
         self.metrics.serves(capabilities.engine, self.settings.served_model_name)
         self.metrics.switched(format_policy(self._policy), self.max_output_tokens, 0, changed_policy=False)
         if (timeout := self.settings.supervision.stuck_timeout) > 0:
-            watch = StuckWatch(self._batcher, timeout, lambda: self.law, self._on_stuck, self.settings.security.max_form_compile_time)
+            watch = StuckWatch(
+                self._batcher,
+                timeout,
+                lambda: self.law,
+                self._on_stuck,
+                partial(stalls.on_still, self._batcher),
+                form_time=self.settings.security.max_form_compile_time,
+            )
             self._tasks.append(asyncio.create_task(watch.run(), name="stuck-watch"))
         named = f"{capabilities.engine} engine, model {self.settings.served_model_name}, policy {format_policy(self._policy)}"
         scheme = "http" if self.settings.security.tls.certfile is None else "https"
         log.info("ready: %s, %s://%s:%d", named, scheme, self.settings.host, self.settings.port)
         self.live.restore()
         if self.settings.calibrate:
-            from server.law.calibration import Calibrator, warn_of_fit  # noqa: PLC0415 - it needs scipy, and few start with it
+            from server.law.calibration import calibrate_at_start  # noqa: PLC0415 - it needs scipy, and few start with it
 
-            profile = await Calibrator(self).run(CalibrationRequest())
-            log.info("calibrated: %s", profile.law)
-            warn_of_fit(profile)
+            await calibrate_at_start(self)
         if self.settings.idle_probes:
             from server.law.idle_probes import IdleProbes  # noqa: PLC0415 - it needs scipy
 
@@ -162,6 +175,7 @@ class Gateway:
 
     def _close_queue(self) -> None:
         self.draining = True
+        self.stop_calibration(ApiError(503, "shutting_down", "calibration: the gateway takes no new requests", retry_after=10))
         if self._batcher is not None:
             self._batcher.close()
 
@@ -177,9 +191,27 @@ class Gateway:
         if self._recorder is not None:
             self._recorder.flush()
 
+    def stop_calibration(self, error: ApiError) -> bool:
+        """End the one that runs, with this error; the law in force stays. Returns whether one ran."""
+        if self.calibrator is None:
+            return False
+        self.calibrator.stop(error)
+        return True
+
     def _on_down(self, message: str) -> None:
+        self.stop_calibration(ApiError(503, "engine_unavailable", f"calibration: the engine failed: {message}"))
         if self._batcher is not None:
-            self._batcher.interrupt(message, self.settings.supervision.max_interruptions)
+            guilty = self._batcher.interrupt(message, self.settings.supervision.max_interruptions)
+            if guilty is not None:
+                self._refuse(guilty.work, self._batcher)
+
+    def _refuse(self, work: Work, batcher: Batcher) -> None:
+        """It kills engines: refused for a while, with what its caller has sent of the same prompt already."""
+        self.refusals.add(work)
+        for ticket in list(batcher.unanswered_tickets()):
+            same = ticket.work.caller == work.caller and ticket.work.prompt_token_ids == work.prompt_token_ids
+            if same and ticket.ending.finish_reason is None:
+                batcher.lose(ticket, "failed", poison.CODE, "another request with this prompt killed the engine; do not send it again")
 
     def _on_up(self, capabilities: Capabilities) -> None:
         self.stuck = None
@@ -191,6 +223,7 @@ class Gateway:
 
     def _on_given_up(self, message: str) -> None:
         self.dead = message
+        self.stop_calibration(ApiError(503, "engine_unavailable", f"calibration: the engine is gone: {message}"))
         if self._batcher is not None:
             self._batcher.lose_all("engine_unavailable", "the engine is gone")
         if self.on_given_up is not None:
@@ -206,6 +239,16 @@ class Gateway:
     def ready(self) -> bool:
         """Whether the engine serves."""
         return self._batcher is not None and self.dead is None and self.supervisor.serving
+
+    @property
+    def calibrating(self) -> bool:
+        """Whether a calibration has the engine to itself."""
+        return self.calibrator is not None
+
+    @property
+    def holding(self) -> bool:
+        """Whether the queue waits for something else than service: a calibration, or the trial of requests that may kill engines."""
+        return self.calibrating or (self._batcher is not None and self._batcher.trials.suspect is not None)
 
     @property
     def started(self) -> bool:

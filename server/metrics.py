@@ -7,7 +7,7 @@ cannot clash with ours.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from typing import Any
 
@@ -19,6 +19,7 @@ from server.batch import Batch
 from server.cost.histogram import Histogram
 from server.cost.processor import ProcessorTime
 from server.cost.stages import OwnTime
+from server.errors import FAILURES
 from server.log_writer import REASONS
 from server.logs import log_writer
 from server.policy_series import PolicySeries
@@ -32,6 +33,20 @@ SECONDS = (
 )
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 32768)
+
+
+class _Failures:
+    """A collector of one counter; every series exists from the start."""
+
+    def __init__(self, counts: Mapping[str, int]) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterator[Any]:
+        """By reason."""
+        family = CounterMetricFamily("kendall_failures", "Failed requests, by the code of the error", labels=["reason"])
+        for reason, count in (dict.fromkeys(FAILURES, 0) | dict(self._counts)).items():
+            family.add_metric([reason], count)
+        yield family
 
 
 class Metrics:
@@ -143,6 +158,10 @@ class Metrics:
     def gauge_of(self, name: str, help_text: str, read: Callable[[], float]) -> None:
         """A gauge that is read when scraped."""
         self._gauge(name, help_text).set_function(read)
+
+    def failures_of(self, counts: Mapping[str, int]) -> None:
+        """Requests that failed, by the code of the error, read when scraped."""
+        self.registry.register(_Failures(counts))
 
     def serves(self, engine: str, model: str) -> None:
         """An engine came up: dashboards find the gateways of a model by this."""

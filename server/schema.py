@@ -129,6 +129,8 @@ class Generation(BaseModel):
     truncation_side: Literal["left", "right"] | None = None
     priority: Int64 = 0  # lower is earlier, as vLLM has it
     patience: Annotated[float, Field(gt=0)] | None = None  # seconds in the queue, then 429
+    request_timeout: Annotated[float, Field(gt=0)] | None = None  # seconds to the end of the answer, then 504
+    first_token_timeout: Annotated[float, Field(gt=0)] | None = None  # seconds to the first token, then 504
     cache_salt: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:+=-]{1,128}$")] | None = None
     request_id: Annotated[str, Field(pattern=f"^{REQUEST_ID}$")] | None = None
     return_token_ids: Flag = False

@@ -28,6 +28,8 @@ class Settings:
     policy: str = "continuous"
     max_output_tokens: int | None = None
     patience: float | None = None
+    request_timeout: float | None = None  # from the arrival to the end of the answer
+    first_token_timeout: float | None = None  # from the arrival to the first token
     latency: str | None = None  # law or profile for predictions, and for the emulated engine
     calibrate: bool = False  # measure the law before serving
     record_file: Path | None = None

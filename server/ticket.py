@@ -61,6 +61,8 @@ class Ticket:
         "batch_size",
         "client_limit",
         "consumer",
+        "continued",
+        "deaths",
         "ending",
         "epoch",
         "interruptions",
@@ -88,6 +90,8 @@ class Ticket:
         self.output_token_ids: list[int] = []
         self.outcome: Outcome | None = None
         self.interruptions = 0  # engines that were lost while it was in service
+        self.deaths: tuple[int, ...] = ()  # those of them whose cause is not known
+        self.continued = False  # the engine made no token for it once, and got it again
         self.stream: TokenStream | None = None
         self.told: tuple[int, float | None] | None = None  # at its arrival: how many waited before it, and seconds to wait
         self._lost: str | None = None
@@ -112,15 +116,19 @@ class Ticket:
         stream.listener = listener(stream, self, self.work)
 
     def interrupted(self, most: int) -> str | None:
-        """The engine is gone: hear no more of it, be ready for the next one. Returns why it cannot go on there, or None."""
+        """The engine is gone. Returns why this cannot go on with the next one, or None."""
         self.interruptions += 1
-        if self.stream is not None:
-            self.stream.listener = None
-        if self.ending.finish_reason is not None:
-            return None  # whole; it leaves with its batch
-        if self.interruptions > most:
-            return f"{self.interruptions} engines were lost while this request was in service: it may be the cause"
-        return prepare(self)
+        if len(self.deaths) > most and self.ending.finish_reason is None:
+            return f"{len(self.deaths)} engines were lost while this request was in service: it may be the cause"
+        reason = self.detach()
+        return None if reason is None else f"the engine was lost, and {reason}"
+
+    def detach(self) -> str | None:
+        """Hear no more of the engine that has it, be ready to be handed over again. Returns why that would not be exact, or None."""
+        stream, self.stream = self.stream, None
+        if stream is not None:
+            stream.listener = None
+        return None if self.ending.finish_reason is not None else prepare(self)  # whole, it leaves with its batch
 
     def on_tokens(self, tokens: Sequence[Token]) -> None:
         """Tokens from the engine; those behind the own end (padding) are dropped."""

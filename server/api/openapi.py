@@ -23,8 +23,9 @@ STATUSES = {
     500: "The gateway or the engine failed over this request.",
     501: "A field that this gateway or its engine does not serve.",
     503: "No engine: starting, lost, or shutting down; overload under --overload-status 503.",
+    504: "A time limit of the request or of the gateway ran out, or the engine made no token for it.",
 }
-ANSWERING = (400, 401, 404, 413, 429, 500, 501, 503)  # of the routes that carry answers
+ANSWERING = (400, 401, 404, 413, 429, 500, 501, 503, 504)  # of the routes that carry answers
 _RETRY_AFTER = {"Retry-After": {"required": True, "schema": {"type": "integer", "minimum": 1, "maximum": MAX_RETRY_AFTER}}}
 _REF = "#/components/schemas/{model}"
 _BODIES: list[type[BaseModel]] = []  # every model that `body` was asked for

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from server.overload.demand import TTFT, TTL
+from server.supervision.deadlines import ENVOY, ENVOY_EXPECTED, FIRST_TOKEN_HEADER
 
 OBJECTIVES = ("delay", "throughput", "v1", "v2", "clipped", "slo")
 TARGETS = ("batch-size", "max-output-tokens", "policy", "servers")
@@ -18,6 +19,9 @@ CALL_HEADERS = [
     _parameter("header", "x-request-id", "The caller's name for this call; it comes back.", type="string"),
     _parameter("header", TTL.decode(), "Longest time in the queue: seconds, or a duration such as 1500ms.", type="string"),
     _parameter("header", TTFT.decode(), "Refuse unless the first token is predicted within so many ms.", type="number", exclusiveMinimum=0),
+    _parameter("header", ENVOY.decode(), "Longest time to the end of the answer, in ms; 0 for no limit.", type="number", minimum=0),
+    _parameter("header", ENVOY_EXPECTED.decode(), "The same, as Envoy tells it to the servers behind it.", type="number", minimum=0),
+    _parameter("header", FIRST_TOKEN_HEADER.decode(), "Longest time to the first token, in ms; 0 for no limit.", type="number", minimum=0),
 ]
 ADVICE_QUERY = [
     _parameter("query", "objective", "What is to be small; delay unless there is an slo.", type="string", enum=list(OBJECTIVES)),

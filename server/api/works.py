@@ -27,6 +27,7 @@ async def works_of(
     received_at: float | None = None,
     retry: bool = False,
     patience: float | None = None,
+    caller: str = "",
 ) -> list[Work]:
     """Raises ApiError: a prompt or a limit beyond what is served, a form that the engine refuses."""
     prompts = await encode(gateway.steady, gateway.batcher.capabilities, call)
@@ -50,7 +51,7 @@ async def works_of(
             )
             sampling = shared if call.seed is None or not choice else replace(shared, seed=call.seed + choice)
             forced = call.kendall_forced_output_tokens
-            works.append(Work(request, prompt, sampling, forced, (), client_request_id, received_at, retry, call.cache_salt))
+            works.append(Work(request, prompt, sampling, forced, (), client_request_id, received_at, retry, call.cache_salt, caller))
     checked = await check_sampling(gateway.steady, works[0].sampling, call)  # the others differ in limit and seed only
     if checked is works[0].sampling:
         return works

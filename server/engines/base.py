@@ -101,6 +101,7 @@ class Work(msgspec.Struct, frozen=True):
     received_at: float | None = None  # its call's last byte was with the kernel
     retry: bool = False  # the client's library says that it asks again
     cache_salt: str | None = None  # prompts share cached prefixes only under the same salt
+    caller: str = ""  # name of the API key that it came with
 
     @property
     def ends_by_itself(self) -> bool:

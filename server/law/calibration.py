@@ -1,7 +1,8 @@
 """Measuring the engine's law: designed batches in random order, each several times, and a fit.
 
 Batch sizes and lengths are set here, never taken from traffic. The queue is held meanwhile: requests in service finish first, those that
-wait keep their place and their patience, and those that arrive wait behind them.
+wait keep their place and their patience, and those that arrive wait behind them. Each wait for the engine has a bound: one batch may take
+`LONGEST_CELL`, an engine that makes no token is replaced as ever (`--stuck-timeout`), and one that is lost ends the calibration.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -24,12 +25,14 @@ from server.errors import ApiError
 from server.law.designed import PROMPT_TOKENS, Cell, DesignedBatches, design
 from server.law.turnaround import ClosedLoop, solve_turnaround
 from server.schema import CalibrationRequest
+from server.supervision.progress import StuckWatch
 
 if TYPE_CHECKING:
     from server.gateway import Gateway
 
 log = logging.getLogger("kendall")
 LOOP_REQUESTS = 40  # of one closed loop
+CANCELLED = "calibration_cancelled"  # code of the error
 LONGEST_SERVICE = 30.0  # seconds that a calibration waits for the requests in service
 Progress = Callable[[int, int], None]
 
@@ -42,6 +45,8 @@ class Calibrator:
         self._capabilities = gateway.batcher.capabilities
         self._batches = DesignedBatches(gateway.engine, self._capabilities)
         self._on_progress = on_progress
+        self._measuring: asyncio.Task[Profile] | None = None
+        self._stopped: ApiError | None = None
 
     async def run(self, plan: CalibrationRequest) -> Profile:
         """Measure, fit, and put the law in force in the gateway. Raises ApiError, also where another calibration runs."""
@@ -49,18 +54,48 @@ class Calibrator:
         known = self._known(plan)
         if gateway.calibrating:
             raise ApiError(409, "busy", "got a second calibration; expected one at a time, wait until the first one has ended")
-        gateway.calibrating = True
+        if not gateway.supervisor.serving:
+            raise ApiError(503, "engine_unavailable", "calibration: the engine is not serving; try again later", retry_after=5)
+        gateway.calibrator = self
         gateway.batcher.hold(True)
         try:
-            await self._served()
-            rng = np.random.default_rng(plan.seed)
-            profile = await (self._full(plan, rng) if known is None else self._speed(plan, known, rng))
+            profile = await self._watched(self._measure(plan, known))
             adopt(gateway, profile)
         finally:
-            gateway.calibrating = False
+            gateway.calibrator = None
             gateway.batcher.hold(False)
             gateway.begin_epoch()  # what waited meanwhile waited for the calibration
         return profile
+
+    def stop(self, error: ApiError) -> None:
+        """End it now: `run` raises `error`, the queue goes on, the law stays. No effect on one that was stopped before."""
+        if self._measuring is not None and self._stopped is None:
+            self._stopped = error
+            self._measuring.cancel()
+
+    async def _watched(self, measuring: Coroutine[Any, Any, Profile]) -> Profile:
+        """What was measured, unless it is stopped. The watch of the queue sees nothing of the batches here: they have one of their own."""
+        gateway = self._gateway
+        self._measuring = asyncio.create_task(measuring, name="calibration")
+        tasks: list[asyncio.Task[Any]] = [self._measuring]
+        if (timeout := gateway.settings.supervision.stuck_timeout) > 0:
+            watch = StuckWatch(self._batches.batcher, timeout, lambda: gateway.law, gateway.supervisor.lost)
+            tasks.append(asyncio.create_task(watch.run(), name="calibration-watch"))
+        try:
+            return await self._measuring
+        except asyncio.CancelledError:
+            if self._stopped is None:
+                raise
+            raise self._stopped from None
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _measure(self, plan: CalibrationRequest, known: Profile | None) -> Profile:
+        await self._served()
+        rng = np.random.default_rng(plan.seed)
+        return await (self._full(plan, rng) if known is None else self._speed(plan, known, rng))
 
     async def _served(self) -> None:
         """The queue is held; return once what is in service has ended. Raises ApiError."""
@@ -136,6 +171,31 @@ class Calibrator:
     def _grid(self, plan: CalibrationRequest) -> list[Cell]:
         longest = plan.max_output_tokens or self._gateway.max_output_tokens or 64
         return design(self._capabilities, plan.prompt_tokens or PROMPT_TOKENS, plan.max_batch_size, longest)
+
+
+async def calibrate_at_start(gateway: Gateway) -> None:
+    """Before serving. An engine that was lost is calibrated once more when another one serves; what ends that too is logged, and the
+    gateway serves without a measured law. Raises ApiError where no law fits, or no engine comes back.
+    """
+    for last in (False, True):
+        try:
+            profile = await Calibrator(gateway).run(CalibrationRequest())
+        except ApiError as error:
+            if error.status < 500 and error.code != CANCELLED:
+                raise
+            log.error("the calibration at the start failed: %s", error.message)  # noqa: TRY400 - one line
+            if last or gateway.draining or error.code == CANCELLED:
+                break
+            await gateway.supervisor.steadily(_at_once)
+        else:
+            log.info("calibrated: %s", profile.law)
+            warn_of_fit(profile)
+            return
+    log.error("the gateway serves without a measured latency law; run `kendall calibrate URL` later")
+
+
+async def _at_once() -> None:
+    """Awaited through `Supervisor.steadily`: returns when an engine serves."""
 
 
 def _fit(measured: Sequence[Measured], rng: np.random.Generator) -> Fit:

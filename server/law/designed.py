@@ -22,6 +22,8 @@ from server.errors import ApiError
 from server.law.turnaround import ClosedLoop
 from server.ticket import Ticket
 
+LONGEST_CELL = 300.0  # seconds that one designed batch may take
+TOO_LONG = "calibration_timeout"  # code of the error
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 LENGTHS = (1, 4, 16, 32, 64, 128, 256)
 PROMPT_TOKENS = 32
@@ -67,16 +69,17 @@ class Awaited:
 class DesignedBatches:
     """Serves one designed batch after the other; whoever uses it has seen to it that the engine is free."""
 
-    def __init__(self, engine: Engine, capabilities: Capabilities) -> None:
+    def __init__(self, engine: Engine, capabilities: Capabilities, longest: float = LONGEST_CELL) -> None:
         self._capabilities = capabilities
-        self._batcher = Batcher(engine, capabilities, Fixed(batch_size=1))
+        self._longest = longest
+        self.batcher = Batcher(engine, capabilities, Fixed(batch_size=1))
         self._ids = itertools.count()
         self._tickets: list[Ticket] = []  # of the batch that is served now
         self._consumers: list[Awaited] = []
         self._interrupted = False
 
     async def measure(self, cell: Cell, rng: np.random.Generator) -> Measured:
-        """One batch: its service time. Raises InterruptedCellError, and ApiError where the engine fails."""
+        """One batch: its service time. Raises InterruptedCellError, and ApiError where the engine fails or takes too long."""
         size = len(cell.lengths)
         tickets = await self._serve(Fixed(batch_size=size) if cell.padded else Elastic(max_batch_size=size), cell, rng)
         return Measured(cell.lengths, size * cell.prompt_tokens, _held(tickets)[0])
@@ -98,11 +101,11 @@ class DesignedBatches:
     async def _serve(self, policy: Policy, cell: Cell, rng: np.random.Generator) -> list[Ticket]:
         works = [self._work(length, cell.prompt_tokens, rng) for length in cell.lengths]
         self._interrupted = False
-        self._batcher.switch(policy)
+        self.batcher.switch(policy)
         self._consumers = [Awaited() for _ in works]
-        self._tickets = tickets = self._batcher.submit(works, self._consumers)
+        self._tickets = tickets = self.batcher.submit(works, self._consumers)
         try:
-            await asyncio.gather(*(consumer.answered for consumer in self._consumers))
+            await self._answered(cell)
             if self._interrupted:
                 raise InterruptedCellError
             for ticket in tickets:
@@ -113,11 +116,22 @@ class DesignedBatches:
             self._tickets, self._consumers = [], []
         return tickets
 
+    async def _answered(self, cell: Cell) -> None:
+        try:
+            async with asyncio.timeout(self._longest) as limit:
+                await asyncio.gather(*(consumer.answered for consumer in self._consumers))
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            size, tokens = len(cell.lengths), max(cell.lengths)
+            got = f"got no end of a batch of {size} sequences of up to {tokens} tokens within {self._longest:g} s"
+            raise ApiError(504, TOO_LONG, f"calibration: {got}; expected an engine that answers, or ask for smaller batches") from None
+
     def _work(self, length: int, prompt_tokens: int, rng: np.random.Generator) -> Work:
         limit = self._capabilities.max_model_len - prompt_tokens
         request = Request(
             id=f"calibrate-{id(self):x}-{next(self._ids)}",
-            arrived_at=self._batcher.now(),
+            arrived_at=self.batcher.now(),
             prompt_tokens=prompt_tokens,
             max_output_tokens=limit,
         )

@@ -23,7 +23,7 @@ import numpy as np
 
 from server.errors import ApiError
 from server.law.calibration import adopt, profile_of
-from server.law.designed import PROMPT_TOKENS, Cell, DesignedBatches, InterruptedCellError, design
+from server.law.designed import LONGEST_CELL, PROMPT_TOKENS, TOO_LONG, Cell, DesignedBatches, InterruptedCellError, design
 from server.law.offer import KnownLaw, Offer, weigh
 from server.law.probe_book import LOOP, Limits, ProbeBook
 from server.law.turnaround import ClosedLoop
@@ -59,7 +59,7 @@ class IdleProbes:
         self._rng = np.random.default_rng(seed)
         self._on_offer = on_offer
         bounds = self._batcher.capabilities
-        self._batches = DesignedBatches(gateway.engine, bounds)
+        self._batches = DesignedBatches(gateway.engine, bounds, gateway.settings.supervision.stuck_timeout or LONGEST_CELL)
         lengths = tuple(int(length) for length in self._rng.integers(*LOOP_LENGTHS, LOOP_REQUESTS))
         loop = ClosedLoop(min(4, bounds.max_num_seqs), lengths, PROMPT_TOKENS)
         self.book = ProbeBook(design(bounds, max_output_tokens=gateway.max_output_tokens or 64), loop, self._limits)
@@ -118,6 +118,7 @@ class IdleProbes:
             await self._refit()
 
     async def _probe(self, index: int) -> None:
+        gateway = self._gateway
         self._batcher.lend(self._batches.interrupt)
         try:
             found = await self._measure(index)
@@ -125,6 +126,8 @@ class IdleProbes:
             self.interrupted += 1
         except ApiError as error:
             log.warning("an idle probe failed: %s", error)
+            if error.code == TOO_LONG:
+                gateway.supervisor.lost(str(error))
         else:
             self.book.add(index, found)
             self.measured += 1

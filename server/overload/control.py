@@ -35,6 +35,7 @@ from server.overload.objectives import Objective
 from server.overload.refusal import Refusal
 from server.overload.waits import Waits
 from server.security.guard import CALLER
+from server.supervision import deadlines, poison
 
 if TYPE_CHECKING:
     from starlette.types import Scope
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from server.ticket import Ticket
 
 UNSERVED = ("shutting_down", "engine_unavailable")  # codes of the refusals of a gateway that serves nobody now; also their reasons
+EARLY = (*UNSERVED, poison.CODE, deadlines.WHOLE, deadlines.FIRST_TOKEN)  # codes of refusals that are recorded before there are sequences
 REASONS = ("rate_limit", "adaptive_concurrency", "max_num_queued_reqs", "max_num_queued_tokens", "slo", *UNSERVED)  # of a refusal
 RELOADED = (  # settings that can change while the gateway serves
     *("max_num_queued_reqs", "max_num_queued_tokens", "overload_status", "slo"),
@@ -139,7 +141,7 @@ class Overload:
         if not gateway.ready or gateway.draining:
             return None  # that has its own answer
         by_place = self.settings.priority_aging is None  # else its place is in its body
-        refused = self._refused(1, _key(scope), None, self._objectives if by_place else ())
+        refused = self._refused(1, caller_of(scope), None, self._objectives if by_place else ())
         if refused is None:
             return None
         now, call_id, own_id = gateway.now(), gateway.next_call_id("refused"), asked_id(scope)
@@ -157,14 +159,14 @@ class Overload:
         """All sequences of a call, or raise ApiError and record them as rejected. Nothing may be awaited before they are submitted."""
         if not self.guarded and demand.first_token is None:
             return
-        refused = self._refused(len(works), _key(scope), works[0].request, self._objectives_of(demand))
+        refused = self._refused(len(works), caller_of(scope), works[0].request, self._objectives_of(demand))
         if refused is not None:
             for work in works:
                 self._record(refused, _record_of(work))
             raise refused
         self._turn = 0
         if self._rates is not None:
-            now, key = self._gateway.now(), _key(scope)
+            now, key = self._gateway.now(), caller_of(scope)
             for work in works:
                 self._rates.admitted(key, work.request.id, work.request.prompt_tokens, now)
 
@@ -340,7 +342,7 @@ def _level(objectives: Sequence[Objective]) -> float:
     return next((objective.delay.level for objective in objectives), None) or TTFT_LEVEL
 
 
-def _key(scope: Scope) -> str:
+def caller_of(scope: Scope) -> str:
     """Of whoever calls; without keys all are one client."""
     return str(scope.get(CALLER, ""))
 

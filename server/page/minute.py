@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
+from server.errors import FAILURES
 from server.overload.control import REASONS
 
 if TYPE_CHECKING:
@@ -20,11 +21,10 @@ if TYPE_CHECKING:
 
 MINUTE = 60.0  # seconds
 SHORTEST = 5.0  # seconds after the start from which on a rate is shown
-FAILED = ("engine_unavailable", "engine_error", "internal_error", "shutting_down")  # codes of the errors
 RATES = (
     *("completed_rate", "token_rate", "abandoned_rate", "cancelled_rate"),
     *(f"refused_{reason}_rate" for reason in REASONS),
-    *(f"failed_{code}_rate" for code in FAILED),
+    *(f"failed_{code}_rate" for code in FAILURES),
 )
 QUANTILES = {"first_token_p95": 0.95, "first_token_p99": 0.99}
 MINUTE_COLUMNS = (*RATES, "first_token_mean", *QUANTILES)
@@ -69,7 +69,7 @@ class LastMinute:
             *(outcomes.get("completed", 0.0), sum(totals(metrics.tokens, "policy").values())),
             *(outcomes.get("abandoned", 0.0), outcomes.get("cancelled", 0.0)),
             *(refused.get(reason, 0.0) for reason in REASONS),
-            *(failed.get(code, 0.0) for code in FAILED),
+            *(failed.get(code, 0.0) for code in FAILURES),
         )
         return _Reading(gateway.now(), counts, *metrics.first_token.totals())
 

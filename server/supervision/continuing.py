@@ -37,8 +37,8 @@ FREE_OF_STATE = frozenset(
     }
 )
 OWN_RULE = "seed"
-CANNOT = "the engine was lost, and an answer sampled with {names} cannot be continued exactly; send it again, with a `seed` it could be"
-DIFFERS = "the engine was lost, and the one after it did not reproduce the answer; send it again"
+CANNOT = "an answer sampled with {names} cannot be continued exactly; send it again, with a `seed` it could be"
+DIFFERS = "the answer was interrupted, and the engine did not reproduce it; send it again"
 
 
 def way_to_continue(sampling: Sampling, made: int) -> Way:

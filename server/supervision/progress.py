@@ -1,9 +1,10 @@
-"""Notices a queue that stands still: sequences are in service, and for too long no token came and nobody left.
+"""Notices what stands still: sequences are in service, and for too long no token came, of none of them or of one.
 
-Looked at once a second from outside, so that the hot path pays nothing for it. A stillness in which the event loop
-itself stood still does not count: each look adds what a timely look would have seen, at most. An engine process that
-is gone or silent is noticed by its own watch, sooner; this one finds what answers pings and makes no tokens, and a
-policy or a driver that no longer decides.
+None: the engine is replaced. That more requests arrive is no progress. One while others move: the engine has forgotten it
+(`server.supervision.stalls`). Looked at once a second from outside, so that the hot path pays nothing for it. A stillness in which the
+event loop itself stood still does not count: each look adds what a timely look would have seen, at most. An engine process that is gone
+or silent is noticed by its own watch, sooner; this one finds what answers pings and makes no tokens, and a policy or a driver that no
+longer decides.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from server.clock import clock_of
 if TYPE_CHECKING:
     from queueing.latency import LatencyModel
     from server.batcher import Batcher
+    from server.ticket import Ticket
 
 log = logging.getLogger("kendall.supervision")
 EVERY = 1.0  # seconds between looks
@@ -44,7 +46,7 @@ class Stillness:
 
 
 class StuckWatch:
-    """Looks at one batcher; `on_stuck(reason)` is called once for each time it got stuck."""
+    """Looks at one batcher; `on_stuck(reason)` is called once for each time it got stuck, `on_still(ticket, seconds)` for one sequence."""
 
     def __init__(
         self,
@@ -52,6 +54,8 @@ class StuckWatch:
         timeout: float,
         law: Callable[[], LatencyModel | None],
         on_stuck: Callable[[str], None],
+        on_still: Callable[[Ticket, float], None] | None = None,
+        *,
         form_time: float = 0.0,
     ) -> None:
         self._batcher = batcher
@@ -59,7 +63,11 @@ class StuckWatch:
         self._law = law
         self._on_stuck = on_stuck
         self._form_time = form_time  # seconds that a form takes to compile, at most
+        self._on_still = on_still
         self._stillness = Stillness()
+        self._each: dict[str, Stillness] = {}  # of the sequences in the engine
+        self._tokens: dict[str, int] = {}  # at the last look
+        self._moves = 0
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -77,12 +85,14 @@ class StuckWatch:
         if batcher.failing is not None:
             batcher.poke()
         busy = not batcher.down and (batcher.in_service > 0 or batcher.failing is not None)
-        still = self._stillness.look(now, self._state(), busy=busy)
+        still = self._stillness.look(now, self._progress(), busy=busy)
         limit = self.limit() + (FORM_TIMES * self._form_time if self._waits_for_a_form() else 0.0)
         if still > limit:
             self._stillness = Stillness()
             why = batcher.failing or f"{counted(batcher.in_service, 'sequence')} in service"
             self._on_stuck(f"nothing moved for {still:.0f} s ({why}, {batcher.queue_length} waiting)")
+        elif self._on_still is not None:
+            self._look_at_each(now, limit, self._on_still)
 
     def limit(self) -> float:
         """Seconds that nothing may move now: the set time, or so many lawful times to the next token of all that is in service."""
@@ -96,5 +106,26 @@ class StuckWatch:
         tickets = (ticket for server in self._batcher.in_service_tickets() for ticket in server)
         return any(ticket.work.sampling.structured is not None and ticket.at.first_token is None for ticket in tickets)
 
-    def _state(self) -> Hashable:
-        return tuple((each.request.id, each.output_tokens_so_far) for server in self._batcher.running() for each in server)
+    def _progress(self) -> int:
+        """A number that changes with every look before which a sequence made a token or left."""
+        before = self._tokens
+        self._tokens = {running.request.id: running.output_tokens_so_far for server in self._batcher.running() for running in server}
+        if any(self._tokens.get(request_id) != tokens for request_id, tokens in before.items()):
+            self._moves += 1
+        return self._moves
+
+    def _look_at_each(self, now: float, limit: float, on_still: Callable[[Ticket, float], None]) -> None:
+        watched: dict[str, Stillness] = {}
+        overdue: list[tuple[Ticket, float]] = []
+        for ticket in (ticket for server in self._batcher.in_service_tickets() for ticket in server):
+            if ticket.stream is None or ticket.ending.finish_reason is not None:
+                continue  # not in the engine, or only padding
+            stillness = self._each.get(ticket.id) or Stillness()
+            seconds = stillness.look(now, self._tokens.get(ticket.id), busy=True)
+            if seconds > limit:
+                overdue.append((ticket, seconds))
+            else:
+                watched[ticket.id] = stillness
+        self._each = watched
+        for ticket, seconds in overdue:
+            on_still(ticket, seconds)

@@ -32,6 +32,12 @@ class RestartBudget:
         self._in_row = 0  # starts since the last sound life
         self._overdue = 0  # of them, those that ran out of time
 
+    def forgive(self, losses: int) -> None:
+        """So many losses were no fault of the engine: a request caused them that is refused from now on."""
+        for _ in range(min(losses, len(self._tries))):
+            self._tries.pop()
+        self._in_row = max(0, self._in_row - losses)
+
     def next_wait(self, lost_at: float, served_from: float | None, *, overdue: bool = False) -> float | None:
         """Seconds until the next start; None: give up. `served_from`: since when it had served, None if it never came up."""
         if served_from is not None and lost_at - served_from >= SOUND_LIFE:

@@ -14,6 +14,7 @@ class SupervisionSettings:
     restart_window: float = 600.0
     restart_timeout: float = 300.0  # of one start after it; `RestartBudget` says when it may take longer
     max_interruptions: int = 3  # a request that saw more engines die is given up: it may be what kills them
+    suspect_after: int = 2  # engines that died under a request before it is tried alone
     max_parked: int = 1024  # text prompts that wait for a tokenizer while the engine restarts
     stuck_timeout: float = 60.0  # without a token though sequences are in service; 0: nobody looks
     slow_reader_timeout: float = 60.0  # a client that does not take what waits for it; 0: for ever

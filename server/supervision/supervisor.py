@@ -113,6 +113,10 @@ class Supervisor:
         self._task.add_done_callback(self._restart_ended)
         self._on_down(reason)
 
+    def forgive(self, losses: int) -> None:
+        """So many losses do not count against the restarts that are allowed: a request caused them."""
+        self._budget.forgive(losses)
+
     def statistics(self) -> dict[str, Any]:
         """For `/admin/state`."""
         return {"state": self.state, "restarts": self.restarts, "last_loss": self.last_loss, "parked": self._parked}

@@ -104,13 +104,13 @@ class Forgetful(MortalEngine):
 
 @asynccontextmanager
 async def faulty(
-    policy: str = "continuous:max_batch_size=4", engine: MortalEngine | None = None, **settings: Any
+    policy: str = "continuous:max_batch_size=4", engine: MortalEngine | None = None, law: LatencyModel | None = None, **settings: Any
 ) -> AsyncIterator[tuple[FastAPI, Gateway, MortalEngine, list[Record]]]:
     """A gateway on a mortal engine, started, and the records it writes."""
     defaults = {"model": "tiny", "served_model_name": "tiny", "policy": policy, "prediction_interval": 0, "allow_forced_lengths": True}
     engine = engine or MortalEngine(parse_law(LAW))
     settings = {"supervision": SupervisionSettings(stuck_timeout=0)} | settings
-    gateway = Gateway(Settings(**(defaults | settings)), engine, parse_law(LAW))
+    gateway = Gateway(Settings(**(defaults | settings)), engine, law or parse_law(LAW))
     ready = asyncio.Event()
     app = create_app(gateway, on_ready=lambda _: ready.set())
     collector = Collector()

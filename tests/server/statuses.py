@@ -24,6 +24,7 @@ from server.security.protocol import MAX_HEADERS, LimitedProtocol
 from server.security.settings import SecuritySettings
 from server.settings import Settings
 from server.supervision.settings import SupervisionSettings
+from server.supervision.stalls import on_still
 from tests.server.asgi import LAW, Call, call, completion, running
 
 Ask = Callable[[FastAPI, Gateway], Awaitable[Call]]
@@ -196,6 +197,31 @@ async def _drain_at_the_end(app: FastAPI, gateway: Gateway) -> Call:
     return await call(app, "DELETE", "/admin/drain")
 
 
+async def _no_token(app: FastAPI, gateway: Gateway) -> Call:
+    made = Call(app, "POST", "/v1/completions", completion(max_tokens=500))
+    await asyncio.sleep(0.01)
+    (ticket,) = gateway.batcher.unanswered_tickets()
+    ticket.continued = True
+    on_still(gateway.batcher, ticket, 60.0)
+    await made.task
+    return made
+
+
+async def _kills_the_engine(app: FastAPI, gateway: Gateway) -> Call:
+    made = Call(app, "POST", "/v1/completions", completion(max_tokens=500))
+    for _ in range(2):
+        await asyncio.sleep(0.01)
+        assert gateway.engine.on_death is not None
+        gateway.engine.on_death("killed")
+    await made.task
+    return made
+
+
+async def _killed_the_engine_before(app: FastAPI, gateway: Gateway) -> Call:
+    await _kills_the_engine(app, gateway)
+    return await call(app, "POST", "/v1/completions", completion(max_tokens=500))
+
+
 async def _draining(app: FastAPI, gateway: Gateway) -> Call:
     await gateway.drain()
     return await call(app, "POST", "/v1/completions", completion())
@@ -364,6 +390,23 @@ ROWS = [
         type=SERVER,
         ask=_engine_fails("no", "engine_error"),
     ),
+    Row(says="a request that killed the engine", status=500, code="engine_killed", type=SERVER, ask=_kills_the_engine),
+    Row(says="a prompt that killed the engine before", status=400, code="engine_killed", param="prompt", ask=_killed_the_engine_before),
+    Row(
+        says="an answer that takes longer than it may",
+        status=504,
+        code="deadline_exceeded",
+        type=SERVER,
+        ask=complete(max_tokens=500, request_timeout=0.05),
+    ),
+    Row(
+        says="a first token that takes longer than it may",
+        status=504,
+        code="first_token_timeout",
+        type=SERVER,
+        ask=complete(first_token_timeout=0.0001),
+    ),
+    Row(says="an answer that the engine makes no token of", status=504, code="sequence_stalled", type=SERVER, ask=_no_token),
     Row(
         says="a field that others serve",
         status=501,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import httpx
+import numpy as np
 import pytest
 
 import queueing.profile
@@ -18,10 +19,13 @@ from queueing.latency import parse_law
 from queueing.profile import Profile, profile_path
 from server.engines.base import Capabilities
 from server.engines.emulated import EmulatedEngine
+from server.errors import ApiError
 from server.law import calibration
 from server.law.command import calibrate
-from server.law.designed import DesignedBatches
+from server.law.designed import Cell, DesignedBatches
+from server.supervision.settings import SupervisionSettings
 from tests.server.asgi import Call, call, completion, running
+from tests.server.mortal import MortalEngine, faulty
 from tests.virtual_time import run_virtual
 
 LAW = parse_law("k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012")
@@ -126,6 +130,169 @@ def test_patience_runs_out_while_a_calibration_holds_the_queue() -> None:
             assert (first.status, calibrating.status) == (200, 200)
 
     run_virtual(main())
+
+
+SMALL = {"max_batch_size": 2, "max_output_tokens": 4, "repeats": 2}
+HANGS = SupervisionSettings(stuck_timeout=3.0)
+
+
+def test_an_engine_that_hangs_in_a_calibration_is_replaced_and_the_queue_goes_on() -> None:
+    """The watch of the queue sees nothing of the designed batches: one of their own does."""
+
+    async def main() -> None:
+        async with faulty("single", supervision=HANGS) as (app, gateway, engine, _):
+            law = gateway.law
+            calibrating = Call(app, "POST", "/admin/calibrate", SMALL)
+            await asyncio.sleep(0.005)
+            waiting = Call(app, "POST", "/v1/completions", completion())
+            engine.hang()
+            at = gateway.now()
+            await calibrating.task
+            assert (calibrating.status, calibrating.json()["error"]["code"]) == (503, "engine_unavailable")
+            assert "nothing moved for" in calibrating.json()["error"]["message"]
+            assert 3.0 < gateway.now() - at < 6.0
+            await waiting.task
+            assert (waiting.status, engine.life, gateway.calibrating, gateway.law) == (200, 2, False, law)
+            assert (await call(app, "POST", "/admin/calibrate", SMALL)).status == 200
+
+    run_virtual(main())
+
+
+def test_an_engine_that_dies_in_a_calibration_ends_it_and_nothing_else() -> None:
+    async def main() -> None:
+        async with faulty("single") as (app, gateway, engine, _):
+            calibrating = Call(app, "POST", "/admin/calibrate", SMALL)
+            await asyncio.sleep(0.005)
+            waiting = Call(app, "POST", "/v1/completions", completion())
+            await asyncio.sleep(0.001)
+            engine.kill()
+            await asyncio.gather(calibrating.task, waiting.task)
+            assert (calibrating.status, waiting.status, gateway.supervisor.restarts) == (503, 200, 1)
+            assert "the engine failed: killed" in calibrating.json()["error"]["message"]
+
+    run_virtual(main())
+
+
+def test_a_designed_batch_has_a_time_limit() -> None:
+    """Also where nobody looks for a stuck engine (`--stuck-timeout 0`)."""
+
+    async def main() -> None:
+        engine = MortalEngine(LAW)
+        batches = DesignedBatches(engine, await engine.start(), longest=2.0)
+        engine.hang()
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(ApiError, match="of 2 sequences of up to 8 tokens within 2 s") as caught:
+            await batches.measure(Cell((4, 8), 32), np.random.default_rng(0))
+        assert (caught.value.status, caught.value.code) == (504, "calibration_timeout")
+        assert asyncio.get_running_loop().time() == began + 2.0
+        assert batches.batcher.unanswered == batches.batcher.in_service == 0
+
+    run_virtual(main())
+
+
+def test_a_calibration_can_be_cancelled() -> None:
+    """The measurement's own caller is told, the law stays, what waits is served at once; a second DELETE finds nothing to cancel."""
+
+    async def main() -> None:
+        async with running("single") as (app, gateway):
+            law, epoch = gateway.law, gateway.batcher.epoch
+            assert (await call(app, "DELETE", "/admin/calibrate")).json() == {"cancelled": False}
+            calibrating = Call(app, "POST", "/admin/calibrate", {})
+            await asyncio.sleep(0.005)
+            waiting = Call(app, "POST", "/v1/completions", completion())
+            await asyncio.sleep(0.001)
+            assert (await call(app, "DELETE", "/admin/calibrate")).json() == {"cancelled": True}
+            await calibrating.task
+            assert (calibrating.status, calibrating.json()["error"]["code"]) == (409, "calibration_cancelled")
+            await waiting.task
+            assert waiting.status == 200
+            assert waiting.json()["usage"]["kendall"]["queueing_delay_ms"] < 5
+            assert (gateway.law, gateway.batcher.epoch) == (law, epoch + 1)
+            assert (await call(app, "DELETE", "/admin/calibrate")).json() == {"cancelled": False}
+
+    run_virtual(main())
+
+
+def test_a_calibration_that_waits_for_those_in_service_can_be_cancelled_too() -> None:
+    async def main() -> None:
+        async with running("single") as (app, _):
+            serving = Call(app, "POST", "/v1/completions", completion(max_tokens=500))
+            await asyncio.sleep(0.001)
+            calibrating = Call(app, "POST", "/admin/calibrate", {})
+            await asyncio.sleep(0.001)
+            await call(app, "DELETE", "/admin/calibrate")
+            await calibrating.task
+            assert (calibrating.status, serving.whole) == (409, False)
+            await serving.task
+            assert serving.status == 200
+
+    run_virtual(main())
+
+
+def test_a_gateway_is_not_ready_while_a_calibration_holds_its_queue() -> None:
+    async def main() -> None:
+        async with running("single") as (app, _):
+            assert (await call(app, "GET", "/ready")).status == 200
+            calibrating = Call(app, "POST", "/admin/calibrate", SMALL)
+            await asyncio.sleep(0.005)
+            assert [(await call(app, "GET", path)).status for path in ("/ready", "/health")] == [503, 200]
+            await calibrating.task
+            assert (await call(app, "GET", "/ready")).status == 200
+
+    run_virtual(main())
+
+
+def test_a_drain_ends_a_calibration() -> None:
+    async def main() -> None:
+        async with running("single") as (app, _):
+            calibrating = Call(app, "POST", "/admin/calibrate", {})
+            await asyncio.sleep(0.005)
+            waiting = Call(app, "POST", "/v1/completions", completion())
+            await asyncio.sleep(0.001)
+            assert (await call(app, "POST", "/admin/drain")).status == 200
+            await asyncio.gather(calibrating.task, waiting.task)
+            assert (calibrating.status, calibrating.json()["error"]["code"], waiting.status) == (503, "shutting_down", 200)
+
+    run_virtual(main())
+
+
+AT_START = {"calibrate": True, "max_output_tokens": 4, "supervision": HANGS}
+
+
+@pytest.mark.parametrize("fault", ["kill", "hang"])
+def test_an_engine_that_fails_in_the_calibration_at_the_start_does_not_end_the_gateway(fault: str) -> None:
+    """The next engine is calibrated, and the gateway serves with a law."""
+
+    async def main() -> None:
+        engine = MortalEngine(parse_law("k1=0,k2=1e-3,k3=0,k4=1e-3"), max_num_seqs=2)
+        asyncio.get_running_loop().call_later(0.01, getattr(engine, fault))
+        async with faulty("single", engine, **AT_START) as (app, gateway, _, _):
+            assert (engine.life, gateway.supervisor.restarts) == (2, 1)
+            assert gateway.profile is not None
+            assert (await call(app, "POST", "/v1/completions", completion())).status == 200
+
+    run_virtual(main())
+
+
+def test_a_calibration_at_the_start_that_fails_twice_is_given_up_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        engine = MortalEngine(parse_law("k1=0,k2=1e-3,k3=0,k4=1e-3"), max_num_seqs=2)
+
+        async def killing() -> None:
+            while engine.life < 3:
+                await asyncio.sleep(0.01)
+                engine.kill()
+
+        killer = asyncio.create_task(killing())
+        async with faulty("single", engine, **AT_START) as (app, gateway, _, _):
+            await killer
+            assert gateway.profile is None
+            await asyncio.sleep(10.0)
+            assert (await call(app, "GET", "/ready")).status == 200
+            assert (await call(app, "POST", "/v1/completions", completion())).status == 200
+
+    run_virtual(main())
+    assert "the gateway serves without a measured latency law" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,8 @@ POLICIES = [
     "elastic:max_batch_size=8",
     "continuous:max_batch_size=8",
 ]
-CALM = SupervisionSettings(max_restarts=10**6, stuck_timeout=2.0, max_interruptions=10**6, max_parked=10**6)
+NEVER = 10**6
+CALM = SupervisionSettings(max_restarts=NEVER, stuck_timeout=2.0, max_interruptions=NEVER, suspect_after=NEVER, max_parked=NEVER)
 
 
 @pytest.fixture(autouse=True)

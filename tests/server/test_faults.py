@@ -216,20 +216,38 @@ def test_what_cannot_be_continued_exactly_is_told_at_once_and_the_others_go_on()
 
 
 def test_a_request_that_no_engine_survives_is_given_up_before_the_gateway_is() -> None:
+    """Alone in service at its second death it is the cause: `tests/server/test_poison.py` has the rest."""
+
     async def main() -> None:
-        supervision = SupervisionSettings(max_interruptions=2, stuck_timeout=0)
-        async with faulty("single", supervision=supervision) as (app, gateway, engine, records):
+        async with faulty("single") as (app, gateway, engine, records):
             deadly = ask(app, 200)
-            healthy = ask(app, 5)
+            healthy = ask(app, 5, prompt=[7])
             while not deadly.task.done():
                 await asyncio.sleep(0.02)
                 engine.kill("its work was too much")
-            assert "may be the cause" in deadly.events()[-2]["error"]["message"]
+            assert "do not send it again (its work was too much)" in deadly.events()[-2]["error"]["message"]
             await healthy.task
             assert text_of(healthy) == words(5)
-            assert {record.request_id[-1]: record.outcome for record in records}
             assert Counter(record.outcome for record in records) == {"failed": 1, "completed": 1}
-            assert gateway.supervisor.restarts == 3
+            assert [record.interruptions for record in records] == [2, 0]
+            assert gateway.supervisor.restarts == 2
+
+    run_virtual(main())
+
+
+def test_a_request_that_saw_too_many_engines_die_is_given_up() -> None:
+    """Where nobody is suspected (`suspect_after`), the count alone decides."""
+
+    async def main() -> None:
+        supervision = SupervisionSettings(max_interruptions=2, suspect_after=99, stuck_timeout=0)
+        async with faulty("single", supervision=supervision) as (app, _, engine, records):
+            deadly, healthy = ask(app, 200), ask(app, 5)
+            while not deadly.task.done():
+                await asyncio.sleep(0.02)
+                engine.kill()
+            assert "3 engines were lost while this request was in service: it may be the cause" in deadly.events()[-2]["error"]["message"]
+            await healthy.task
+            assert Counter(record.outcome for record in records) == {"failed": 1, "completed": 1}
 
     run_virtual(main())
 

@@ -49,7 +49,7 @@ def test_status_headers_and_body_are_as_the_table_says(row: Row) -> None:
                 assert 1 <= int(asked.headers["retry-after"]) <= MAX_RETRY_AFTER
             else:
                 assert "retry-after" not in asked.headers
-            own_fault = row.status == 501 or row.code == "engine_error"  # clients would ask again after any other 500
+            own_fault = row.status == 501 or row.code in {"engine_error", "engine_killed"}  # clients would ask again after any other 500
             assert asked.headers.get("x-should-retry") == ("false" if own_fault else None)
             assert asked.headers.get(DROPPED_REASON) == (dropped(row) if row.status in (429, 503) else None)
             if not row.starting:

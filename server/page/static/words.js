@@ -27,6 +27,10 @@ export const LOSSES = {
   failed_engine_error_rate: "Failed: engine error",
   failed_internal_error_rate: "Failed: gateway error",
   failed_shutting_down_rate: "Failed: shutdown",
+  failed_deadline_exceeded_rate: "Failed: time limit",
+  failed_first_token_timeout_rate: "Failed: time limit to the first token",
+  failed_sequence_stalled_rate: "Failed: no token",
+  failed_engine_killed_rate: "Failed: killed the engine",
 };
 
 export const CHECKS = { conservation: "Conservation", little: "Little’s law", utilisation: "Utilisation law" };

@@ -1,0 +1,174 @@
+"""Finds the request that kills engines, so that its neighbours in service do not fail with it.
+
+    a death                          every sequence in service is charged with it; the next engine gets all of them back
+    the second one under a sequence  it is a suspect. The queue waits; the engine gets the suspects back one at a time, the
+                                     fewest tokens first (most kill with their prompt). One that makes `TRIAL_TOKENS` more,
+                                     or ends, is cleared, and keeps running while the next one is tried
+    a death during a trial           the suspect on trial is the cause: it fails with 500 and is refused for a while
+    the second one, alone            the same without a trial
+
+The restart budget gets the deaths of a convicted request back, but only once an engine has served another sequence: an engine that
+dies whatever it is given uses the budget up, and the gateway ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from server.clock import clock_of
+from server.errors import ApiError
+
+if TYPE_CHECKING:
+    from server.engines.base import Work
+    from server.ticket import Ticket
+
+log = logging.getLogger("kendall.supervision")
+TRIAL_TOKENS = 16  # more than an engine has under way when it dies
+LOOK = 0.05  # seconds between two looks at the suspect on trial
+REFUSED_FOR = 600.0  # seconds
+MOST_REFUSED = 1024  # prompts; the oldest are forgotten
+CODE = "engine_killed"
+FAILED = "the engine died each time that this request was in service, the last time with no other suspect; do not send it again"
+
+
+class Trials:
+    """Who goes back to an engine, and when, after a death. `restart` hands sequences to the engine, `over` ends the wait of the queue."""
+
+    def __init__(self, suspect_after: int, restart: Callable[[Sequence[Ticket]], None], over: Callable[[], None]) -> None:
+        self._suspect_after = suspect_after
+        self._restart, self._over = restart, over
+        self._loop = asyncio.get_running_loop()
+        self._now = clock_of(self._loop)
+        self._suspects: deque[Ticket] = deque()
+        self._others: list[Ticket] = []
+        self._made = 0  # tokens that the suspect had when its trial began
+        self._timer: asyncio.TimerHandle | None = None
+        self._deaths = 0
+        self._died_at = 0.0
+        self.suspect: Ticket | None = None  # on trial
+        self.convicted = 0
+        self.explained: set[int] = set()  # deaths by a convicted request, not yet given back to the budget
+        self.on_sound: Callable[[int], None] | None = None  # gives that many deaths back
+
+    def died(self, tickets: Sequence[Ticket]) -> Ticket | None:
+        """An engine died with these in service; returns the one that is now certain to be the cause."""
+        self._deaths += 1
+        self._died_at = self._now()
+        served = [ticket for ticket in tickets if ticket.stream is not None and ticket.ending.finish_reason is None]
+        guilty = self._cause(served)
+        self._stop()
+        if guilty is None:
+            for ticket in served:
+                ticket.deaths = (*ticket.deaths, self._deaths)
+        else:
+            self.convicted += 1
+            self.explained.update((*guilty.deaths, self._deaths))
+            losses = len(guilty.deaths) + 1
+            log.error("request %s killed the engine %d times; it fails, and its prompt is refused for a while", guilty.id, losses)
+        return guilty
+
+    def resume(self, tickets: Sequence[Ticket]) -> None:
+        """Another engine serves: all of them at once, or suspects one at a time and then the others."""
+        suspects = [ticket for ticket in tickets if self._suspected(ticket)]
+        self._suspects = deque(sorted(suspects, key=lambda ticket: len(ticket.output_token_ids)))
+        self._others = [ticket for ticket in tickets if not self._suspected(ticket)]
+        if suspects:
+            log.warning("%d sequences in service each saw %d engines die: they are tried one at a time", len(suspects), self._suspect_after)
+        self._next()
+
+    def completed(self, ticket: Ticket) -> None:
+        """The engine is sound if it made this answer's last token after the last death."""
+        if ticket.at.last_token is not None and ticket.at.last_token > self._died_at:
+            self._sound()
+
+    def _suspected(self, ticket: Ticket) -> bool:
+        return len(ticket.deaths) >= self._suspect_after
+
+    def _cause(self, served: Sequence[Ticket]) -> Ticket | None:
+        if self.suspect is not None:
+            return None if self._passed(self.suspect) else self.suspect
+        alone = len(served) == 1 and len(served[0].deaths) + 1 >= self._suspect_after
+        return served[0] if alone else None
+
+    def _passed(self, ticket: Ticket) -> bool:
+        over = ticket.outcome is not None or ticket.ending.finish_reason is not None
+        return over or len(ticket.output_token_ids) >= self._made + TRIAL_TOKENS
+
+    def _next(self) -> None:
+        """The next suspect's trial; after the last one everything else."""
+        self.suspect = None
+        while self._suspects:
+            ticket = self._suspects.popleft()
+            if ticket.outcome is not None:  # its client has left
+                continue
+            self.suspect, self._made = ticket, len(ticket.output_token_ids)
+            self._timer = self._loop.call_later(LOOK, self._look)
+            self._restart([ticket])
+            return
+        others, self._others = self._others, []
+        self._restart([ticket for ticket in others if ticket.outcome is None])
+        self._over()
+
+    def _look(self) -> None:
+        suspect = self.suspect
+        if suspect is None:
+            return
+        if not self._passed(suspect):
+            self._timer = self._loop.call_later(LOOK, self._look)
+            return
+        if suspect.outcome in (None, "completed"):
+            suspect.deaths = ()
+            self._sound()
+        self._next()
+
+    def _sound(self) -> None:
+        deaths, self.explained = len(self.explained), set()
+        if deaths and self.on_sound is not None:
+            self.on_sound(deaths)
+
+    def _stop(self) -> None:
+        self.suspect = None
+        self._suspects.clear()
+        self._others = []
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class Refusals:
+    """Prompts that killed engines, by caller and hash; neither is kept in the clear."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._until: dict[tuple[str, bytes], float] = {}
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def add(self, work: Work) -> None:
+        """From now on, for a while."""
+        mark = _mark(work)
+        self._until.pop(mark, None)
+        self._until[mark] = self._now() + REFUSED_FOR
+        while len(self._until) > MOST_REFUSED:
+            del self._until[next(iter(self._until))]
+
+    def check(self, works: Sequence[Work]) -> None:
+        """Raises ApiError 400 where one of them is refused."""
+        if not self._until:
+            return
+        prompts = {id(work.prompt_token_ids): work for work in works}  # the choices of a prompt share it
+        for work in prompts.values():
+            left = self._until.get(_mark(work), 0.0) - self._now()
+            if left > 0:
+                raise ApiError(400, CODE, f"this prompt killed the engine; it is refused for {left:.0f} s more", param="prompt")
+
+
+def _mark(work: Work) -> tuple[str, bytes]:
+    return work.caller, hashlib.blake2b(array("q", work.prompt_token_ids).tobytes(), digest_size=16).digest()
