@@ -172,7 +172,7 @@ def test_a_gateway_that_cannot_go_on_after_a_restart_gives_up() -> None:
         assert [what for what, *_ in of.told] == ["down", "up", "given up"]
         with pytest.raises(ApiError) as refused:
             await of.supervisor.steadily(nothing)
-        assert (refused.value.status, refused.value.code) == (503, "engine_unavailable")
+        assert (refused.value.status, refused.value.code, refused.value.retry_after) == (503, "engine_unavailable", 10)
 
     runs(main)
 
