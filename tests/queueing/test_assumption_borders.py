@@ -104,6 +104,7 @@ def test_a_window_is_settled_as_long_as_a_fifth_of_it_or_less_remembers(relaxati
     found = settled(100.0, relaxation=relaxation, **given)  # type: ignore[arg-type]
     assert found.holds == holds
     assert found.measure == pytest.approx(0.2, abs=0.01)
+    assert (found.says == "settled") == holds
     assert settled(0.0, relaxation=relaxation, **given).holds is False  # type: ignore[arg-type]
     assert settled(100.0, relaxation=math.inf, **given).holds is None  # type: ignore[arg-type]
 

@@ -25,7 +25,7 @@ START, AFTER = Knobs(policy="elastic"), Knobs(policy="elastic", max_output_token
 RATE = symmetric(10.0, 1.0, 500.0)
 UNSETTLED = Assumption("settled", False, 0.5, "the queue needs 300 s")
 CHANGE = Decision(
-    at=0.0,
+    at=1000.0,
     kind="change",
     knob="token limit",
     before=START,
@@ -44,7 +44,8 @@ def trial(*, unstable: bool = False, **about: object) -> Trial:
 
 
 def later(now: float = 100.0, **about: object) -> Look:
-    return seen(now, AFTER, 10.0, epoch=1, **{"observed": symmetric(0.3, 0.03, 100.0)} | about)  # type: ignore[arg-type]
+    """`now` seconds after the change."""
+    return seen(1000.0 + now, AFTER, 10.0, epoch=1, **{"observed": symmetric(0.3, 0.03, 100.0)} | about)  # type: ignore[arg-type]
 
 
 def kind_of(look: Look, *, rate: Estimate = RATE, predicted: Estimate = UNKNOWN, unstable: bool = False, **about: object) -> str | None:
@@ -95,7 +96,7 @@ def test_a_change_is_rolled_back_where_it_does_clearly_worse_than_predicted_and_
 ) -> None:
     found = judge(later(observed=observed), trial(observed_before=before), RATE, predicted, Rules())
     assert found is not None
-    assert (found.kind, found.at, found.observed_after) == (kind, 100.0, observed)
+    assert (found.kind, found.at, found.observed_after) == (kind, 1100.0, observed)
     back = kind == "rollback"
     assert (found.before, found.after) == ((AFTER, START) if back else (START, AFTER))
     assert (found.load_before, found.load_after) == ((0.7, 0.9) if back else (0.9, 0.7))

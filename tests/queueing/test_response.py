@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from queueing.advice.percent import share, small_share
+from queueing.advice.percent import seconds, share, small_share
 from queueing.advice.response import Asked, Response, slope
 from queueing.advice.sentence import percent
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
@@ -128,6 +128,10 @@ def test_a_small_share_is_never_rounded_to_none() -> None:
         "1 %",
         "2 %",
     ]
+
+
+def test_a_duration_is_said_in_milliseconds_below_a_second() -> None:
+    assert [seconds(value) for value in (None, 0.0124, 0.9, 1.0, 1.5)] == ["without bound", "12.4 ms", "900 ms", "1 s", "1.5 s"]
 
 
 @pytest.mark.parametrize(

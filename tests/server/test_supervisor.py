@@ -133,7 +133,7 @@ def test_a_start_that_takes_too_long_is_given_up_and_made_again() -> None:
         of = Supervised(100.0, 1.0, restart_timeout=20.0)
         await of.live(11.0)
         await asyncio.sleep(20.1)
-        assert of.supervisor.last_loss == "TimeoutError"
+        assert of.supervisor.last_loss == "not done within 20 s"
         await asyncio.sleep(1.5)
         assert of.supervisor.serving
 
@@ -172,7 +172,7 @@ def test_a_gateway_that_cannot_go_on_after_a_restart_gives_up() -> None:
         assert [what for what, *_ in of.told] == ["down", "up", "given up"]
         with pytest.raises(ApiError) as refused:
             await of.supervisor.steadily(nothing)
-        assert (refused.value.status, refused.value.code) == (503, "engine_unavailable")
+        assert (refused.value.status, refused.value.code, refused.value.retry_after) == (503, "engine_unavailable", 10)
 
     runs(main)
 

@@ -43,7 +43,7 @@ def serving(act: Callable[[Served], None], *, limit: int = 3, policy: str = "con
     async def main() -> Served:
         engine, collector, consumer = EmulatedEngine(LAW), Collector(), Wary()
         batcher = Batcher(engine, await engine.start(), parse_policy(policy), [collector])
-        request = Request(id="one", arrived_at=0.0, prompt_tokens=2, max_output_tokens=limit)
+        request = Request(id="one", arrived_at=-2.0, prompt_tokens=2, max_output_tokens=limit)
         (ticket,) = batcher.submit([work_of(request, None, **sampling)], [consumer])
         consumer.ticket = ticket
         assert ticket.running is not None
@@ -106,7 +106,9 @@ def test_a_record_counts_the_tokens_of_the_answer_only() -> None:
     _, _, collector = serving(pushed(FIVE))
     (record,) = collector.records
     assert (record.outcome, record.output_tokens, record.finish_reason) == ("completed", 3, "length")
-    assert record.first_token_at == record.last_token_at == 0.0
+    assert (record.server_id, record.batch_id, record.batch_size) == (0, 0, 1)
+    assert record.dispatched_at == record.first_token_at == record.last_token_at == record.released_at == 0.0
+    assert record.queueing_delay == record.sojourn_time == 2.0, "it came two seconds before"
 
 
 def test_policies_see_how_far_it_is() -> None:
