@@ -99,13 +99,16 @@ def test_it_speaks_once_when_the_limit_is_exceeded_and_not_at_it() -> None:
     assert len(said) == 2
 
 
-def test_a_token_an_arrival_in_service_or_an_end_is_movement() -> None:
+def test_a_token_or_an_end_is_movement_and_an_arrival_in_service_is_none() -> None:
     batcher = FakeBatcher([running(3, 4)])
     found, said = watch(batcher, 5.0)
-    for start, servers in ((0.0, [running(3, 4)]), (5.0, [running(3, 5)]), (10.0, [running(3, 5, 0)]), (15.0, [running(3)])):
+    for start, servers in ((0.0, [running(3, 4)]), (5.0, [running(3, 5)]), (10.0, [running(3)])):
         batcher.servers = servers
         looks(found, 5, start)
     assert said == []
+    batcher.servers = [running(3, 0)]
+    looks(found, 3, 15.0)
+    assert len(said) == 1, "who joins an engine that hangs is no sign of life"
 
 
 @pytest.mark.parametrize("about", [{"servers": [[], []]}, {"servers": [running(3)], "down": True}, {"failing": "no", "down": True}])
