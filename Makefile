@@ -18,7 +18,7 @@ setup: ## make .venv; FLAVOUR=cpu|cuda|emulated, PYTHON=python3.11
 setup-dev: ## the same and the tools of development, which test, check and the like need
 	@$(PYTHON) tools/setup_env.py --dev $(if $(FLAVOUR),--flavour $(FLAVOUR))
 
-setup-system: ## Prometheus and Chromium from Debian's packages, for the tests that use them
+setup-system: ## Prometheus, Chromium and nginx from Debian's packages, for the tests that use them
 	@tools/setup_system.sh
 
 demo: setup ## the gateway under load, observed beside predicted; ARGS="..."

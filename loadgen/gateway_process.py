@@ -17,6 +17,7 @@ import httpx
 from loadgen.keys import NO_KEYS, Keys
 from loadgen.stream import read_error
 from queueing.errors import CommandError
+from queueing.local_key import key_for_admin
 from queueing.remote import reason, server_root
 
 START_LIMIT = 180.0  # seconds
@@ -38,6 +39,7 @@ class GatewayClient:
 
     def __init__(self, url: str, keys: Keys = NO_KEYS) -> None:
         self.url = server_root(url)
+        self._keys = keys
         settings: dict[str, Any] = {"headers": keys.headers, "verify": keys.trust.verification(url), "trust_env": False}
         self._client = httpx.AsyncClient(base_url=self.url, timeout=900, **settings)
 
@@ -50,12 +52,19 @@ class GatewayClient:
     async def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """One call to the gateway. Raises GatewayError on an error status, GatewayLostError where nobody answers."""
         try:
-            response = await self._client.request(method, path, json=body)
+            response = await self._client.request(method, path, json=body, headers=self._admin_headers(path))
         except httpx.TransportError as error:
             raise GatewayLostError(f"{method} {self.url}{path}: {reason(error)}") from None
         if response.status_code != 200:
             raise GatewayError(f"{method} {self.url}{path} answered {response.status_code}: {read_error(response.content)[1]}")
         return dict(response.json())
+
+    def _admin_headers(self, path: str) -> dict[str, str]:
+        """Of a gateway on this machine that made its admin key itself: the file is there once it listens."""
+        if not path.startswith("/admin"):
+            return {}
+        key = key_for_admin(self.url, self._keys.admin_key, self._keys.api_key)
+        return {"authorization": f"Bearer {key}"} if key else {}
 
     async def is_ready(self) -> bool:
         """Whether it serves."""

@@ -6,6 +6,7 @@ No command reads HTTP_PROXY and its like: a delay that is measured through a pro
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import socket
 import ssl
@@ -30,6 +31,18 @@ def server_root(url: str) -> str:
     'https://host/llm'
     """
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address, or `localhost`, is one that only this machine reaches."""
+    if host == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped: ipaddress.IPv4Address | None = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
 
 
 def check_no_credentials(url: str, name: str) -> None:

@@ -20,6 +20,7 @@ from policies.text import SpecError, short_form
 from queueing.advice.percent import seconds, share, small_share
 from queueing.environment_twins import fitting
 from queueing.errors import CommandError
+from queueing.local_key import key_for_admin
 from queueing.remote import CACERT, INSECURE, SYSTEM, Trust, check_no_credentials, reason, server_root
 from queueing.terminal import Column, Table, console, say
 
@@ -88,7 +89,7 @@ def advise(
     params = {name: str(value) for name, value in (given | {"family": family, "target": target}).items() if value is not None}
     _check(params)
     check_no_credentials(url, "a URL")
-    found = ask(url, params, admin_key or api_key, Trust(cacert, insecure))
+    found = ask(url, params, key_for_admin(url, admin_key, api_key), Trust(cacert, insecure))
     if as_json:
         sys.stdout.write(json.dumps(found) + "\n")
     elif found["advice"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from importlib import metadata
 from typing import Any
 
@@ -27,9 +28,13 @@ from server.exposition import exposition
 from server.gateway import Gateway
 from server.law.calibration import CANCELLED, Calibrator, warn_of_fit
 from server.page import Feed, add_page
+from server.presence import watch_client
 from server.schema import AutopilotChange, CalibrationRequest, ChatRequest, CompletionRequest, PolicyChange
+from server.security.audit import Audit
 from server.security.cors import cors
 from server.security.guard import Guard
+from server.security.refusals import Denial
+from server.security.routes import ADMIN
 
 
 class _App(FastAPI):
@@ -37,20 +42,27 @@ class _App(FastAPI):
 
     direct: Mapping[str, Callable[[Scope, Receive, Send], Awaitable[None]]]
     guard: Guard
+    audit: Audit
     cors: ASGIApp | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await (self.guarded if self.cors is None else self.cors)(scope, receive, send)
+        """Pages of other origins may be let in, but never to /admin."""
+        outermost = self.guarded if self.cors is None or scope.get("path", "").startswith(ADMIN) else self.cors
+        await outermost(scope, receive, send)
 
     async def guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Whatever comes in passes the guard first."""
         if scope["type"] != "http":
             await super().__call__(scope, receive, send)
         elif (refusal := self.guard.refusal(scope)) is not None:
+            if isinstance(refusal, Denial):
+                self.audit.denied(scope, refusal.reason)
             await refusal(scope, receive, stamped(scope, send))
         elif scope["method"] == "POST" and (call := self.direct.get(scope["path"])) is not None:
             await call(scope, receive, send)
         else:
+            if scope["path"].startswith(ADMIN):
+                send = self.audit.changing(scope, send)
             await super().__call__(scope, receive, stamped(scope, send))
 
 
@@ -75,9 +87,17 @@ def create_app(
             await gateway.stop()
 
     feed = Feed(gateway)
-    app = _App(title="Kendall", version=metadata.version("kendall"), lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = _App(
+        title="Kendall",
+        version=metadata.version("kendall"),
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,  # a redirect would repeat the client's Host
+    )
     app.state.gateway = gateway
     app.guard = Guard(gateway.settings.security)
+    app.audit = Audit(gateway.metrics.denied)
     app.cors = cors(app.guarded, gateway.settings.security.allowed_origins)
     add_failures(app)
     _add_openai(app, gateway)
@@ -195,19 +215,20 @@ def _poison(gateway: Gateway) -> dict[str, Any]:
 
 def _add_live(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/admin/prediction", responses=errors(400, 401, 403, 500, 503))
-    async def prediction(*, what_if: bool = False) -> dict[str, Any]:
+    async def prediction(request: Request, *, what_if: bool = False) -> dict[str, Any]:
         live = gateway.live_model()
         if what_if:
-            await live.update_what_if()
+            await live.questions.ask("what_if", live.update_what_if, partial(watch_client, request.scope, request.receive))
         reason = live.why_nothing() if live.prediction is None else None
         others = {"what_if": live.what_if, "what_if_in_force": live.what_if_in_force, "what_if_at": live.what_if_at}
         return {"prediction": live.prediction, **others, "reason": reason}
 
     @app.get("/admin/advice", responses=errors(400, 401, 403, 500, 503), openapi_extra={"parameters": ADVICE_QUERY})
     async def advice(request: Request) -> dict[str, Any]:
-        live = gateway.live_model()
+        live, asked = gateway.live_model(), request.query_params
+        watch = partial(watch_client, request.scope, request.receive)
         try:
-            found = await live.advice(request.query_params)
+            found = await live.questions.ask(("advice", *sorted(asked.multi_items())), lambda: live.advice(asked), watch)
         except SpecError as error:
             raise ApiError(400, "invalid_objective", str(error)) from None
         return {"advice": found, "reason": None if found else live.why_nothing()}

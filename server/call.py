@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -69,11 +70,22 @@ def validate(body: bytes, model: type[_Model]) -> _Model:
             raise unknown_field(str(first["loc"][0]), model.model_fields) from None
         if first["type"] == "value_error" and not first["loc"]:
             raise _disagreement(first["msg"], model) from None
-        where = brief(".".join(str(part) for part in first["loc"]))
+        where = brief(_place(first["loc"], body, missing=first["type"] == "missing")) if first["loc"] else ""
         got = f"; got {excerpt(first['input'])}" if where and first["type"] not in ("missing", "value_error") else ""
         code = "invalid_json" if first["type"] == "json_invalid" else "invalid_request"
         said = first["msg"].removeprefix("Value error, ")
         raise ApiError(400, code, f"{where + ': ' if where else ''}{said}{got}", param=where or None) from None
+
+
+def _place(location: Sequence[int | str], body: bytes, *, missing: bool) -> str:
+    """Where an error is, in the client's words: `messages[0].content`. pydantic names members of unions along the way."""
+    path, value = "", from_json(body)
+    for part in location:
+        if isinstance(value, list) and isinstance(part, int) and part < len(value):
+            path, value = f"{path}[{part}]", value[part]
+        elif isinstance(value, dict) and part in value:
+            path, value = f"{path}.{part}", value[part]
+    return (f"{path}.{location[-1]}" if missing else path).removeprefix(".")
 
 
 def _disagreement(message: str, model: type[BaseModel]) -> ApiError:

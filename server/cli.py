@@ -11,6 +11,7 @@ import typer
 from policies import SpecError, format_policy, parse_policy
 from policies.durations import Duration
 from queueing.environment_twins import by_flag
+from queueing.local_key import key_for_admin
 from queueing.paths import FileToWrite
 from queueing.remote import CACERT, INSECURE, Trust
 from server.configuration.again import is_read_again, reader_of
@@ -218,7 +219,7 @@ def serve_command(
     api_key_file: Annotated[Path | None, _option(SECURITY, "File of such keys, one per line.")] = None,
     admin_key: Annotated[
         list[str] | None,
-        _option(SECURITY, "Key for /admin; repeatable. Default: /admin answers this machine only."),
+        _option(SECURITY, "Key for /admin; repeatable. Default: one made for this run, printed in the log."),
     ] = None,
     admin_key_file: Annotated[Path | None, _option(SECURITY, "File of such keys, one per line.")] = None,
     allow_unauthenticated: Annotated[
@@ -444,4 +445,5 @@ def calibrate_command(
         "seed": seed,
         "name": name,
     }
-    calibrate(target, plan, output, key=admin_key or api_key, trust=Trust(cacert, insecure), json_output=json_output)
+    key = key_for_admin(target, admin_key, api_key)
+    calibrate(target, plan, output, key=key, trust=Trust(cacert, insecure), json_output=json_output)

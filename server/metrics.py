@@ -86,6 +86,7 @@ class Metrics:
         )
         labels = ["policy", "outcome"]
         self.requests = Counter("kendall_requests", "Requests that have ended, by outcome", labels, registry=self.registry)
+        self.denied = Counter("kendall_denied_calls", "Calls refused for want of a right, by reason", ["reason"], registry=self.registry)
         self.clipped = Counter(
             "kendall_clipped_requests", "Answers that the gateway's token limit ended", ["policy"], registry=self.registry
         )

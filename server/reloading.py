@@ -106,6 +106,8 @@ def differences(before: Any, after: Any, prefix: str = "--") -> list[str]:
     """The options in which two settings differ."""
     found = []
     for field in dataclasses.fields(before):
+        if not field.metadata.get("option", True):
+            continue
         old, new = getattr(before, field.name), getattr(after, field.name)
         if dataclasses.is_dataclass(old):
             found += differences(old, new, PREFIXES.get(field.name, "--"))

@@ -131,7 +131,7 @@ class Generation(BaseModel):
     patience: Annotated[float, Field(gt=0)] | None = None  # seconds in the queue, then 429
     request_timeout: Annotated[float, Field(gt=0)] | None = None  # seconds to the end of the answer, then 504
     first_token_timeout: Annotated[float, Field(gt=0)] | None = None  # seconds to the first token, then 504
-    cache_salt: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:+=-]{1,128}$")] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     request_id: Annotated[str, Field(pattern=f"^{REQUEST_ID}$")] | None = None
     return_token_ids: Flag = False
     predicted_output_tokens: Annotated[float, Field(gt=0)] | None = None  # the caller's guess; policies may use it
@@ -217,6 +217,7 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
     role: str
     content: str | Annotated[list[Part], Field(max_length=MOST_PARTS), First()] | None = None
+    tool_calls: SkipJsonSchema[list[dict[str, Any]] | None] = None  # the model's template reads them
 
 
 class ChatRequest(Generation):

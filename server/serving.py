@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import importlib.util
 import logging
 import math
@@ -24,7 +25,7 @@ from queueing.latency import LatencyModel
 from queueing.profile import load_law
 from server.app import create_app
 from server.engines.base import Engine, EngineStartError
-from server.garbage import settle
+from server.garbage import give_back, settle
 from server.gateway import Gateway
 from server.leaving import ExitBound, say_close, wind_down
 from server.live.state_file import before_its_place
@@ -32,6 +33,7 @@ from server.overload.descriptors import Room, raise_descriptor_limit
 from server.receiving import protocol_with, stamps_arrivals
 from server.recorder import check_writable
 from server.reloading import Reloader, hangups, ignore_hangups
+from server.security.admin_key import with_admin_key
 from server.security.exposure import uvicorn_tls, warn_of
 from server.security.protocol import LimitedProtocol
 from server.settings import Settings
@@ -211,8 +213,13 @@ def _run(settings: Settings, hooks: _Hooks) -> int:
         raise
     log.info("listening on %s://%s:%d; the engine starts (/ready answers 200 when it serves)", scheme, settings.host, sock.getsockname()[1])
     try:
-        with sock, asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            failures = runner.run(_serve(lambda: Gateway(settings, engine, law), sock, hooks))
+        with (
+            sock,
+            with_admin_key(settings.security, sock.getsockname()[1]) as security,
+            asyncio.Runner(loop_factory=_loop_factory()) as runner,
+        ):
+            settled = dataclasses.replace(settings, security=security)
+            failures = runner.run(_serve(lambda: Gateway(settled, engine, law), sock, hooks))
             hooks.exit_bound.start(LOOP_CLOSE)  # threads that wait for a disk
     finally:
         hooks.exit_bound.cancel()
@@ -243,8 +250,13 @@ async def _serve(make: Callable[[], Gateway], sock: socket.socket, hooks: _Hooks
     room = Room(gateway.metrics.registry, gateway.settings.security.max_connections_per_address)
     config = _configuration(app, gateway.settings, room)
     server = _Server(config, gateway, hooks.exit_bound, hooks.on_signal)
-    with _reloading(gateway, app, config, hooks.read_again):
-        await server.serve(sockets=[sock])
+    giving_back = asyncio.create_task(give_back(lambda: not (gateway.started and gateway.batcher.unanswered)))
+    try:
+        with _reloading(gateway, app, config, hooks.read_again):
+            await server.serve(sockets=[sock])
+    finally:
+        giving_back.cancel()
+        await asyncio.gather(giving_back, return_exceptions=True)
     return failures
 
 

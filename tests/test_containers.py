@@ -53,6 +53,22 @@ def test_compose_says_only_flags_that_the_command_has() -> None:
         assert_flags_exist(command[0], command[1:])
 
 
+def test_compose_leaves_no_right_that_nobody_needs() -> None:
+    """A read-only root with places for all that is written, no forced lengths, and no login with a known password."""
+    services = read(DOCKER / "compose.yaml")["services"]
+    for name in ("gateway", "gateway-gpu"):
+        service = services[name]
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert "--allow-forced-lengths" not in service["command"]
+        written = {mount.split(":")[0]: mount.split(":")[1] for mount in service["tmpfs"]}
+        assert set(written) == {"/tmp", "/home/kendall", "/home/kendall/.cache"}
+        assert all("exec" in options.split(",") for options in written.values()), "compiled kernels are loaded from there"
+    grafana = services["grafana"]["environment"]
+    assert grafana["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == grafana["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"
+    assert grafana["GF_AUTH_BASIC_ENABLED"] == "false"
+
+
 def test_what_stops_a_container_waits_longer_than_the_drain() -> None:
     from server.settings import Settings
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCKER = ROOT / "docker"
 FOLDER = DOCKER / "k8s"
 OVERLAYS = ("base", "operator", "gpu")
-COMPONENTS = ("prometheus-operator", "models", "scaling")
+COMPONENTS = ("prometheus-operator", "models", "network-policy", "scaling")
 KUBERNETES = "1.31"  # the oldest that is supported: what is valid there is valid later
 OPERATOR = "monitoring.coreos.com/v1"
 Document = dict[str, Any]
@@ -131,6 +131,7 @@ def test_every_overlay_takes_every_component_that_it_lacks(overlay: str, compone
     adds = {
         "prometheus-operator": {"ServiceMonitor", "PrometheusRule"},
         "models": {"PersistentVolumeClaim"},
+        "network-policy": {"NetworkPolicy"},
         "scaling": {"HorizontalPodAutoscaler", "PodDisruptionBudget"},
     }
     assert kinds(documents) == kinds(built(FOLDER / overlay)).union(*(adds[name] for name in components))
@@ -233,6 +234,29 @@ def test_labels_ports_and_job_fit_together() -> None:
     assert monitor["spec"]["endpoints"][0]["port"] == port["name"]
     job = service["metadata"]["labels"][monitor["spec"]["jobLabel"]]
     assert f'up{{job="{job}"}}' in (DOCKER / "rules.yml").read_text()
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_root_file_system_is_read_only_and_what_is_written_has_a_volume(overlay: str) -> None:
+    """The home of the image's user is not the home's cache: a mount below one is made by root."""
+    documents = built(FOLDER / overlay)
+    gateway = container(documents)
+    assert gateway["securityContext"]["readOnlyRootFilesystem"] is True
+    places = {mount["mountPath"] for mount in gateway["volumeMounts"]}
+    assert {"/tmp", "/dev/shm", "/home/kendall", "/home/kendall/.cache", "/var/lib/kendall"} <= places
+    assert {mount["name"] for mount in gateway["volumeMounts"]} == {
+        volume["name"] for volume in of("Deployment", documents)["spec"]["template"]["spec"]["volumes"]
+    }
+
+
+def test_the_network_policy_means_this_pod_and_its_port(tmp_path: Path) -> None:
+    documents = combined("base", ("network-policy",), tmp_path)
+    spec, pod = of("NetworkPolicy", documents)["spec"], of("Deployment", documents)["spec"]["template"]
+    assert spec["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert {port["port"] for rule in spec["ingress"] for port in rule["ports"]} == {container(documents)["ports"][0]["name"]}
+    assert all(rule.get("from") for rule in spec["ingress"]), "a rule without `from` lets everybody in"
+    label = spec["ingress"][0]["from"][0]["podSelector"]["matchLabels"]["kendall-client"]
+    assert f'kendall-client: "{label}"' in (DOCKER / "README.md").read_text()
 
 
 def test_budget_and_autoscaler_mean_this_deployment(tmp_path: Path) -> None:

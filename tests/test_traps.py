@@ -52,6 +52,33 @@ TRAPS: dict[str, tuple[str, ...]] = {
         "server/test_security.py::test_every_label_has_a_bound_whatever_clients_and_operators_send",
         "server/test_cost.py::test_policies_beyond_the_bound_share_one_label",
     ),
+    # what an attack from outside found
+    "trailers and chunk extensions fill the memory, and a trailer replaces a header (uvicorn with httptools)": (
+        "server/test_request_framing.py::test_trap_a_trailer_is_no_header",
+        "server/test_request_framing.py::test_trap_trailers_and_chunk_extensions_are_bounded_as_a_head_is",
+    ),
+    "a request that was refused is read to its end": (
+        "server/test_request_framing.py::test_trap_a_request_that_is_answered_is_not_read_to_its_end",
+        "server/test_request_framing.py::test_the_body_of_an_answered_request_is_not_kept",
+    ),
+    "memory of a burst is never given back": (
+        "server/test_memory_given_back.py::test_memory_is_given_back_once_after_it_has_grown_and_only_at_a_quiet_moment",
+        "server/test_memory_given_back.py::test_trap_the_memory_of_every_attack_comes_back",
+    ),
+    "two servers read two different hosts in one request (RFC 9112, 3.2)": (
+        "server/test_request_framing.py::test_trap_a_request_names_its_host_once",
+    ),
+    "behind a proxy on the same machine everybody is the operator": (
+        "server/test_admin_key.py::test_trap_behind_nginx_on_this_machine_nobody_drains_calibrates_or_becomes_admin",
+        "server/test_security.py::test_trap_draining_and_calibrating_need_the_admin_key_always",
+    ),
+    "any page in a browser makes a local server work, or holds it": (
+        "server/test_security.py::test_trap_no_page_of_another_origin_calls_admin_with_or_without_a_key",
+        "server/test_security.py::test_trap_allowed_origins_open_chat_and_not_admin",
+        "server/test_security.py::test_trap_without_keys_a_page_cannot_send_work_without_asking",
+        "server/test_questions.py::test_trap_a_question_whose_askers_have_left_is_not_asked",
+    ),
+    "refused calls fill the log": ("server/test_audit_trail.py::test_trap_denials_do_not_fill_the_log",),
     # the queue and the policy
     "a batch's timeout means four things in four systems; here: since the oldest waiting request arrived": (
         "policies/test_decide.py::test_the_deadline_of_fixed_is_that_of_the_oldest_not_of_the_newest",

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The programs that tests take from the system: Prometheus with promtool, and Chromium. For Debian and Ubuntu.
+# The programs that tests take from the system: Prometheus with promtool, Chromium and nginx. For Debian and Ubuntu.
 set -eu
 
 # Debian's kubectl is too old for components, and Ubuntu has none: it has its own installation.
@@ -7,7 +7,8 @@ command -v kubectl >/dev/null ||
     echo "setup-system: kubectl is missing, and with it tests/test_kubernetes.py: see kubernetes.io/docs/tasks/tools" >&2
 
 missing=
-for program in prometheus promtool chromium; do
+PATH=$PATH:/usr/sbin # Debian's place of nginx, which is not in everybody's path
+for program in prometheus promtool chromium nginx; do
     command -v "$program" >/dev/null || missing="$missing $program"
 done
 [ -n "$missing" ] || exit 0
@@ -28,7 +29,7 @@ if [ ! -e "$policy" ]; then
 fi
 echo "setup-system: installing$missing"
 $as_root apt-get -qq update
-$as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -y install --no-install-recommends prometheus chromium
+$as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -y install --no-install-recommends prometheus chromium nginx-light
 if command -v systemctl >/dev/null; then
-    $as_root systemctl --quiet disable prometheus.service || true # nor at the next start of the machine
+    $as_root systemctl --quiet disable prometheus.service nginx.service || true # nor at the next start of the machine
 fi

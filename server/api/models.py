@@ -28,7 +28,7 @@ def check_model(settings: Settings, asked: str) -> None:
 
 
 def _entry(gateway: Gateway, name: str) -> dict[str, Any]:
-    entry: dict[str, Any] = {"id": name, "object": "model", "created": 0, "owned_by": "kendall", "parent": None}
+    entry: dict[str, Any] = {"id": name, "object": "model", "created": gateway.created, "owned_by": "kendall", "parent": None}
     entry["root"] = gateway.settings.model  # a benchmark without --model reads id and root
     entry["output_length_fields"] = [*((FORCED_FIELD,) if gateway.settings.allow_forced_lengths else ()), "ignore_eos"]
     if gateway.started:

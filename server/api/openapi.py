@@ -15,7 +15,7 @@ from server.errors import MAX_RETRY_AFTER
 STATUSES = {
     400: "The request is wrong; `param` names the field.",
     401: "The API key is missing or wrong.",
-    403: "An API key does not open this, or it may be asked from this machine only.",
+    403: "An API key does not open this, it may be asked from this machine only, or a page of another origin asked.",
     404: "No such model or path.",
     409: "The engine is in use, or the gateway shuts down.",
     413: "The body is too large, or has too many values.",

@@ -85,7 +85,7 @@ def conversation(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     for place, message in enumerate(messages):
         parts = message.content if isinstance(message.content, list) else []
         for number, part in enumerate(parts):
-            where = f"messages.{place}.content.{number}"
+            where = f"messages[{place}].content[{number}]"
             if part.get("type") in OTHER_PARTS:
                 raise ApiError(501, "unsupported", f"{where}: only parts of type text are supported", param=where)
             if part.get("type") != "text" or not isinstance(part.get("text"), str):

@@ -163,6 +163,20 @@ class Core:
             self.process.join(5)
 
 
+def speaker(error: Exception) -> BaseException | None:
+    """The error whose words against a prompt are meant for people; None where Python failed in the middle of the rendering.
+
+    vLLM's own errors say what is wrong with the request, and so does the template's `raise_exception`.
+    """
+    chain: list[BaseException] = [error]
+    while (cause := chain[-1].__cause__) is not None:
+        chain.append(cause)
+    for each in chain:
+        if type(each) is TemplateError:  # by the template's own `raise_exception`
+            return each
+    return None if any(isinstance(each, (TypeError, KeyError, AttributeError, TemplateError)) for each in chain) else error
+
+
 def boot(arguments: Mapping[str, Any], on_step: StepListener, forks: Forks) -> Core:
     """Start vLLM; blocks for seconds, or until `forks` gives up. Raises whatever vLLM raises, TypeError for an unknown argument."""
     known = {entry.name for entry in dataclasses.fields(AsyncEngineArgs)}

@@ -203,16 +203,17 @@ class VllmEngine:
     async def encode(self, text: str) -> list[int]:
         """See `Engine`."""
         core = self._running_core()
-        return await self._refusing(core.tokens_of_text(text))
+        return await self._refusing(core.tokens_of_text(text), "the text cannot be tokenized")
 
     async def encode_chat(self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]) -> list[int]:
         """See `Engine`."""
         core = self._running_core()
-        return await self._refusing(core.tokens_of_chat(messages, template_arguments))
+        fault = "the model's chat template cannot render these messages with these chat_template_kwargs: check their fields"
+        return await self._refusing(core.tokens_of_chat(messages, template_arguments), fault)
 
-    async def _refusing(self, call: Awaitable[list[int]]) -> list[int]:
-        """Await vLLM's renderer; what it says against a prompt is for the client."""
-        from .vllm_core import PROMPT_ERRORS  # noqa: PLC0415  # imported long ago by `_boot`
+    async def _refusing(self, call: Awaitable[list[int]], fault: str) -> list[int]:
+        """Await vLLM's renderer; what it says against a prompt is for the client, unless it fails for a reason of its own: then `fault`."""
+        from .vllm_core import PROMPT_ERRORS, speaker  # noqa: PLC0415  # imported long ago by `_boot`
 
         try:
             return await call
@@ -220,7 +221,8 @@ class VllmEngine:
             if getattr(error, "parameter", None) in TOO_LONG and self._capabilities is not None:
                 most = self._capabilities.max_model_len - 1
                 raise PromptTooLongError(f"got a prompt beyond the model's context; expected at most {most} tokens: shorten it") from error
-            raise InvalidPromptError(first_line(error)) from error
+            said_by = speaker(error)
+            raise InvalidPromptError(fault if said_by is None else first_line(said_by)) from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """See `Engine`. Special tokens are left out."""

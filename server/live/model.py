@@ -28,6 +28,7 @@ from server.live.gauges import LiveGauges
 from server.live.pilot import Pilot
 from server.live.predictor import Predictor
 from server.live.question import ENOUGH, Question
+from server.live.questions import Questions
 from server.live.self_checks import SelfChecks
 from server.live.state_file import load_state, save_state
 from server.pools import in_a_thread
@@ -64,6 +65,7 @@ class LiveModel:
         self._metered = MeteredBatches(self.meter)
         self._gauges = LiveGauges(gateway.metrics)
         self._predictor = Predictor()
+        self.questions = Questions()
         self._pilot = Pilot(gateway)
         self.failures = Failures(log, "the live prediction")
         self.pilot_failures = Failures(log, "the autopilot")

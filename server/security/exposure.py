@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import ssl
+import stat
+from pathlib import Path
 from typing import Any
 
 from policies.text import SpecError
-from server.security.guard import is_loopback
+from queueing.remote import is_loopback
 from server.security.keys import SHORT
 from server.security.settings import SecuritySettings, TlsSettings
 
@@ -57,11 +59,21 @@ def uvicorn_tls(tls: TlsSettings) -> dict[str, Any]:
     }
 
 
+def _readable_by_others(file: Path) -> bool:
+    try:
+        return bool(file.stat().st_mode & stat.S_IROTH)
+    except OSError:
+        return False
+
+
 def warn_of(host: str, security: SecuritySettings) -> None:
     """Say in the log what is weak, though it was asked for."""
     short = [key.name for key in (*security.api_keys, *security.admin_keys) if key.short]
     if short:
         log.warning("keys %s have fewer than %d characters and can be guessed", ", ".join(short), SHORT)
+    for file in security.key_files:
+        if _readable_by_others(file):
+            log.warning("every user of this machine can read the keys in %s: chmod 600 %s", file, file)
     if is_loopback(host):
         return
     if not security.api_keys:

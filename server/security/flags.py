@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from policies.text import SpecError
+from queueing.remote import is_loopback
 from server.security.cors import read_origins
 from server.security.exposure import check_exposure, check_tls
 from server.security.keys import read_keys
@@ -35,6 +36,8 @@ def read_security(
     found = SecuritySettings(
         api_keys=read_keys("--api-key", api_key, api_key_file),
         admin_keys=read_keys("--admin-key", admin_key, admin_key_file),
+        keyless_admin=is_loopback(host),
+        key_files=tuple(file for file in (api_key_file, admin_key_file, ssl_keyfile) if file is not None),
         allow_unauthenticated=allow_unauthenticated,
         metrics_need_key=metrics_need_key,
         max_body_bytes=max_body_bytes,

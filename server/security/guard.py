@@ -1,29 +1,40 @@
-"""The check before every call, before its body is read: a key where one is needed, and a length that is not too large.
+"""The check before every call, before its body is read: a key where one is needed, a length that is not too large, and no page that
+a browser shows from elsewhere.
 
 /health /ready /version / anyone; the page's files too
 /metrics /load /live      anyone; with --metrics-need-key whoever has an API key or an admin key
-/v1, anything unknown     where API keys are set: whoever has one, or an admin key
-/admin                    where admin keys are set: whoever has one; else a client on this machine (with an API key, where
-                          those are set). What a proxy handed on, or a page of another origin sent, is not of this
-                          machine, although both reach a gateway on loopback.
+/v1, anything unknown     where API keys are set: whoever has one, or an admin key. Where none is: a body must be called JSON,
+                          because a page of any origin may send the other content types without asking
+/admin                    whoever has an admin key, and no page of another origin. Where no key was given and only this machine
+                          reaches the gateway, a client on this machine needs none, but for draining and calibrating: an
+                          address proves little, and what looks like a proxy, another page or another name is refused
 """
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from starlette.responses import Response
 from starlette.types import Scope
 
+from queueing.remote import is_loopback
 from server.security import refusals
 from server.security.keys import holder
-from server.security.routes import ADMIN, PAGE_FILES, paths
+from server.security.routes import ADMIN, PAGE_FILES, WORK, paths
 from server.security.settings import SecuritySettings
 
-CALLER = "kendall.api_key"  # key of a request's scope: the name of the API key it came with
-HANDED_ON = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip"})
+CALLER = "kendall.api_key"  # key of a request's scope: the name of the key it came with
+HANDED_ON = frozenset(
+    {
+        *(b"forwarded", b"via", b"x-real-ip", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-forwarded-port"),
+        b"x-envoy-external-address",
+    }
+)
+OTHER_PAGES = frozenset({b"cross-site", b"same-site"})  # of Sec-Fetch-Site; another port of this machine is the same site
+JSON = b"application/json"
+CURL = b"application/x-www-form-urlencoded"  # what `curl -d` calls any body; a form of a page cannot write JSON in it
+Headers = Mapping[bytes, bytes]
 
 
 class Guard:
@@ -32,12 +43,14 @@ class Guard:
     def __init__(self, settings: SecuritySettings) -> None:
         self._open = paths("open") | (frozenset() if settings.metrics_need_key else paths("probe"))
         self._probes = paths("probe")
+        self._key_always = paths("admin key")
         self._api_keys = settings.api_keys
-        self._admin_keys = settings.admin_keys
-        self._all_keys = (*settings.api_keys, *settings.admin_keys)
-        self._origins = settings.allowed_origins
+        self._admin_keys = (*settings.admin_keys, *settings.made_admin_keys)
+        self._all_keys = (*settings.api_keys, *self._admin_keys)
+        self._keyless = settings.keyless_admin and not (settings.api_keys or settings.admin_keys)
         self._max_body_bytes = settings.max_body_bytes
         self._too_large = refusals.too_large(settings.max_body_bytes)
+        self._metrics_need_key = settings.metrics_need_key
 
     def refusal(self, scope: Scope) -> Response | None:
         """The answer to a call that may not be; None where it may. Does not read the body."""
@@ -45,27 +58,23 @@ class Guard:
         asks = scope["method"] == "OPTIONS"  # a browser, without a key, what it may do
         if asks or path in self._open or path.startswith(PAGE_FILES):
             return None
-        token = length = None
-        for name, value in scope["headers"]:
-            if name == b"authorization" and token is None:
-                token = _bearer(value)
-            elif name == b"content-length":
-                length = value
-        return self._key_refused(scope, path, token) or self._length_refused(length)
+        headers = dict(scope["headers"])
+        return self._right_refused(scope, path, headers) or self._length_refused(headers.get(b"content-length"))
 
     def _length_refused(self, length: bytes | None) -> Response | None:
         if length is None or not length.isdigit() or (len(length) < 19 and int(length) <= self._max_body_bytes):
             return None
         return self._too_large
 
-    def _key_refused(self, scope: Scope, path: str, token: bytes | None) -> Response | None:
+    def _right_refused(self, scope: Scope, path: str, headers: Headers) -> Response | None:
         if path.startswith(ADMIN):
-            return self._admin_refused(scope, token)
-        if self._api_keys or (self._admin_keys and path in self._probes):
-            return self._client_refused(scope, token)
-        return None
+            return self._admin_refused(scope, path, headers)
+        if self._api_keys or (self._metrics_need_key and path in self._probes):
+            return self._client_refused(scope, headers)
+        return refusals.NOT_JSON if path in WORK and scope["method"] == "POST" and not _may_be_json(headers) else None
 
-    def _client_refused(self, scope: Scope, token: bytes | None) -> Response | None:
+    def _client_refused(self, scope: Scope, headers: Headers) -> Response | None:
+        token = _bearer(headers)
         if token is None:
             return refusals.NO_KEY
         key = holder(self._all_keys, token)
@@ -74,48 +83,50 @@ class Guard:
         scope[CALLER] = key.name
         return None
 
-    def _admin_refused(self, scope: Scope, token: bytes | None) -> Response | None:
-        if not self._admin_keys:
-            if not self._from_this_machine(scope):
-                return refusals.NOT_HERE
-            return self._client_refused(scope, token) if self._api_keys else None
+    def _admin_refused(self, scope: Scope, path: str, headers: Headers) -> Response | None:
+        if headers.get(b"sec-fetch-site") in OTHER_PAGES:
+            return refusals.OTHER_PAGE
+        token = _bearer(headers)
+        key = None if token is None else holder(self._admin_keys, token)
+        if key is not None:
+            scope[CALLER] = key.name
+            return None
+        if self._keyless and path not in self._key_always:
+            return None if _from_this_machine(scope, headers) else refusals.NOT_HERE
         if token is None:
             return refusals.NO_ADMIN_KEY
-        if holder(self._admin_keys, token) is not None:
-            return None
         return refusals.NOT_ADMIN if holder(self._api_keys, token) else refusals.WRONG_KEY
 
-    def _from_this_machine(self, scope: Scope) -> bool:
-        client = scope.get("client")
-        headers: Mapping[bytes, bytes] = dict(scope["headers"])
-        if client is None or not is_loopback(client[0]) or HANDED_ON & headers.keys():
-            return False
-        host = _host_of(b"//" + headers.get(b"host", b""))
-        if host is None or not is_loopback(host):
-            return False  # a name that a page elsewhere bound to this machine's address
-        origin = headers.get(b"origin")
-        return origin is None or _host_of(origin) == host or origin.decode("latin-1") in self._origins
 
-
-def is_loopback(host: str) -> bool:
-    """Whether an address, or `localhost`, is one that only this machine reaches."""
-    if host == "localhost":
-        return True
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
+def _from_this_machine(scope: Scope, headers: Headers) -> bool:
+    client = scope.get("client")
+    if client is None or not is_loopback(client[0]) or HANDED_ON & headers.keys():
         return False
-    mapped: ipaddress.IPv4Address | None = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
+    if scope.get("http_version") == "1.0":
+        return False  # nginx's plain `proxy_pass` before 1.29.7; no client of today
+    host = headers.get(b"host", b"").decode("latin-1").lower()
+    name = _host_of("//" + host)
+    if name is None or not is_loopback(name):
+        return False  # a name that a page elsewhere bound to this machine's address
+    origin = headers.get(b"origin")
+    return origin is None or origin.decode("latin-1").lower().partition("://")[2] == host
 
 
-def _bearer(value: bytes) -> bytes | None:
-    scheme, _, token = value.partition(b" ")
+def _may_be_json(headers: Headers) -> bool:
+    """Whether no page could have sent this without asking first: its body is called JSON, or it shows no sign of a browser."""
+    kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if kind == JSON:
+        return True
+    return kind in (b"", CURL) and b"origin" not in headers and b"sec-fetch-site" not in headers
+
+
+def _bearer(headers: Headers) -> bytes | None:
+    scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
     return (token.strip() or None) if scheme.lower() == b"bearer" else None
 
 
-def _host_of(url: bytes) -> str | None:
+def _host_of(url: str) -> str | None:
     try:
-        return urlsplit(url.decode("latin-1")).hostname
+        return urlsplit(url).hostname
     except ValueError:
         return None

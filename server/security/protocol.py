@@ -1,7 +1,10 @@
-"""A request that has not wholly come in: how large its head may be, how long head and body may take.
+"""Bounds on a request while it is received: the size of its head, of the framing of its body, and the time for both.
 
-httptools sets no bound on a head, and uvicorn no time, so that a client could hold memory by one endless header and
-connections by sending a byte a minute. Requests whose head and body come in at once, as nearly all do, meet no timer.
+httptools bounds neither a head nor the trailers and chunk extensions of a body, and uvicorn sets no time limit: a client
+could fill the memory with one endless header or with trailers, and hold connections by sending a byte a minute. Trailers
+are discarded: uvicorn would append them to the headers, where a `Host` among them would replace the real one. A request
+that was answered before its end is read a little further, for the sake of the connection, which is then closed.
+Requests whose head and body arrive in one reading, as nearly all do, meet no timer.
 """
 
 from __future__ import annotations
@@ -14,10 +17,23 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from server.errors import ApiError
 from server.receiving import StampedProtocol
 
-MAX_HEAD_BYTES = 64 << 10  # beyond the first reading, which the kernel bounds
+MAX_HEAD_BYTES = 64 << 10  # beyond the first reading, which the kernel bounds; of a body's framing and trailers too
 MAX_HEADERS = 256  # as vLLM
+CHUNK_FRAMING = 16  # bytes a chunk may be framed by: its size in hexadecimal and two line ends, without an extension
 HEAD_TIMEOUT = 30.0  # seconds, from the connection or the head's first byte
 BODY_TIMEOUT = 120.0  # seconds, from the head's end to the body's
+ANSWERED_BYTES = 1 << 20  # of a request that are still read once it is answered
+ANSWERED_TIMEOUT = 5.0  # seconds
+
+
+class _Discarded(list[tuple[bytes, bytes]]):
+    """Stands for the headers once the head is complete: trailers go nowhere."""
+
+    def append(self, _: tuple[bytes, bytes], /) -> None:
+        """Keep nothing."""
+
+
+_TRAILERS = _Discarded()
 
 
 class LimitedProtocol(StampedProtocol):
@@ -25,10 +41,14 @@ class LimitedProtocol(StampedProtocol):
 
     head_timeout = HEAD_TIMEOUT
     body_timeout = BODY_TIMEOUT
+    answered_timeout = ANSWERED_TIMEOUT
     _in_head = False  # a head has begun and is not whole
     _in_body = False
     _head_bytes = 0
-    _headers_refused = False
+    _body_bytes = 0  # of the body, each piece with what frames a chunk
+    _framing_bytes = 0  # received between head and end that are neither
+    _answered_bytes = 0  # received behind the end of the response
+    _fault: tuple[int, str, str] | None = None  # of a head that is valid HTTP otherwise
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -43,12 +63,14 @@ class LimitedProtocol(StampedProtocol):
 
     def data_received(self, data: bytes, at: float | None = None) -> None:
         """See whether the request is whole afterwards."""
-        went_on = self._in_head
+        went_on, unfinished, body_bytes = self._in_head, self.cycle if self._in_body else None, self._body_bytes
         super().data_received(data, at)
         if self._in_head:
             self._head_bytes = self._head_bytes + len(data) if went_on else 0
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._refuse(431, "head_too_large", f"got more than {MAX_HEAD_BYTES} bytes of headers; expected less")
+        elif unfinished is not None and self._in_body and self.cycle is unfinished:
+            self._weigh(len(data), self._body_bytes - body_bytes)
         if self._deadline is None and (self._in_head or self._in_body or self._between()):
             self._set_deadline(self.body_timeout if self._in_body else self.head_timeout)
 
@@ -58,13 +80,31 @@ class LimitedProtocol(StampedProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """The head is whole. Raises ValueError, which uvicorn takes for a broken request: too many headers."""
-        if len(self.headers) > MAX_HEADERS:
-            self._headers_refused = True
-            raise ValueError("too many headers")
+        """The head is whole. Raises ValueError, which uvicorn takes for a broken request."""
+        self._fault = self._fault_of_head()
+        if self._fault is not None:
+            raise ValueError(self._fault[2])
         super().on_headers_complete()  # raises, too: a URL that is none
+        self.headers = _TRAILERS
         self._in_head, self._in_body = False, True
+        self._framing_bytes = self._answered_bytes = 0
         self._clear_deadline()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        self._body_bytes += len(body) + CHUNK_FRAMING
+        super().on_body(body)
+
+    def on_response_complete(self) -> None:
+        """What nobody read of the body is released; the rest of a request that is answered already has little time."""
+        super().on_response_complete()
+        if self.transport.is_closing() or not self.cycle.response_complete:
+            return
+        if self.cycle.body:
+            self.cycle.body = bytearray()
+        if self._in_body:
+            self._clear_deadline()
+            self._set_deadline(self.answered_timeout)
 
     def on_message_complete(self) -> None:
         """The body is whole too."""
@@ -79,11 +119,28 @@ class LimitedProtocol(StampedProtocol):
         super().answer_what_is_whole()
 
     def send_400_response(self, msg: str) -> None:
-        """For what is no HTTP, and for too many headers."""
-        if self._headers_refused:
-            self._refuse(431, "head_too_large", f"got more than {MAX_HEADERS} headers; expected less")
-        else:
-            self._refuse(400, "invalid_http", msg)
+        """For what is no HTTP, and for a head that is refused."""
+        self._refuse(*(self._fault or (400, "invalid_http", msg)))
+
+    def _fault_of_head(self) -> tuple[int, str, str] | None:
+        if len(self.headers) > MAX_HEADERS:
+            return 431, "head_too_large", f"got more than {MAX_HEADERS} headers; expected less"
+        hosts = [name for name, _ in self.headers].count(b"host")
+        if hosts == 1 or (hosts == 0 and self.parser.get_http_version() == "1.0"):
+            return None
+        return 400, "invalid_http", f"got {hosts} Host headers; expected exactly one (RFC 9112, 3.2)"
+
+    def _weigh(self, received: int, body: int) -> None:
+        """A reading wholly between the head and the end of a request: what is neither body nor plain framing is bounded."""
+        if self.cycle.response_complete:
+            self._answered_bytes += received
+            if self._answered_bytes > ANSWERED_BYTES:
+                self.transport.close()
+            return
+        self._framing_bytes += max(0, received - body)
+        if self._framing_bytes > MAX_HEAD_BYTES:
+            message = f"got more than {MAX_HEAD_BYTES} bytes of trailers and chunk extensions; expected less"
+            self._refuse(431, "head_too_large", message)
 
     @property
     def idle(self) -> bool:

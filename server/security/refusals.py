@@ -8,23 +8,49 @@ from server.errors import ApiError
 from server.overload.refusal import Refusal
 
 
-def refusal(status: int, code: str, message: str) -> JSONResponse:
-    """An answer that can be sent any number of times."""
-    error = ApiError(status, code, message)
-    return JSONResponse(error.body(), error.status, error.headers())
+class Denial(JSONResponse):
+    """An answer that can be sent any number of times; `reason` is what the audit trail calls it."""
+
+    def __init__(self, reason: str, status: int, code: str, message: str) -> None:
+        error = ApiError(status, code, message)
+        super().__init__(error.body(), error.status, error.headers())
+        self.reason = reason
 
 
-NO_KEY = refusal(401, "invalid_api_key", "got no API key; expected the header `Authorization: Bearer KEY`")
-WRONG_KEY = refusal(401, "invalid_api_key", "got a key that is not known here; expected one of this gateway's")
-NO_ADMIN_KEY = refusal(
-    401, "invalid_api_key", "got no admin key; expected the header `Authorization: Bearer KEY` with a key of --admin-key"
+NO_KEY = Denial("no_key", 401, "invalid_api_key", "got no API key; expected the header `Authorization: Bearer KEY`")
+WRONG_KEY = Denial("wrong_key", 401, "invalid_api_key", "got a key that is not known here; expected one of this gateway's")
+NO_ADMIN_KEY = Denial(
+    "no_admin_key",
+    401,
+    "invalid_api_key",
+    "got no admin key; expected the header `Authorization: Bearer KEY` with a key of --admin-key, "
+    "or with the one that the gateway printed at its start",
 )
-NOT_ADMIN = refusal(403, "admin_key_needed", "got an API key, which does not open /admin; expected a key of --admin-key")
-NOT_HERE = refusal(
+NOT_ADMIN = Denial(
+    "not_admin",
     403,
     "admin_key_needed",
-    "got an /admin call from elsewhere; expected it from this machine (as localhost, through no proxy), "
-    "or a gateway with --admin-key and its key",
+    "got an API key, which does not open /admin; expected a key of --admin-key, or the one that the gateway printed at its start",
+)
+NOT_HERE = Denial(
+    "elsewhere",
+    403,
+    "admin_key_needed",
+    "got an /admin call from elsewhere; expected it from this machine (as localhost, through no proxy), or with an admin key",
+)
+OTHER_PAGE = Denial(
+    "other_page",
+    403,
+    "other_page",
+    "got an /admin call from a page of another origin; expected it from the gateway's own page, or from no page",
+)
+REASONS = tuple(denial.reason for denial in (NO_KEY, WRONG_KEY, NO_ADMIN_KEY, NOT_ADMIN, NOT_HERE, OTHER_PAGE))
+NOT_JSON = Refusal(
+    ApiError(
+        400,
+        "unsupported_media_type",
+        "got a body that is not called application/json; expected that content type, because any page in a browser may send the others",
+    )
 )
 
 

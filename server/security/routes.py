@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-Access = Literal["open", "probe", "client", "admin"]
-"""open: anyone. probe: anyone, unless --metrics-need-key. client: an API key, where there are any. admin: an admin key, or this machine."""
+Access = Literal["open", "probe", "client", "admin", "admin key"]
+"""open: anyone. probe: anyone, unless --metrics-need-key. client: an API key, where there are any. admin: an admin key, or this machine
+where the gateway has no keys and listens to this machine only. admin key: an admin key, always."""
 
 DECISIONS: dict[str, Access] = {
     "/health": "open",  # a load balancer has no key
@@ -33,11 +34,14 @@ DECISIONS: dict[str, Access] = {
     "/admin/state": "admin",
     "/admin/prediction": "admin",
     "/admin/advice": "admin",
-    "/admin/calibrate": "admin",
-    "/admin/drain": "admin",
+    "/admin/calibrate": "admin key",  # it takes the engine
+    "/admin/drain": "admin key",  # it ends the service
 }
 PAGE_FILES = "/live/static/"  # open, whatever follows
 ADMIN = "/admin"  # whatever begins so is the operator's, known or not
+WORK = frozenset(  # bodies that make the engine or the tokenizer work
+    f"{base}/v1/{name}" for base in ("", "/openai") for name in ("completions", "chat/completions")
+) | {"/tokenize", "/detokenize"}
 
 
 def paths(access: Access) -> frozenset[str]:

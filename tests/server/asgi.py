@@ -15,9 +15,13 @@ from queueing.latency import parse_law
 from server.app import create_app
 from server.engines.emulated import EmulatedEngine
 from server.gateway import Gateway
+from server.security.keys import read_keys
+from server.security.routes import paths
+from server.security.settings import SecuritySettings
 from server.settings import Settings
 from server.supervision.settings import SupervisionSettings
 
+OPERATOR = "an-admin-key-of-these-tests"
 LAW = "k1=0.25e-3,k2=2e-3,k3=25e-6,k4=0.9e-3,turnaround=1.5e-3"
 
 
@@ -25,6 +29,7 @@ LAW = "k1=0.25e-3,k2=2e-3,k3=25e-6,k4=0.9e-3,turnaround=1.5e-3"
 async def running(policy: str = "continuous:max_batch_size=4", **settings: Any) -> AsyncIterator[tuple[FastAPI, Gateway]]:
     """A gateway on the emulated engine, started; its lifespan is run."""
     defaults = {"model": "tiny", "served_model_name": "tiny", "policy": policy, "prediction_interval": 0, "allow_forced_lengths": True}
+    defaults["security"] = SecuritySettings(made_admin_keys=read_keys("--admin-key", [OPERATOR], None))
     defaults["supervision"] = SupervisionSettings(stuck_timeout=0)  # no timer of its own: a deadlock is seen as one
     gateway = Gateway(Settings(**(defaults | settings)), EmulatedEngine(parse_law(LAW)), parse_law(LAW))
     ready = asyncio.Event()
@@ -49,6 +54,7 @@ class Call:
         client: str = "127.0.0.1",
     ) -> None:
         raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        given = {"authorization": f"Bearer {OPERATOR}"} if headers is None and path in paths("admin key") else headers or {}
         self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._incoming.put_nowait({"type": "http.request", "body": raw, "more_body": False})
         self.status: int | None = None
@@ -66,7 +72,7 @@ class Call:
             "query_string": query,
             "root_path": "",
             "scheme": "http",
-            "headers": [(b"host", b"127.0.0.1"), *((key.encode(), value.encode()) for key, value in (headers or {}).items())],
+            "headers": [(b"host", b"127.0.0.1"), *((key.encode(), value.encode()) for key, value in given.items())],
             "server": ("test", 80),
             "client": (client, 1),
         }

@@ -305,6 +305,12 @@ ROWS = [
         settings={"allow_forced_lengths": False},
     ),
     Row(says="a call of too many sequences", status=400, code="too_many_sequences", param="prompt", ask=complete(prompt=["a"] * 1024)),
+    Row(
+        says="a content type that any page may send, without keys",
+        status=400,
+        code="unsupported_media_type",
+        ask=send("POST", "/v1/completions", completion(), **{"content-type": "text/plain"}),
+    ),
     Row(says="no key where one is needed", status=401, code="invalid_api_key", type="authentication_error", ask=complete(), settings=KEYS),
     Row(
         says="an API key where an admin key is needed",
@@ -313,6 +319,13 @@ ROWS = [
         type="permission_error",
         ask=send("GET", "/admin/state", authorization=f"Bearer {CLIENT_KEY}"),
         settings=KEYS,
+    ),
+    Row(
+        says="an /admin call of a page of another origin",
+        status=403,
+        code="other_page",
+        type="permission_error",
+        ask=send("GET", "/admin/state", **{"sec-fetch-site": "cross-site"}),
     ),
     Row(
         says="a model that is not served",
@@ -439,6 +452,7 @@ ROWS = [
 _POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
 WIRE_ROWS = [
     WireRow("what is no HTTP", 400, "invalid_http", b"nonsense\r\n\r\n"),
+    WireRow("a request without a Host", 400, "invalid_http", b"GET / HTTP/1.1\r\n\r\n"),
     WireRow("a body that does not come", 408, "request_timeout", _POST + b"content-length: 9\r\n\r\nab"),
     WireRow("a head of too many headers", 431, "head_too_large", _POST + b"h: x\r\n" * MAX_HEADERS + b"\r\n"),
 ]

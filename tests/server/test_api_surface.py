@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -121,10 +122,19 @@ REFUSED = [
     ("chat", {"top_logprobs": 3}, 400, "top_logprobs"),
     ("chat", {"continue_final_message": True}, 400, "continue_final_message"),
     ("chat", {"messages": []}, 400, "messages"),
+    ("chat", {"messages": [{"role": "user", "content": 5}]}, 400, "messages[0].content"),
+    ("chat", {"messages": [{"role": "user", "content": "x", "tool_calls": 5}]}, 400, "messages[0].tool_calls"),
+    ("chat", {"messages": [{"role": "user"}, {"content": "x"}]}, 400, "messages[1].role"),
+    ("completions", {"cache_salt": ""}, 400, "cache_salt"),
+    ("completions", {"cache_salt": "s" * 1025}, 400, "cache_salt"),
+    ("completions", {"bad_words": ["x", 5]}, 400, "bad_words[1]"),
+    ("completions", {"prompt": [1, "x"]}, 400, "prompt"),
+    ("completions", {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, 400, "response_format.json_schema.schema"),
+    ("completions", {"stream": True, "stream_options": {"x": 1}}, 400, "stream_options.x"),
     ("chat", {"chat_template_kwargs": {"chat_template": "{{ messages }}"}}, 501, "chat_template_kwargs"),
-    ("chat", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 501, "messages.0.content.0"),
-    ("chat", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, 400, "messages.0.content.0"),
-    ("chat", {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "colour": 1}]}]}, 400, "messages.0.content.0"),
+    ("chat", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 501, "messages[0].content[0]"),
+    ("chat", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, 400, "messages[0].content[0]"),
+    ("chat", {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "colour": 1}]}]}, 400, "messages[0].content[0]"),
 ]
 
 
@@ -137,6 +147,64 @@ def test_what_cannot_be_is_refused_before_it_queues(endpoint: str, fields: dict[
         assert error["param"] is None if param is None else error["param"].startswith(param)
         totals = [sample.value for sample in gateway.metrics.requests.collect()[0].samples if sample.name.endswith("_total")]
         assert sum(totals) == gateway.batcher.unanswered == 0
+
+    on_gateway(main)
+
+
+@pytest.mark.parametrize("salt", ["s", "s" * 1024, "any character \N{SNOWMAN}\n/"])
+def test_a_cache_salt_is_any_text_as_vllm_takes_it(salt: str) -> None:
+    async def main(app: Any, gateway: Any) -> None:
+        works: list[Any] = []
+        dispatch = gateway.engine.dispatch
+        gateway.engine.dispatch = lambda server, given, **how: works.extend(given) or dispatch(server, given, **how)
+        assert (await post(app, "completions", cache_salt=salt)).status == 200
+        assert [work.cache_salt for work in works] == [salt]
+
+    on_gateway(main)
+
+
+def test_the_place_of_an_error_names_no_kind_of_the_schemas() -> None:
+    """`messages[0].content`, not `messages.0.content.str`; a list among several kinds by its index."""
+
+    async def main(app: Any, _: Any) -> None:
+        for fields, param in (
+            ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+            ({"bad_words": ["x", 5]}, "bad_words[1]"),
+        ):
+            error = (await post(app, "chat", **fields)).json()["error"]
+            assert error["param"] == param
+            assert error["message"].startswith(f"{param}: ")
+
+    on_gateway(main)
+
+
+def test_ids_of_answers_are_random_and_tell_no_count() -> None:
+    async def main(app: Any, _: Any) -> None:
+        for endpoint, prefix in (("completions", "cmpl-"), ("chat", "chatcmpl-")):
+            ids = [(await post(app, endpoint)).json()["id"] for _ in range(50)]
+            assert len(set(ids)) == 50
+            assert all(re.fullmatch(prefix + "[0-9a-f]{24}", each) for each in ids)
+            assert len({each[: len(prefix) + 12] for each in ids}) == 50, "no number that begins alike"
+
+    on_gateway(main)
+
+
+def test_a_path_with_a_slash_too_many_is_not_redirected_to_the_clients_host() -> None:
+    async def main(app: Any, _: Any) -> None:
+        for path in ("/v1/models/", "/health/", "/metrics/"):
+            asked = await call(app, "GET", path, None, {"host": "elsewhere.example"})
+            assert asked.status in (404, 405), path
+            assert "location" not in asked.headers
+            assert b"elsewhere" not in asked.body
+
+    on_gateway(main)
+
+
+def test_a_model_was_created_when_the_gateway_started() -> None:
+    async def main(app: Any, gateway: Any) -> None:
+        entry = (await call(app, "GET", "/v1/models")).json()["data"][0]
+        assert entry["created"] == gateway.created
+        assert entry["created"] > 1_700_000_000
 
     on_gateway(main)
 

@@ -17,12 +17,14 @@ from fastapi.routing import APIRoute
 from prometheus_client.parser import text_string_to_metric_families
 
 from policies import SpecError
+from queueing.remote import is_loopback
 from server.errors import ApiError
 from server.metrics import MAX_POLICIES
 from server.page.assets import load_assets
 from server.security.cors import read_origins
-from server.security.exposure import check_exposure, check_tls
-from server.security.guard import CALLER, Guard, is_loopback
+from server.security.exposure import check_exposure, check_tls, warn_of
+from server.security.flags import read_security
+from server.security.guard import CALLER, Guard
 from server.security.keys import Key, holder, read_keys
 from server.security.routes import DECISIONS
 from server.security.settings import SecuritySettings, TlsSettings
@@ -59,7 +61,7 @@ def test_every_route_has_a_decision_and_every_decision_a_route() -> None:
     async def main() -> None:
         async with running() as (app, _):
             assert {path for _, path in routes(app)} == set(DECISIONS)
-            assert {path for path, access in DECISIONS.items() if access == "admin"} == {
+            assert {path for path, access in DECISIONS.items() if access in ("admin", "admin key")} == {
                 path for path in DECISIONS if path.startswith("/admin")
             }
 
@@ -238,13 +240,20 @@ def test_with_an_admin_key_only_it_opens_admin(key: str | None, status: int, cod
     run_virtual(main())
 
 
-LOCAL: dict[str, Any] = {"client": ("127.0.0.1", 5), "headers": [(b"host", b"127.0.0.1:8080")]}
-
-
-def admin_scope(client: tuple[str, int] | None = ("127.0.0.1", 5), **headers: str) -> dict[str, Any]:
+def admin_scope(
+    client: tuple[str, int] | None = ("127.0.0.1", 5), path: str = "/admin/policy", version: str = "1.1", **headers: str
+) -> dict[str, Any]:
     given = {"host": "localhost:8080"} | {name.replace("_", "-"): value for name, value in headers.items()}
     raw = [(name.encode(), value.encode()) for name, value in given.items() if value]
-    return {"path": "/admin/drain", "method": "POST", "client": client, "headers": raw}
+    return {"path": path, "method": "PUT", "http_version": version, "client": client, "headers": raw}
+
+
+def with_key(scope: dict[str, Any], key: str) -> dict[str, Any]:
+    return scope | {"headers": [*scope["headers"], (b"authorization", b"Bearer " + key.encode())]}
+
+
+def reason_of(refused: Any) -> str | None:
+    return None if refused is None else refused.reason
 
 
 @pytest.mark.parametrize(
@@ -259,21 +268,115 @@ def admin_scope(client: tuple[str, int] | None = ("127.0.0.1", 5), **headers: st
         (admin_scope(x_forwarded_for="10.0.0.7"), False),  # a proxy on this machine
         (admin_scope(forwarded="for=10.0.0.7"), False),
         (admin_scope(via="1.1 proxy"), False),
+        (admin_scope(x_forwarded_proto="https"), False),
+        (admin_scope(version="1.0"), False),  # nginx's plain proxy_pass, as most distributions have it
+        (admin_scope(sec_fetch_site="same-origin"), True),
+        (admin_scope(sec_fetch_site="none"), True),  # an address that was typed
         (admin_scope(origin="https://elsewhere.example"), False),  # a page in a browser on this machine
+        (admin_scope(origin="http://localhost:3000"), False),  # of another server on this machine
         (admin_scope(origin="null"), False),
         (admin_scope(host="elsewhere.example:8080"), False),  # a name that was bound to 127.0.0.1
         (admin_scope(host=""), False),
     ],
 )
 def test_without_an_admin_key_only_this_machine_may_call_admin(scope: dict[str, Any], allowed: bool) -> None:
-    open_guard, keyed = Guard(SecuritySettings()), Guard(SecuritySettings(api_keys=API_KEYS))
+    open_guard, keyed = (Guard(SecuritySettings(api_keys=keys, made_admin_keys=ADMIN_KEYS)) for keys in ((), API_KEYS))
     refused = open_guard.refusal(scope)
     assert (refused is None) == allowed
     if refused is not None:
         assert (refused.status_code, json.loads(refused.body)["error"]["code"]) == (403, "admin_key_needed")
-    assert keyed.refusal(scope) is not None, "where there are API keys, this machine needs one too"
-    with_key = scope | {"headers": [*scope["headers"], (b"authorization", b"Bearer " + API.encode())]}
-    assert (keyed.refusal(with_key) is None) == allowed
+    assert open_guard.refusal(with_key(scope, ADMIN)) is None, "with the key from anywhere"
+    assert reason_of(keyed.refusal(scope)) == "no_admin_key", "where there are API keys, this machine needs an admin key"
+    assert reason_of(keyed.refusal(with_key(scope, API))) == "not_admin", "and no API key opens it"
+    assert keyed.refusal(with_key(scope, ADMIN)) is None
+
+
+@pytest.mark.parametrize("path", ["/admin/drain", "/admin/calibrate"])
+@pytest.mark.parametrize("api_keys", [(), API_KEYS])
+def test_trap_draining_and_calibrating_need_the_admin_key_always(path: str, api_keys: tuple[Key, ...]) -> None:
+    """An address proves nothing: behind a proxy on this machine every caller has this machine's."""
+    guard, scope = Guard(SecuritySettings(api_keys=api_keys, made_admin_keys=ADMIN_KEYS)), admin_scope(path=path)
+    assert reason_of(guard.refusal(scope)) == "no_admin_key"
+    assert reason_of(guard.refusal(with_key(scope, "wrong"))) == "wrong_key"
+    assert guard.refusal(with_key(scope, ADMIN)) is None
+    assert reason_of(Guard(SecuritySettings()).refusal(scope)) == "no_admin_key", "closed where there is no key at all"
+
+
+@pytest.mark.parametrize(
+    ("host", "given", "keyless"),
+    [
+        ("127.0.0.1", {}, True),
+        ("localhost", {}, True),
+        ("127.0.0.1", {"api_key": [API]}, False),
+        ("127.0.0.1", {"admin_key": [ADMIN]}, False),
+        ("0.0.0.0", {"allow_unauthenticated": True}, False),
+        ("0.0.0.0", {"api_key": [API]}, False),
+    ],
+)
+def test_this_machine_needs_no_key_only_where_no_other_reaches_the_gateway_and_none_was_given(
+    host: str, given: dict[str, Any], keyless: bool
+) -> None:
+    nothing: dict[str, Any] = dict.fromkeys(
+        ("api_key_file", "admin_key_file", "max_prompt_tokens", "allowed_origins", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs")
+    )
+    rest = {"api_key": (), "admin_key": (), "allow_unauthenticated": False, "metrics_need_key": False, "max_body_bytes": 2048}
+    found = read_security(host, **(nothing | rest | given))
+    assert (Guard(found).refusal(admin_scope()) is None) == keyless
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+@pytest.mark.parametrize("path", ["/admin/advice", "/admin/policy", "/admin/drain", "/admin/nowhere"])
+def test_trap_no_page_of_another_origin_calls_admin_with_or_without_a_key(site: str, path: str) -> None:
+    """An <img> of any page sent GET /admin/advice, and each held the live prediction for seconds."""
+    for api_keys in ((), API_KEYS):
+        guard = Guard(SecuritySettings(api_keys=api_keys, made_admin_keys=ADMIN_KEYS, allowed_origins=("https://chat.example",)))
+        scope = admin_scope(path=path, sec_fetch_site=site, origin="https://chat.example")
+        for asked in (scope, with_key(scope, ADMIN)):
+            assert reason_of(guard.refusal(asked)) == "other_page"
+
+
+def test_trap_allowed_origins_open_chat_and_not_admin() -> None:
+    async def main() -> None:
+        page = {"origin": "https://chat.example"}
+        async with secured(allowed_origins=("https://chat.example", "*"), made_admin_keys=ADMIN_KEYS) as (app, gateway):
+            asks = page | {"access-control-request-method": "PUT", "access-control-request-headers": "authorization"}
+            for method, body, headers in (("OPTIONS", None, asks), ("PUT", {"policy": "single"}, page), ("GET", None, page)):
+                answer = await call(app, method, "/admin/policy", body, headers)
+                assert answer.status in (403, 405), method
+                assert "access-control-allow-origin" not in answer.headers
+            assert gateway.batcher.policy_text != "single"
+            served = await call(app, "POST", "/v1/completions", completion(), page | {"content-type": "application/json"})
+            assert (served.status, "access-control-allow-origin" in served.headers) == (200, True)
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/openai/v1/completions", "/tokenize"])
+@pytest.mark.parametrize(
+    ("headers", "taken"),
+    [
+        ({"content-type": "application/json"}, True),
+        ({"content-type": "Application/JSON; charset=utf-8", "origin": "http://localhost:8080"}, True),
+        ({"content-type": "application/x-www-form-urlencoded"}, True),  # `curl -d`
+        ({}, True),
+        ({"content-type": "text/plain"}, False),  # a form of any page
+        ({"content-type": "multipart/form-data; boundary=x"}, False),
+        ({"content-type": "application/x-www-form-urlencoded", "origin": "https://elsewhere.example"}, False),
+        ({"origin": "null"}, False),  # fetch with a Blob
+        ({"sec-fetch-site": "cross-site"}, False),
+    ],
+)
+def test_trap_without_keys_a_page_cannot_send_work_without_asking(path: str, headers: dict[str, str], taken: bool) -> None:
+    """A browser sends text/plain, forms and nameless bodies of any page at once; for JSON it asks first, and is told no."""
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    scope = {"path": path, "method": "POST", "headers": raw}
+    refused = Guard(SecuritySettings()).refusal(scope)
+    assert (refused is None) == taken
+    if refused is not None:
+        error = json.loads(refused.body)["error"]
+        assert (refused.status_code, error["code"]) == (400, "unsupported_media_type")
+        assert "expected that content type" in error["message"]
+    assert Guard(SecuritySettings(api_keys=API_KEYS)).refusal(with_key(scope, API)) is None, "a page has no key"
 
 
 @pytest.mark.parametrize(
@@ -290,6 +393,18 @@ def test_a_door_to_other_machines_needs_a_key_or_a_word(host: str, loopback: boo
         return
     with pytest.raises(SpecError, match=r"got --host .* without an API key; expected .*--api-key.*--allow-unauthenticated"):
         check_exposure(host, SecuritySettings(admin_keys=ADMIN_KEYS))
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o600])
+def test_key_files_that_others_can_read_are_warned_of(mode: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"{API}\n")
+    file.chmod(mode)
+    settings = SecuritySettings(api_keys=API_KEYS, key_files=(file, tmp_path / "gone"))
+    with caplog.at_level(logging.WARNING):
+        warn_of("127.0.0.1", settings)
+    assert (f"chmod 600 {file}" in caplog.text) == bool(mode & 0o004)
+    assert API not in caplog.text
 
 
 # CORS
@@ -319,7 +434,8 @@ def test_cors_is_off_unless_pages_are_named() -> None:
 def test_a_client_behind_the_cors_layer_can_still_leave() -> None:
     async def main() -> None:
         async with secured(allowed_origins=("*",)) as (app, gateway):
-            leaving = Call(app, "POST", "/v1/completions", completion(max_tokens=500, stream=True), {"origin": "https://chat.example"})
+            page = {"origin": "https://chat.example", "content-type": "application/json"}
+            leaving = Call(app, "POST", "/v1/completions", completion(max_tokens=500, stream=True), page)
             await asyncio.sleep(0.01)
             leaving.leave()
             await leaving.task

@@ -389,6 +389,42 @@ def test_badly_shaped_messages_are_the_clients_fault(house: House, messages: lis
         house.run(house.engine.encode_chat(messages, {}))
 
 
+@pytest.mark.parametrize(
+    ("messages", "arguments"),
+    [
+        ([{"role": "user", "content": "x"}], {"self": 1}),
+        ([{"role": "user", "content": "x"}], {"conversation": []}),
+        ([{"role": "assistant", "content": "x", "tool_calls": 5}], {}),
+        ([{"role": "user", "content": "x"}], {"tools": 5}),
+        ([{"content": "no role"}], {}),
+    ],
+)
+def test_a_fault_in_the_middle_of_the_template_tells_no_internals(house: House, messages: list[Any], arguments: dict[str, Any]) -> None:
+    with pytest.raises(InvalidPromptError) as refused:
+        house.run(house.engine.encode_chat(messages, arguments))
+    assert "chat template cannot render these messages" in str(refused.value)
+    with pytest.raises(InvalidPromptError, match="tool_calls entries must be objects"):  # vLLM's own words are for people
+        house.run(house.engine.encode_chat([{"role": "assistant", "content": "x", "tool_calls": [5]}], {}))
+
+
+def test_what_the_template_itself_says_reaches_the_client() -> None:
+    from jinja2 import TemplateError, UndefinedError
+
+    from server.engines.vllm_core import speaker
+
+    def wrapped(cause: Exception) -> Exception:
+        error = ValueError("wrapped")
+        error.__cause__ = cause
+        return error
+
+    own = TemplateError("expected user and assistant in turn")
+    assert speaker(wrapped(own)) is own
+    for internal in (TypeError("got multiple values for 'self'"), UndefinedError("'int' has no attribute 'x'"), KeyError("x")):
+        assert speaker(wrapped(internal)) is speaker(internal) is None
+    plain = ValueError("This model's maximum context length is 5")
+    assert speaker(plain) is plain
+
+
 def test_a_text_longer_than_the_context_is_the_clients_fault(house: House) -> None:
     with pytest.raises(PromptTooLongError):
         house.run(house.engine.encode("word " * 4000))
