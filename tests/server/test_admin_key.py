@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -20,9 +21,12 @@ import pytest
 from loadgen.gateway_process import GatewayClient, GatewayError, free_port
 from loadgen.keys import Keys
 from queueing.local_key import key_file, key_for_admin, local_admin_key
+from server.reloading import differences, in_force
 from server.security.admin_key import with_admin_key
+from server.security.guard import Guard
 from server.security.keys import holder, read_keys
 from server.security.settings import SecuritySettings
+from server.settings import Settings
 from tests.server.processes import gateway
 from tests.serving import started
 from tests.support import missing
@@ -118,6 +122,21 @@ def test_a_key_that_is_named_wins_over_the_file_and_the_file_over_an_api_key(hom
         assert key_for_admin(URL, ADMIN, API) == ADMIN
         assert key_for_admin(URL, None, API) == local_admin_key(URL)
     assert key_for_admin(URL, None, API) == API
+
+
+def test_the_key_of_the_run_survives_a_reload_and_keys_that_come_with_it_close_admin() -> None:
+    """SIGHUP: what was made for the run is in no configuration; an API key that is added ends what this machine may do without one."""
+    made, api = read_keys("--admin-key", [ADMIN], None), read_keys("--api-key", [API], None)
+    before = Settings(model="m", served_model_name="m", security=SecuritySettings(made_admin_keys=made))
+    after = Settings(model="m", served_model_name="m", security=SecuritySettings(api_keys=api))
+    now = in_force(before, after)
+    assert differences(now, after) == [], "nothing that an operator changed is left out"
+    head: dict[str, Any] = {"path": "/admin/policy", "method": "PUT", "client": ("127.0.0.1", 5), "http_version": "1.1"}
+    bare = [(b"host", b"127.0.0.1:8080")]
+    for security, open_to_this_machine in ((before.security, True), (now.security, False)):
+        guard = Guard(security)
+        assert (guard.refusal(head | {"headers": bare}) is None) == open_to_this_machine
+        assert guard.refusal(head | {"headers": [*bare, (b"authorization", b"Bearer " + ADMIN.encode())]}) is None
 
 
 def test_commands_of_the_user_come_in_and_others_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
