@@ -154,7 +154,7 @@ class Reader:
         }
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """What it says, in one line."""
     said = str(error)
     if callable(details := getattr(error, "errors", None)):  # pydantic's first line only counts them
