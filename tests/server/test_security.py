@@ -317,10 +317,8 @@ def test_trap_draining_and_calibrating_need_the_admin_key_always(path: str, api_
 def test_this_machine_needs_no_key_only_where_no_other_reaches_the_gateway_and_none_was_given(
     host: str, given: dict[str, Any], keyless: bool
 ) -> None:
-    nothing: dict[str, Any] = dict.fromkeys(
-        ("api_key_file", "admin_key_file", "max_prompt_tokens", "max_connections_per_address", "allowed_origins")
-        + ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs")
-    )
+    names = ("api_key_file", "admin_key_file", "max_prompt_tokens", "max_connections_per_address", "allowed_origins")
+    nothing: dict[str, Any] = dict.fromkeys([*names, "ssl_keyfile", "ssl_certfile", "ssl_ca_certs"])
     rest = {"api_key": (), "admin_key": (), "allow_unauthenticated": False, "metrics_need_key": False, "max_body_bytes": 2048}
     rest |= {"max_form_bytes": 2048, "max_form_compile_time": 5.0}
     found = read_security(host, **(nothing | rest | given))
