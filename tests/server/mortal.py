@@ -18,7 +18,7 @@ from server.engines.emulated import VOCABULARY, EmulatedEngine
 from server.gateway import Gateway
 from server.settings import Settings
 from server.supervision.settings import SupervisionSettings
-from tests.server.asgi import LAW
+from tests.server.asgi import FOR_THE_RUN, LAW
 from tests.server.harness import Collector
 
 
@@ -109,7 +109,7 @@ async def faulty(
     """A gateway on a mortal engine, started, and the records it writes."""
     defaults = {"model": "tiny", "served_model_name": "tiny", "policy": policy, "prediction_interval": 0, "allow_forced_lengths": True}
     engine = engine or MortalEngine(parse_law(LAW))
-    settings = {"supervision": SupervisionSettings(stuck_timeout=0)} | settings
+    settings = {"supervision": SupervisionSettings(stuck_timeout=0), "security": FOR_THE_RUN} | settings
     gateway = Gateway(Settings(**(defaults | settings)), engine, law or parse_law(LAW))
     ready = asyncio.Event()
     app = create_app(gateway, on_ready=lambda _: ready.set())

@@ -22,7 +22,7 @@ from server.engines.vllm_engine import VllmEngine, prepare
 from server.gateway import Gateway
 from server.settings import Settings
 from server.supervision.settings import SupervisionSettings
-from tests.server.asgi import Call, call, completion
+from tests.server.asgi import FOR_THE_RUN, Call, call, completion
 from tests.server.counts import tell
 from tests.server.harness import Collector
 
@@ -55,7 +55,7 @@ class Poisoned(VllmEngine):
 @asynccontextmanager
 async def real(**settings: Any) -> AsyncIterator[tuple[FastAPI, Gateway, Poisoned, list[Record]]]:
     """A gateway of eight at once on the real engine, started, and the records it writes."""
-    defaults = {"policy": "continuous:max_batch_size=8", "prediction_interval": 0, "allow_forced_lengths": True}
+    defaults = {"policy": "continuous:max_batch_size=8", "prediction_interval": 0, "allow_forced_lengths": True, "security": FOR_THE_RUN}
     engine = Poisoned(str(make_tiny()))
     gateway = Gateway(Settings(model="tiny", served_model_name="tiny", **(defaults | settings)), engine)
     ready = asyncio.Event()
