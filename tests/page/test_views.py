@@ -157,16 +157,18 @@ def test_what_was_refused_is_shown_by_reason_and_only_those_that_occurred(site: 
 # the colour and the dash of every curve that is drawn, and of every swatch of a legend; `paint` draws anew
 CURVES = """{
   window.curves = new Set();
+  const on = (pixels) => (pixels ? Math.round(pixels) : "solid");  // length of a stroke of the dashes
   const real = CanvasRenderingContext2D.prototype.stroke;
   CanvasRenderingContext2D.prototype.stroke = function (...path) {
-    if (path.length && this.canvas.closest("#lost")) curves.add(`${this.strokeStyle} ${this.getLineDash().length > 0}`);
+    if (path.length && this.canvas.closest("#lost")) curves.add(`${this.strokeStyle} ${on(this.getLineDash()[0] / devicePixelRatio)}`);
     return real.apply(this, path);
   };
   const hex = (rgb) => "#" + rgb.match(/\\d+/g).slice(0, 3).map((each) => Number(each).toString(16).padStart(2, "0")).join("");
   window.swatches = () => [...document.querySelectorAll("#lost .legend > span:not([hidden]) .swatch")].map((each) => {
     const { backgroundImage, backgroundColor } = getComputedStyle(each);
     const dashed = backgroundImage !== "none";
-    return `${hex(dashed ? backgroundImage.match(/rgb\\([^)]*\\)/)[0] : backgroundColor)} ${dashed}`;
+    const colour = dashed ? backgroundImage.match(/rgb\\([^)]*\\)/)[0] : backgroundColor;
+    return `${hex(colour)} ${on(dashed && parseFloat(backgroundImage.match(/[\\d.]+px/g)[1]))}`;
   });
 }"""
 
@@ -182,13 +184,13 @@ def test_a_swatch_looks_like_its_line(site: Site, theme: str) -> None:
 
     async def main() -> None:
         async with staged(site.browser, site.gateway.url, losing) as page:
-            await page.until("document.querySelectorAll('#lost .legend > span:not([hidden])').length === 13")
+            await page.until("document.querySelectorAll('#lost .legend > span:not([hidden])').length === 17")
             await page.ask(CURVES)
             switch = f"document.documentElement.dataset.theme = '{theme}'; curves.clear()"
             await page.ask(f"{switch}; dispatchEvent(new Event('themechange')); 1")
-            await page.until("curves.size >= 13")
+            await page.until("curves.size >= 17")
             swatches = await page.ask("swatches()")
-            assert len(set(swatches)) == 13
+            assert len(set(swatches)) == 17
             assert sorted(swatches) == sorted(await page.ask("[...curves]"))
 
     site.runner.run(main())

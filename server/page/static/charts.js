@@ -206,7 +206,7 @@ const unzoom = () => dispatchEvent(new CustomEvent("zoom", { detail: null }));
 
 function key(series, value) {
   const predicted = series.side === "predicted";
-  const swatch = h("i", { class: `swatch${predicted ? " accent" : ""}${series.dash ? " dashed" : ""}`, "aria-hidden": "true" });
+  const swatch = h("i", { class: `swatch${predicted ? " accent" : ""}${series.dash ? (series.dash[0] > 1 ? " dashed" : " dotted") : ""}`, "aria-hidden": "true" });
   if (series.hue) swatch.classList.add(`hue-${series.hue}`);
   return h("span", { class: predicted ? "predicted" : "observed" }, swatch, series.label, value);
 }
