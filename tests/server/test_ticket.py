@@ -257,8 +257,10 @@ def test_a_seeded_answer_that_is_not_reproduced_fails(how: str) -> None:
 def test_a_request_that_saw_more_engines_die_than_allowed_is_given_up(most: int) -> None:
     def act(served: Served) -> None:
         ticket, _, _ = served
-        for _ in range(most):
+        for death in range(most):
+            ticket.deaths = (*ticket.deaths, death)
             assert ticket.interrupted(most) is None
+        ticket.deaths = (*ticket.deaths, most)
         assert f"{most + 1} engines" in (ticket.interrupted(most) or "")
 
     serving(act)

@@ -113,7 +113,7 @@ LARGE: list[tuple[str, dict[str, Any], str]] = [
     ("completions", {"stop_token_ids": [1] * 1025}, "stop_token_ids"),
     ("completions", {"logit_bias": {str(token): 1 for token in range(4097)}}, "logit_bias"),
     ("chat/completions", {"messages": CHAT["messages"] * 4097}, "messages"),
-    ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 1025}]}, "messages.0.content"),
+    ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 1025}]}, "messages[0].content"),
     ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 1000}] * 9}, "messages"),
 ]
 
