@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterable
 from multiprocessing import forkserver
 from pathlib import Path
+from typing import Any
 
 from .executor_names import ERROR_FILE, GATEWAY_PID
 from .vllm_options import on_cpu
@@ -51,7 +52,16 @@ def prepare(model: str = "") -> None:
         os.environ.setdefault(name, value)
     warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")  # as in _QUIET, for this process
     mp.set_forkserver_preload(_PRELOAD + (["vllm.v1.worker.cpu_worker"] if on_cpu() else []))
+    _end_earlier_fork_server()
     forkserver.ensure_running()
+
+
+def _end_earlier_fork_server() -> None:
+    """One that runs already was started without this environment."""
+    running: Any = vars(forkserver)["_forkserver"]  # nothing public ends it
+    if running._forkserver_pid is not None:
+        kill_fork_server()
+        running._stop()
 
 
 def _remove_notes(folder: str, owner: int) -> None:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -193,3 +194,21 @@ def test_a_tree_of_processes_is_killed_though_it_is_stopped() -> None:
             child.wait(10)
     assert asyncio.run(gone([child.pid, *below], 5)) == []
     assert not alive(below[0])
+
+
+def test_a_fork_server_of_before_gets_the_environment_of_the_engine(tmp_path: Path) -> None:
+    """It would not know the file to which an engine writes why it cannot start."""
+    seen = tmp_path / "seen"
+    script = f"""
+import multiprocessing as mp, os
+from multiprocessing import forkserver
+forkserver.ensure_running()
+from server.engines import vllm_process
+vllm_process._PRELOAD, vllm_process.on_cpu = [], lambda: False
+vllm_process.prepare()
+process = mp.get_context("forkserver").Process(target=os.system, args=("echo $KENDALL_ENGINE_ERROR_FILE > {seen}",))
+process.start()
+process.join(20)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    assert seen.read_text().strip().endswith("engine-error")

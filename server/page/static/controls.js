@@ -65,7 +65,7 @@ export class Controls {
   }
 
   reveal(control) {
-    byId("controls").scrollIntoView({ behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth", block: "start" });
+    byId("controls").scrollIntoView({ block: "start" }); // at once: a smooth scroll is dropped where the page grows meanwhile
     control.focus({ preventScroll: true });
   }
 
