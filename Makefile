@@ -6,7 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 CACHES := .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 PURE := tests/policies tests/queueing
-BESIDE := tests/loadgen tests/bench tests/grafana tests/kendall
+BESIDE := tests/loadgen tests/bench tests/grafana tests/kendall tests/server
 OPERATOR_RULES := docker/k8s/components/prometheus-operator/prometheusrule.yaml
 
 help: ## this list
@@ -24,7 +24,7 @@ setup-system: ## Prometheus, Chromium and nginx from Debian's packages, for the 
 demo: setup ## the gateway under load, observed beside predicted; ARGS="..."
 	@$(BIN)/kendall demo $(ARGS)
 
-test: setup-dev ## the quick tests, the same examples every time; those without an engine of their own two at a time; ARGS="..."
+test: setup-dev ## the quick tests, the same examples every time; most of them two at a time; ARGS="..."
 	@$(BIN)/pytest -q -m "not slow" --timeout 300 -n 2 $(PURE) $(ARGS)
 	@$(BIN)/pytest -q -m "not slow" --timeout 300 -n 2 --dist loadfile $(BESIDE) $(ARGS)
 	@$(BIN)/pytest -q -m "not slow" --timeout 300 $(addprefix --ignore=,$(PURE) $(BESIDE)) $(ARGS)
