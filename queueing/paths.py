@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,19 +36,29 @@ class FileToWrite:
         return "path"
 
 
-def check_writable(path: Path) -> None:
-    """Raises SpecError where the file could not be written: an existing one is opened, for a new one the nearest folder is tried."""
+def check_writable(path: Path, option: str = "", written: Path | None = None) -> None:
+    """Leaves no file behind. Raises SpecError where the file could not be written.
+
+    An existing one is opened; for a new one the nearest folder is tried. `option`: what named the path, for the message;
+    `written`: the file that is written first and then takes the path's place.
+    """
+    probe = written or path
     try:
-        if path.exists():
-            if path.is_file():
-                path.open("ab").close()
-            return
-        folder = next(each for each in path.absolute().parents if each.exists())
-        with TemporaryFile(dir=folder):
-            pass
+        if probe.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if probe.is_file():
+            probe.open("ab").close()
+        elif not probe.exists():  # neither a device nor a pipe, whose reader may come later
+            _check_folder(probe.parent)
     except OSError as error:
-        told = f"got {path}, which cannot be written: {error.strerror}; expected a file in a folder that can be written to"
-        raise SpecError(told) from None
+        told = f"{option} {path}".lstrip()
+        raise SpecError(f"got {told}; expected a file that can be written ({error.strerror})") from None
+
+
+def _check_folder(folder: Path) -> None:
+    there = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    with TemporaryFile(dir=there):
+        pass
 
 
 def file_or_folder(value: str | Path) -> Path:
@@ -61,7 +72,11 @@ def is_folder(value: str | Path) -> bool:
 
 
 def folder_to_write(value: str | Path) -> Path:
-    """The type of an option that takes a folder. Raises SpecError for a file."""
+    """The type of an option that takes a folder. Raises SpecError for a file, or where nothing can be written."""
     if Path(value).is_file():
         raise SpecError(f"got the file {value}; expected a folder, which is made if it does not exist")
+    try:
+        _check_folder(Path(value))
+    except OSError as error:
+        raise SpecError(f"got the folder {value}; expected one that can be written to ({error.strerror})") from None
     return Path(value)

@@ -182,7 +182,7 @@ class Batcher:
         self._ask()
 
     def reopen(self) -> None:
-        """More will arrive after all: who waits for the end is told that it does not come."""
+        """Cancel the wait for the last request: new ones are admitted again."""
         self.closing = False
         self._settled.set()
         self._ask()

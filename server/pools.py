@@ -19,32 +19,33 @@ POOL_END = 5.0  # seconds that the end of a pool whose processes were killed may
 _T = TypeVar("_T")
 
 
-async def in_a_thread(function: Callable[[], _T], longest: float) -> _T:
+async def in_a_thread(work: Callable[[], _T], longest: float, name: str = "in-a-thread") -> _T:
     """What it returns or raises. Raises TimeoutError after `longest` seconds; the thread is then left to itself."""
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[_T] = loop.create_future()
+    async with asyncio.timeout(longest):
+        return await asyncio.shield(in_daemon(work, name))
 
-    def tell(value: _T | None, error: BaseException | None) -> None:
-        if result.done():
-            return
-        if error is None:
-            result.set_result(value)  # type: ignore[arg-type]
-        else:
-            result.set_exception(error)
+
+def in_daemon(work: Callable[[], _T], name: str) -> asyncio.Future[_T]:
+    """What `work()` will have returned or raised, in a daemon thread: unlike one of asyncio's pool it holds up no exit."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[_T] = loop.create_future()
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())  # one that nobody waits for any more is not logged
+
+    def settle(call: Callable[[], None]) -> None:
+        if not future.done():
+            call()
 
     def run() -> None:
-        value: _T | None = None
-        failure: BaseException | None = None
+        told: Callable[[], None]
         try:
-            value = function()
-        except BaseException as error:  # noqa: BLE001 - raised again where it is awaited
-            failure = error
+            told = partial(future.set_result, work())
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is awaited
+            told = partial(future.set_exception, error)
         with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(tell, value, failure)
+            loop.call_soon_threadsafe(settle, told)
 
-    threading.Thread(target=run, name="in-a-thread", daemon=True).start()
-    async with asyncio.timeout(longest):
-        return await result
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
 
 
 async def end_at_once(pool: Executor) -> None:

@@ -7,7 +7,6 @@ goes on, in whole lines, once there is room.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import stat
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from policies.text import SpecError, counted
+from policies.text import counted
 from queueing.record import Header, Record, to_line
 from server.batch import Batch
 from server.ticket import Ticket
@@ -223,25 +222,6 @@ def _is_only_a_header(path: Path) -> bool:
     except msgspec.MsgspecError:
         return False
     return len(lines) == 1
-
-
-def check_writable(flag: str, path: Path, written: Path | None = None) -> None:
-    """Before an engine is started; leaves no file behind. `written`: the file that is written first and takes the path's place.
-
-    Raises SpecError.
-    """
-    probe = written or path
-    try:
-        probe.parent.mkdir(parents=True, exist_ok=True)
-        there = probe.exists()
-        os.close(os.open(probe, _MODE, 0o666))
-        if not there:
-            probe.unlink()
-    except OSError as error:
-        if error.errno != errno.ENXIO:  # a pipe whose reader comes later
-            number = errno.ENOTDIR if isinstance(error, FileExistsError) else error.errno  # of a folder that is a file
-            reason = os.strerror(number) if number else str(error)
-            raise SpecError(f"got {flag} {path}; expected a file that can be written ({reason})") from None
 
 
 def _were(count: int) -> str:

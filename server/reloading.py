@@ -1,4 +1,4 @@
-"""SIGHUP: keys, the certificate, the bounds of the queue and the log level are read again; the gateway goes on in every case."""
+"""SIGHUP: keys, the certificate, the bounds of the queue and the log level are read again. What cannot be read changes nothing."""
 
 from __future__ import annotations
 

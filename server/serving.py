@@ -22,6 +22,7 @@ from fastapi import FastAPI
 from policies import SpecError
 from queueing.errors import CommandError
 from queueing.latency import LatencyModel
+from queueing.paths import check_writable
 from queueing.profile import load_law
 from server.app import create_app
 from server.engines.base import Engine, EngineStartError
@@ -31,7 +32,6 @@ from server.leaving import ExitBound, say_close, wind_down
 from server.live.state_file import before_its_place
 from server.overload.descriptors import Room, raise_descriptor_limit
 from server.receiving import protocol_with, stamps_arrivals
-from server.recorder import check_writable
 from server.reloading import Reloader, hangups, ignore_hangups
 from server.security.admin_key import with_admin_key
 from server.security.exposure import uvicorn_tls, warn_of
@@ -185,9 +185,9 @@ def serve(
     With `read_again`, SIGHUP never ends the process: it takes up what that returns.
     """
     if settings.record_file is not None:
-        check_writable("--record-file", settings.record_file)
+        check_writable(settings.record_file, "--record-file")
     if settings.state_file is not None:
-        check_writable("--state-file", settings.state_file, before_its_place(settings.state_file))
+        check_writable(settings.state_file, "--state-file", before_its_place(settings.state_file))
     if read_again is not None:
         ignore_hangups()  # until there is something to reload
     return _run(settings, _Hooks(on_ready, on_signal, read_again))

@@ -25,8 +25,8 @@ from queueing.estimation.batch_times import SLOT_ERROR, BatchTimes
 from queueing.estimation.change import FEW_CHANGES, Change, changes
 from queueing.estimation.interval import NORMAL, Estimate, symmetric
 from queueing.estimation.lengths import Lengths, lengths, weigh
-from queueing.estimation.same_lengths import lengths_from
-from queueing.estimation.snapshot import CENSORED, WITHOUT_LENGTH, Snapshot
+from queueing.estimation.same_lengths import lengths_from, outputs, prompts
+from queueing.estimation.snapshot import Snapshot
 from queueing.estimation.speed_process import Stalls, residual_cv, speed
 from queueing.estimation.speeds import Speeds
 from queueing.estimation.wander import Wander
@@ -151,24 +151,22 @@ def estimate(
 def output_lengths(seen: Snapshot, half_life: float = math.inf) -> Lengths:
     """Of every request dispatched in the window: ended, clipped, left, or still in service with some tokens.
 
-    One cut after n tokens says N >= n + 1, as one in service does: an answer that ends with its n-th token is not cut.
+    One in service that has n tokens says N >= n + 1; an answer that ends with its n-th token is not cut.
     """
-    ending, dispatched_at = seen.column("ending"), seen.column("dispatched_at")
-    kept = (ending < WITHOUT_LENGTH) & (dispatched_at >= seen.carried_from)
+    met = outputs(seen, seen.column("dispatched_at") >= seen.carried_from, half_life)
     going = [(at, tokens + 1, True) for at, tokens in seen.in_service if at >= seen.carried_from]
     going += [(at, tokens, False) for at, tokens in seen.ended if at >= seen.carried_from]
-    cut = ending[kept] == CENSORED
-    counts = np.concatenate([seen.column("output_tokens")[kept] + cut, [tokens for _, tokens, _ in going]]).astype(np.int64)
-    censored = np.concatenate([cut, np.array([is_open for *_, is_open in going], dtype=bool)])
-    ages = seen.now - np.concatenate([dispatched_at[kept], [at for at, _, _ in going]])
-    return Lengths(counts, censored, weigh(ages, half_life))
+    at, tokens, is_open = (np.array([each[k] for each in going]) for k in range(3))
+    return Lengths(
+        np.concatenate([met.counts, tokens]).astype(np.int64),
+        np.concatenate([met.censored, is_open]).astype(bool),
+        np.concatenate([met.weights, weigh(seen.now - at, half_life)]),
+    )
 
 
 def prompt_lengths(seen: Snapshot, half_life: float = math.inf) -> Lengths:
-    """Of every request dispatched in the window; nothing censors a prompt."""
-    kept = (seen.column("prompt_tokens") >= 1) & (seen.column("dispatched_at") >= seen.carried_from)
-    counts = seen.column("prompt_tokens")[kept].astype(np.int64)
-    return Lengths(counts, np.zeros(counts.size, dtype=bool), weigh(seen.now - seen.column("dispatched_at")[kept], half_life))
+    """Of every request dispatched in the window."""
+    return prompts(seen, seen.column("dispatched_at") >= seen.carried_from, half_life)
 
 
 def _speed(times: BatchTimes, slow: Wander, *, continuous: bool) -> Estimate:

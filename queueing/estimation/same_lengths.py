@@ -17,7 +17,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from queueing.estimation.lengths import Lengths
+from queueing.estimation.lengths import Lengths, weigh
 from queueing.estimation.snapshot import CENSORED, WITHOUT_LENGTH, Snapshot
 
 CHANCE = 1.95
@@ -40,19 +40,21 @@ def lengths_from(seen: Snapshot) -> float:
     return seen.carried_from
 
 
-def outputs(seen: Snapshot, kept: Mask) -> Lengths:
-    """Of the answers that met their end. One cut after n tokens says N >= n + 1."""
+def outputs(seen: Snapshot, kept: Mask, half_life: float = math.inf) -> Lengths:
+    """Of the answers that met their end; `half_life` (s) lets older ones count less. One cut after n tokens says N >= n + 1."""
     ending = seen.column("ending")
     kept = kept & (ending < WITHOUT_LENGTH)
     cut = ending[kept] == CENSORED
-    return Lengths((seen.column("output_tokens")[kept] + cut).astype(np.int64), cut, np.ones(cut.size))
+    ages = seen.now - seen.column("dispatched_at")[kept]
+    return Lengths((seen.column("output_tokens")[kept] + cut).astype(np.int64), cut, weigh(ages, half_life))
 
 
-def prompts(seen: Snapshot, kept: Mask) -> Lengths:
+def prompts(seen: Snapshot, kept: Mask, half_life: float = math.inf) -> Lengths:
     """Nothing censors a prompt."""
     kept = kept & (seen.column("prompt_tokens") >= 1)
     counts = seen.column("prompt_tokens")[kept].astype(np.int64)
-    return Lengths(counts, np.zeros(counts.size, dtype=bool), np.ones(counts.size))
+    ages = seen.now - seen.column("dispatched_at")[kept]
+    return Lengths(counts, np.zeros(counts.size, dtype=bool), weigh(ages, half_life))
 
 
 def differ(one: Lengths, other: Lengths) -> bool:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import multiprocessing as mp
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
+
+from server.pools import in_daemon
 
 from .vllm_process import kill_fork_server, kill_tree
 
@@ -24,9 +25,9 @@ log = logging.getLogger("kendall.engine")
 AGAIN = 0.1  # seconds between looks for a process that was forked only now
 ENGINE_ENDS = 3.0  # seconds in which the thread ends once the engine's process is killed; it takes 0.1
 FORK_SERVER_ENDS = 2.0  # once the fork server is, which may hang as well, or still import vLLM
+RETURNS = 0.2  # seconds in which a thread that has told its result returns
 GIVEN_UP = "the start was given up"
 BOOTS, STOPS = "vllm-boot", "vllm-stop"  # names of threads
-_T = TypeVar("_T")
 
 
 class Forks:
@@ -93,32 +94,7 @@ class Boot:
 
 def left_behind() -> bool:
     """Whether one of these threads still runs: an interpreter that tidies up around it may abort."""
-    return any(thread.name in {BOOTS, STOPS} for thread in threading.enumerate())
-
-
-async def in_thread(work: Callable[[], _T], limit: float) -> _T:
-    """`work()`, which ends something, in a daemon thread. Raises TimeoutError after `limit` seconds; the thread is left alone then."""
-    return await asyncio.wait_for(asyncio.shield(in_daemon(work, STOPS)), limit)
-
-
-def in_daemon(work: Callable[[], _T], name: str) -> asyncio.Future[_T]:
-    """What `work()` will have returned or raised, in a daemon thread: unlike one of asyncio's pool it holds up no exit."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[_T] = loop.create_future()
-    future.add_done_callback(lambda done: done.cancelled() or done.exception())  # one that nobody waits for any more is not logged
-
-    def settle(call: Callable[[], None]) -> None:
-        if not future.done():
-            call()
-
-    def run() -> None:
-        told: Callable[[], None]
-        try:
-            told = functools.partial(future.set_result, work())
-        except BaseException as error:  # noqa: BLE001 - it is raised where it is awaited
-            told = functools.partial(future.set_exception, error)
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(settle, told)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return future
+    ours = [thread for thread in threading.enumerate() if thread.name in {BOOTS, STOPS}]
+    for thread in ours:
+        thread.join(RETURNS)
+    return any(thread.is_alive() for thread in ours)

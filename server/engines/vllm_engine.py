@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from server.garbage import collect_everything
 from server.logs import route
+from server.pools import in_a_thread
 
 from .base import (
     Capabilities,
@@ -29,7 +30,7 @@ from .base import (
     TokenStream,
     Work,
 )
-from .vllm_boot import Boot, Forks, in_thread
+from .vllm_boot import STOPS, Boot, Forks
 from .vllm_forms import FormCompiler
 from .vllm_options import check_model, engine_arguments, on_cpu
 from .vllm_process import engine_error, parse_cpus, pin, prepare
@@ -319,7 +320,7 @@ async def _shut_down(core: Core) -> None:
 async def _in_time(work: Callable[[], None], otherwise: str) -> None:
     """In a thread. What is said otherwise is logged after STOP_TIMEOUT."""
     try:
-        await in_thread(work, STOP_TIMEOUT)
+        await in_a_thread(work, STOP_TIMEOUT, STOPS)
     except TimeoutError:
         log.error(otherwise)  # noqa: TRY400 - one line
 

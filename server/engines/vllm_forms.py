@@ -24,8 +24,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from server.pools import in_daemon
+
 from .base import BusyError, InvalidSamplingError, Sampling, Structured
-from .vllm_boot import in_daemon
 from .vllm_reader import first_line
 
 if TYPE_CHECKING:

@@ -52,16 +52,9 @@ def prepare(model: str = "") -> None:
         os.environ.setdefault(name, value)
     warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")  # as in _QUIET, for this process
     mp.set_forkserver_preload(_PRELOAD + (["vllm.v1.worker.cpu_worker"] if on_cpu() else []))
-    _end_earlier_fork_server()
+    kill_fork_server()  # one that runs already was started without this environment
+    _fork_server()._stop()
     forkserver.ensure_running()
-
-
-def _end_earlier_fork_server() -> None:
-    """One that runs already was started without this environment."""
-    running: Any = vars(forkserver)["_forkserver"]  # nothing public ends it
-    if running._forkserver_pid is not None:
-        kill_fork_server()
-        running._stop()
 
 
 def _remove_notes(folder: str, owner: int) -> None:
@@ -100,8 +93,12 @@ def kill_tree(pid: int) -> None:
 
 def kill_fork_server() -> None:
     """With all that it has forked; the next start begins another one, and takes some seconds more."""
-    if (pid := forkserver._forkserver._forkserver_pid) is not None:  # type: ignore[attr-defined]  # nothing public has it
+    if (pid := _fork_server()._forkserver_pid) is not None:
         kill_tree(pid)
+
+
+def _fork_server() -> Any:
+    return vars(forkserver)["_forkserver"]  # nothing public tells its process or ends it
 
 
 def descendants(pid: int) -> list[int]:

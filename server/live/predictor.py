@@ -114,7 +114,7 @@ class _Process:
             await asyncio.sleep(POLL)
 
     async def _read(self) -> None:
-        """Answers until the end; those of a question that nobody waits for any more are dropped."""
+        """Read answers until the pipe closes; drop an answer that nobody waits for."""
         try:
             while True:
                 size = int.from_bytes(await self._reader.readexactly(SIZE_BYTES), "big")

@@ -103,7 +103,7 @@ class Room:
                 del self._of_address[client[0]]
 
     def refusal(self, place: Place) -> bytes:
-        """What a connection without a place is told before it is closed."""
+        """The answer to a connection beyond the limit; the connection is then closed."""
         error = _error(place)
         body = json.dumps(error.body()).encode()
         headers = error.headers() | {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from policies.text import SpecError
-from queueing.paths import FileToWrite
+from queueing.paths import FileToWrite, folder_to_write
 
 
 def test_a_file_that_can_be_written_is_left_as_it_is(tmp_path: Path) -> None:
@@ -22,6 +22,17 @@ def test_a_file_that_can_be_written_is_left_as_it_is(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in ("/proc/x.json", tmp_path / "file" / "below.json"):
-        with pytest.raises(SpecError, match=r"which cannot be written: .*; expected a file in a folder that can be written to"):
+        with pytest.raises(SpecError, match=r"expected a file that can be written \(.*\)"):
             FileToWrite("law.json")(path)
     assert FileToWrite("law.json", tried=False)("/proc/x.json") == Path("/proc/x.json")
+
+
+def test_a_folder_where_nothing_can_be_written_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert folder_to_write(tmp_path / "not" / "yet") == tmp_path / "not" / "yet"
+    with pytest.raises(SpecError, match="got the file"):
+        folder_to_write(tmp_path / "file")
+    for path in ("/proc/x", tmp_path / "file" / "below"):
+        with pytest.raises(SpecError, match=r"got the folder .*; expected one that can be written to \(.*\)"):
+            folder_to_write(path)
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]

@@ -9,28 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.gateway_process import GatewayProcess, free_port
+from server.engines.vllm_process import descendants
 
 
 def gateway(folder: Path, *arguments: str) -> GatewayProcess:
     """`kendall serve`, not yet started; its log and records lie in `folder`."""
     records = ["--record-file", str(folder / "records.jsonl"), "--prediction-interval", "0", "--allow-forced-lengths"]
     return GatewayProcess([*records, *arguments], free_port(0), folder / "gateway.log")
-
-
-def descendants(pid: int) -> list[int]:
-    """Every process below this one, the nearest first."""
-    children: dict[int, list[int]] = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with contextlib.suppress(OSError):
-                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-                children.setdefault(parent, []).append(int(folder.name))
-    found, line = [], [pid]
-    while line:
-        below = children.get(line.pop(0), [])
-        found += below
-        line += below
-    return found
 
 
 def engine_process(pid: int) -> int:

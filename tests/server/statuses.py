@@ -183,13 +183,19 @@ async def _engine_lost(app: FastAPI, gateway: Gateway) -> Call:
     return await call(app, "POST", "/v1/completions", completion())
 
 
-async def _engine_lost_in_service(app: FastAPI, gateway: Gateway) -> Call:
-    made = Call(app, "POST", "/v1/completions", completion(max_tokens=500))
-    await asyncio.sleep(0.01)
-    assert gateway.engine.on_death is not None
-    gateway.engine.on_death("killed")
-    await made.task
-    return made
+def deaths_in_service(count: int) -> Ask:
+    """A call under which the engine dies so often."""
+
+    async def ask(app: FastAPI, gateway: Gateway) -> Call:
+        made = Call(app, "POST", "/v1/completions", completion(max_tokens=500))
+        for _ in range(count):
+            await asyncio.sleep(0.01)
+            assert gateway.engine.on_death is not None
+            gateway.engine.on_death("killed")
+        await made.task
+        return made
+
+    return ask
 
 
 async def _drain_at_the_end(app: FastAPI, gateway: Gateway) -> Call:
@@ -207,18 +213,8 @@ async def _no_token(app: FastAPI, gateway: Gateway) -> Call:
     return made
 
 
-async def _kills_the_engine(app: FastAPI, gateway: Gateway) -> Call:
-    made = Call(app, "POST", "/v1/completions", completion(max_tokens=500))
-    for _ in range(2):
-        await asyncio.sleep(0.01)
-        assert gateway.engine.on_death is not None
-        gateway.engine.on_death("killed")
-    await made.task
-    return made
-
-
 async def _killed_the_engine_before(app: FastAPI, gateway: Gateway) -> Call:
-    await _kills_the_engine(app, gateway)
+    await deaths_in_service(2)(app, gateway)
     return await call(app, "POST", "/v1/completions", completion(max_tokens=500))
 
 
@@ -403,7 +399,7 @@ ROWS = [
         type=SERVER,
         ask=_engine_fails("no", "engine_error"),
     ),
-    Row(says="a request that killed the engine", status=500, code="engine_killed", type=SERVER, ask=_kills_the_engine),
+    Row(says="a request that killed the engine", status=500, code="engine_killed", type=SERVER, ask=deaths_in_service(2)),
     Row(says="a prompt that killed the engine before", status=400, code="engine_killed", param="prompt", ask=_killed_the_engine_before),
     Row(
         says="an answer that takes longer than it may",
@@ -444,7 +440,7 @@ ROWS = [
         status=503,
         code="engine_unavailable",
         type=SERVER,
-        ask=_engine_lost_in_service,
+        ask=deaths_in_service(1),
         settings=GIVES_UP,
     ),
     Row(says="a gateway that drains", status=503, code="shutting_down", type=SERVER, ask=_draining),

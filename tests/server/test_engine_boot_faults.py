@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from loadgen.gateway_process import GatewayProcess
-from tests.server.processes import SocketCall, descendants, engine_process, gateway, gone
+from server.engines.vllm_process import descendants
+from tests.server.processes import SocketCall, engine_process, gateway, gone
 from tests.server.test_engine_faults import ready_again
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]

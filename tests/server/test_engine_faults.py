@@ -16,8 +16,9 @@ import pytest
 
 from loadgen.gateway_process import GatewayProcess
 from queueing.record import Record, read_run
+from server.engines.vllm_process import descendants
 from tests.server.counts import tell
-from tests.server.processes import SocketCall, alive, descendants, engine_process, events, gateway, gone, stream_text
+from tests.server.processes import SocketCall, alive, engine_process, events, gateway, gone, stream_text
 
 pytestmark = pytest.mark.engine
 POLICIES = [

@@ -16,7 +16,8 @@ import pytest
 
 from loadgen.gateway_process import GatewayError, GatewayProcess
 from queueing.record import read_run
-from tests.server.processes import SocketCall, descendants, gateway, gone, stream_text
+from server.engines.vllm_process import descendants
+from tests.server.processes import SocketCall, gateway, gone, stream_text
 
 STEP = "k1=0,k2=0,k3=0,k4=10e-3"  # seconds a token
 FAST = "k1=0,k2=0,k3=1e-7,k4=1e-5"

@@ -18,8 +18,9 @@ import pytest
 
 from loadgen.gateway_process import GatewayProcess
 from queueing.record import read_run
+from server.engines.vllm_process import descendants
 from server.leaving import drop_new_connections, unaccepted
-from tests.server.processes import SocketCall, descendants, gateway, gone
+from tests.server.processes import SocketCall, gateway, gone
 from tests.server.test_gateway_signals import FAST, STEP, body, ended
 
 FEW = "k1=0,k2=0,k3=0,k4=1e-3"  # seconds a token

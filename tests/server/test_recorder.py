@@ -16,9 +16,10 @@ import pytest
 
 import kendall.cli
 from policies import SpecError
+from queueing.paths import check_writable
 from queueing.record import Header, Record, read_run, to_line
 from server import cli, recorder, serving
-from server.recorder import Recorder, check_writable
+from server.recorder import Recorder
 from tests.server.asgi import call, completion, running
 
 HEADER = Header(writer="gateway")
@@ -219,12 +220,13 @@ def test_a_path_that_cannot_be_written_is_found_before_an_engine_is_started(
 
 def test_the_check_of_a_path_leaves_no_file_behind_and_changes_none(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "run.jsonl"
-    check_writable("--record-file", path)
-    assert not path.exists()
+    check_writable(path, "--record-file")
+    assert list(tmp_path.iterdir()) == []
+    path.parent.mkdir()
     path.write_text("there")
-    check_writable("--record-file", path)
+    check_writable(path, "--record-file")
     assert path.read_text() == "there"
     os.mkfifo(tmp_path / "pipe")
-    check_writable("--record-file", tmp_path / "pipe")  # its reader may come later
+    check_writable(tmp_path / "pipe", "--record-file")  # its reader may come later
     with pytest.raises(SpecError, match="Is a directory"):
-        check_writable("--record-file", tmp_path)
+        check_writable(tmp_path, "--record-file")

@@ -19,7 +19,8 @@ import pytest
 from server.engines import vllm_boot, vllm_engine
 from server.engines.vllm_boot import GIVEN_UP, Boot, Forks
 from server.engines.vllm_engine import VllmEngine
-from tests.server.processes import alive, descendants, gone
+from server.engines.vllm_process import descendants
+from tests.server.processes import alive, gone
 
 
 class Core:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import importlib.util
 import itertools
@@ -33,6 +32,7 @@ from server.engines.base import (
 from server.engines.tiny import EOS, VOCABULARY, make_tiny
 from server.engines.vllm_engine import VllmEngine, prepare
 from server.engines.vllm_options import argument_names
+from tests.server.processes import alive
 
 pytestmark = [
     pytest.mark.engine,
@@ -547,9 +547,3 @@ def test_the_names_read_from_vllms_source_are_its_arguments() -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     assert argument_names() == {field.name for field in dataclasses.fields(AsyncEngineArgs)}
-
-
-def alive(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
