@@ -77,16 +77,16 @@ def test_every_row_is_sent_though_another_user_finds_none_left() -> None:
 
 def test_a_user_whose_time_is_over_does_not_end_the_others_time() -> None:
     """The first user would think beyond the duration; the other one goes on until it."""
-    result, _, _ = run(50, closed_loop=ClosedLoop(users=2, think_times=np.array([9.0] + [0.02] * 49), duration=1.0))
+    result, _, _ = run(50, closed_loop=ClosedLoop(users=2, think_times=np.array([90.0] + [0.02] * 49), duration=3.0))
     assert row_of(result.records[0]) == 1
     assert len(result.records) >= 2
 
 
 def test_nobody_sends_after_the_duration() -> None:
-    result, _, server = run(1000, closed_loop=ClosedLoop(users=2, duration=0.3))
+    result, _, server = run(1000, closed_loop=ClosedLoop(users=2, duration=1.5))
     instants = [record.intended_at for record in result.records if record.intended_at is not None]
-    assert max(instants) - min(instants) < 0.3
-    assert 2 <= len(result.records) <= 14  # a machine that stands still sends fewer, never more
+    assert max(instants) - min(instants) < 1.5
+    assert 2 <= len(result.records) <= 62  # a machine that stands still sends fewer, never more
     assert len(server.bodies) == len(result.records)
     assert not result.interrupted
 

@@ -281,6 +281,6 @@ def test_answers_without_a_token_are_counted_and_too_many_make_the_run_invalid()
 
 def test_progress_counts_refusals_apart_from_failures() -> None:
     with failing_server("--status", "429") as port:
-        result = load(port, *WIDE, "--request-rate", "30", requests=40)
+        result = load(port, *WIDE, "--request-rate", "40", requests=200)  # two lines at least
     assert "0 done, 0 failed, " in result.stderr
     assert " refused" in result.stderr
