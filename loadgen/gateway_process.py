@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -23,6 +24,7 @@ from queueing.remote import reason, server_root
 START_LIMIT = 180.0  # seconds
 STOP_LIMIT = 20.0
 KEPT = frozenset({"KENDALL_DEBUG", "KENDALL_ENGINE_CPUS"})  # of the variables: no options
+OWN_PORTS = range(20_000, 32_000)  # Linux takes 32768 to 60999 for outgoing connections
 HEALTH_LIMIT = 10.0  # a gateway that takes longer to say that it is well is not
 
 
@@ -154,8 +156,8 @@ def own_environment() -> dict[str, str]:
 
 
 def free_port(wanted: int) -> int:
-    """`wanted` where it is free, else one that the system chooses."""
-    for port in (wanted, 0):
+    """`wanted` where it is free, else a free one, if possible below those that the system takes for outgoing connections."""
+    for port in (*([wanted] if wanted else []), *(secrets.choice(OWN_PORTS) for _ in range(20)), 0):
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)) as server:
             return int(server.getsockname()[1])
     raise GatewayError("found no free port on 127.0.0.1; expected one: end a process that listens, or name another --port")
