@@ -37,7 +37,8 @@ PREDICTED = (
 )
 CUT = tuple(Column(heading=heading) for heading in ("answers cut\nin force", "\nbest"))
 UNKNOWN = "unknown"
-LEGEND = {  # of what stands in the tables instead of a number
+LEGEND = {  # of the gain, and of what stands in the tables instead of a number
+    "%": "gain: reduction of the quantity that the sentence below names",
     "-": "-: no choice was found, or the setting in force has no steady state to compare with",
     "none": "none: no token limit, or no steady state and so no mean",
     UNKNOWN: f"{UNKNOWN}: the observations do not bound it, or the method does not give it",

@@ -83,6 +83,7 @@ def test_a_table_and_the_sentence(stub: Stub, capsys: pytest.CaptureFixture[str]
     shown = capsys.readouterr().out
     for part in ("dynamic", "elastic", "34 %", "28 % to 40 %", "policy: set elastic instead of dynamic"):
         assert part in shown
+    assert "gain: reduction of the quantity that the sentence below names" in shown
 
 
 def test_one_json_object_and_nothing_else(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
