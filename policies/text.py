@@ -32,6 +32,7 @@ __all__ = [
     "ORDERS",
     "POLICIES",
     "SpecError",
+    "check_text",
     "counted",
     "format_number",
     "format_policy",
@@ -42,6 +43,12 @@ __all__ = [
     "split_spec",
     "suggest",
 ]
+
+
+def check_text(name: str, value: object, example: str) -> None:
+    """Raises SpecError for anything but a str; `name` is what Python and the command line call it."""
+    if not isinstance(value, str):
+        raise SpecError(f"got {name}={value!r}; expected a text, for example {example!r}")
 
 
 def split_spec(text: str, examples: Mapping[str, str] | None = None) -> tuple[str, dict[str, str]]:
@@ -56,11 +63,13 @@ def split_spec(text: str, examples: Mapping[str, str] | None = None) -> tuple[st
 
 
 def split_pairs(text: str, context: str, example: str = "") -> dict[str, str]:
-    """`"a=1,b=2"` as a dict. Raises SpecError on an empty or repeated key."""
+    """`"a=1,b=2"` as a dict. Raises SpecError on an empty or repeated key, and on an empty value."""
     pairs: dict[str, str] = {}
     for item in text.split(","):
         key, equals, value = (part.strip() for part in item.partition("="))
-        if not (key and equals and value):
+        if key and equals and not value:
+            raise SpecError(f"got {key} without a value in {context!r}; expected {key}=VALUE{_as_in(example)}")
+        if not (key and equals):
             raise SpecError(f"got {item!r} in {context!r}; expected key=value{_as_in(_filled(example, text))}")
         if key in pairs:
             raise SpecError(f"got {key} twice in {context!r}; expected it once")
@@ -115,7 +124,10 @@ def format_number(value: float) -> str:
 
 
 def parse_policy(text: str) -> Policy:
-    """The policy that a text names. Raises SpecError: unknown name or key, missing key, value out of range."""
+    """The policy that a text names. Raises SpecError: no text, unknown name or key, missing key, value out of range."""
+    check_text("policy", text, "capped:max_batch_size=8")
+    if not text.strip():
+        raise SpecError(f"got an empty policy; expected one of {', '.join(POLICIES)}, for example capped:max_batch_size=8")
     name, pairs = split_spec(text, EXAMPLES)
     if name not in POLICIES:
         raise SpecError(f"got policy {name!r}; expected one of {', '.join(POLICIES)}{suggest(name, POLICIES)}")

@@ -15,11 +15,12 @@ from queueing.experiment import NUM_REQUESTS, simulate_model
 from queueing.latency import LatencyModel, slow_law
 from queueing.model import Model
 from queueing.prediction import predict_model, unstable
-from queueing.profile import ProfileFile, load_law, profile_of
+from queueing.profile import ProfileFile, load_law, poor_fit_of, profile_of
 from queueing.result import LEVELS, Prediction
 from queueing.terminal import Column, Table, console, say
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
+DASH = "-"  # in place of a number
 
 
 def _option(flag: str, about: str, **settings: Any) -> Any:
@@ -136,9 +137,9 @@ def simulate(
 
 
 def law_of(text: str) -> LatencyModel:
-    """The law of --latency, with a warning on stderr where it was probably written in milliseconds."""
+    """The law of --latency, with a warning on stderr where it fits poorly, or was probably written in milliseconds."""
     law = load_law(text)
-    if (warning := slow_law(law)) is not None:
+    for warning in filter(None, (poor_fit_of(text), slow_law(law))):
         typer.echo(f"kendall: warning: {warning}", err=True)
     return law
 
@@ -164,8 +165,11 @@ def _print(answer: Prediction, to: Console) -> None:
     for line in _heads(answer):
         say(to, line, hang=14)
     if answer.stable:
-        to.print(_table(answer))
-    for number, assumption in enumerate(answer.assumptions):
+        table = _table(answer)
+        to.print(table)
+        if any(DASH in row for row in table.rows):
+            say(to, f"{DASH}: the method does not give this value")
+    for number, assumption in enumerate(each for each in answer.assumptions if each != answer.fallback):  # which the first line says
         say(to, f"{'' if number else 'assumes':<14}{assumption}", hang=14)
 
 
@@ -184,17 +188,20 @@ def _heads(answer: Prediction) -> Iterator[str]:
 
 
 def _table(answer: Prediction) -> Table:
-    headings = (Column(heading="seconds", left=True), *(Column(heading=name) for name in ("mean", *LEVELS, "std. error")))
     durations = [("queueing delay", answer.queueing_delay), ("sojourn time", answer.sojourn_time)]
+    if answer.served_queueing_delay.mean != answer.queueing_delay.mean:
+        durations.insert(1, ("delay of the served", answer.served_queueing_delay))
     durations += [(f"{station.name} delay", station.queueing_delay) for station in answer.stations]
-    rows = [[label, *(_number(getattr(value, name)) for name in ("mean", *LEVELS, "standard_error"))] for label, value in durations]
+    errors = any(value.standard_error is not None for _, value in durations)
+    names = {"mean": "mean", **{level: level for level in LEVELS}, **({"standard_error": "std. error"} if errors else {})}
+    rows = [[label, *(_number(getattr(value, name)) for name in names)] for label, value in durations]
     for label, mean in (("time to first token", answer.time_to_first_token), ("inter-token latency", answer.inter_token_latency)):
-        rows.append([label, _number(mean.mean), *("" for _ in LEVELS), ""])
-    return Table(headings, rows)
+        rows.append([label, _number(mean.mean), *("" for _ in list(names)[1:])])
+    return Table((Column(heading="seconds", left=True), *(Column(heading=name) for name in names.values())), rows)
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+    return DASH if value is None else f"{value:.4g}"
 
 
 if __name__ == "__main__":

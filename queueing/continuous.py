@@ -40,6 +40,7 @@ import numpy as np
 
 from queueing.distributions import Vector
 from queueing.errors import NotConvergedError, UnstableQueueError
+from queueing.mgc import general_service
 from queueing.processor_sharing import log_weights
 from queueing.result import LEVELS, Quantiles
 from queueing.slot_time import SlotTime
@@ -187,14 +188,4 @@ def _general_lengths(time: SlotTime, slots: int, load: float) -> float:
     scv = time.scv(slots, mean, share)
     if slots == 1:
         return (1 + scv) / 2
-    deterministic = _deterministic_ratio(slots, load)
-    alpha = ((1 + scv) * mean / time.smallest_of(slots, mean, share) - slots - 1) / (slots - 1)
-    return (1 + scv) * deterministic / (2 * alpha * deterministic + 1 - alpha)
-
-
-def _deterministic_ratio(slots: int, load: float) -> float:
-    """Wq(M/D/c) / Wq(M/M/c), Kimura's refinement of Cosmetatos: c / (c + 1) in light traffic, 1/2 in heavy."""
-    theta = (slots - 1) / (slots + 1)
-    heavy = theta / (8 * (1 + theta)) * (math.sqrt((9 + theta) / (1 - theta)) - 2)
-    light = (1 - load) / load * -math.expm1(-theta * load / ((1 - load) * heavy))
-    return 0.5 * (1 + heavy * light)
+    return general_service(slots, load, scv, time.smallest_of(slots, mean, share) / mean)

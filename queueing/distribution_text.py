@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from policies.text import SpecError, format_number, parse_number, split_spec, suggest
+from policies.text import SpecError, check_text, counted, format_number, parse_number, split_spec, suggest
 
 EXAMPLES = {
     "deterministic": "deterministic:value=128",
@@ -50,7 +50,10 @@ class DistributionText:
 
 
 def read_text(text: str) -> DistributionText:
-    """The text, taken apart. Raises SpecError: unknown or missing name or key, not a number, a mixture within a mixture."""
+    """The text, taken apart. Raises SpecError: no text, unknown or missing name or key, not a number, a mixture within a mixture."""
+    check_text("output_tokens", text, EXAMPLES["geometric"])
+    if not text.strip():
+        raise SpecError(f"got an empty distribution; expected one of {', '.join(KEYS)}, for example {EXAMPLES['geometric']}")
     _check_number(text.strip())
     name, pairs = split_spec(text, EXAMPLES)
     _check_keys(name, pairs)
@@ -94,5 +97,7 @@ def _read_mixture(text: str, weights: str, parts: str) -> DistributionText:
             raise SpecError(f"got a mixture within {text!r}; expected its parts themselves")
         laws.append(read_text(f"{name}{colon}{rest.replace(':', ',')}"))
     if len(numbers) != len(laws):
-        raise SpecError(f"got {len(numbers)} weights and {len(laws)} parts in {text!r}; expected one weight for each part")
+        raise SpecError(
+            f"got {counted(len(numbers), 'weight')} and {counted(len(laws), 'part')} in {text!r}; expected one weight for each part"
+        )
     return DistributionText("mixture", numbers, parts=tuple(laws))

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from policies.text import SpecError
+from policies.text import SpecError, counted
 from queueing.distribution_files import read_counts
 from queueing.distribution_laws import LAWS, SUPPORT_LIMIT, TAIL_MASS, Vector, rounded_pmf
 from queueing.distribution_text import DistributionText, format_distribution, read_text
@@ -53,7 +53,7 @@ class TokenDistribution:
     def mixture(cls, weights: Sequence[float], parts: Sequence[TokenDistribution]) -> TokenDistribution:
         """The law of a request that is of kind i with probability `weights[i]` and then follows `parts[i]`."""
         if not parts or len(weights) != len(parts) or not all(weight > 0 for weight in weights) or abs(sum(weights) - 1) > 1e-9:
-            raise SpecError(f"got the weights {list(weights)} for {len(parts)} laws; expected one > 0 for each, with sum 1")
+            raise SpecError(f"got the weights {list(weights)} for {counted(len(parts), 'law')}; expected one > 0 for each, with sum 1")
         pmf = np.zeros(max(part.longest for part in parts) + 1)
         for weight, part in zip(weights, parts, strict=True):
             pmf[: part.longest + 1] += weight * part.pmf

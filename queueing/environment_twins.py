@@ -6,10 +6,14 @@ fit is an error; a variable that does not fit was meant for another command, and
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import typer
+
+from policies.text import SpecError
 
 
 def from_environment(ctx: typer.Context, name: str) -> bool:
@@ -22,6 +26,20 @@ def by_flag(ctx: typer.Context, name: str) -> bool:
     """Whether it stands on the command line."""
     source = ctx.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
+
+
+@contextmanager
+def defaults_named(ctx: typer.Context, **values: str) -> Iterator[None]:
+    """Says of a value that nobody gave that it is the default, in what an error has got: `got the default --objective delay`."""
+    try:
+        yield
+    except SpecError as error:
+        got, semicolon, expected = str(error).partition("; ")
+        for name, value in values.items():
+            source, flag = ctx.get_parameter_source(name), "--" + name.replace("_", "-")
+            if source is not None and source.name == "DEFAULT":
+                got = re.sub(rf"({flag} |\b{name}=){re.escape(value)}\b", f"the default {flag} {value}", got)
+        raise SpecError(got + semicolon + expected) from None
 
 
 def fitting(ctx: typer.Context, values: Mapping[str, Any], fits: Collection[str]) -> dict[str, Any]:

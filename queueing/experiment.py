@@ -149,8 +149,8 @@ def check_draws(model: Model, num_requests: int, replications: int) -> None:
     """Raises SpecError for more requests, or more residuals drawn in advance, than fit into about 1 GB."""
     if num_requests * replications > MOST_REQUESTS:
         raise SpecError(
-            f"got {num_requests} requests in each of {replications} replications; expected at most {MOST_REQUESTS} in all, which "
-            "take 1 GB: ask for fewer, and run again with other seeds"
+            f"got {num_requests} requests in each of {counted(replications, 'replication')}; expected at most {MOST_REQUESTS} in all, "
+            "which take 1 GB: ask for fewer, and run again with other seeds"
         )
     if model.law.cv and num_requests * model.servers > MOST_DRAWS:
         raise SpecError(

@@ -229,6 +229,9 @@ class Model:
         if self.disaggregated:
             common.append("prefill and decode on two engines of one law, one request at a time at each, no time between them")
         common += ["service times obey the latency law", "token and memory bounds of the engine do not bind"]
+        if self.patience is not None:
+            lost = f"a lost one counts as {self.patience:g} s"
+            common.append(f"queueing delay: of all requests, {lost}; the other durations: of the requests that are served")
         if self.pad_prompts and not self.law.kp:
             common.append("padded prompts change nothing: the latency law has no kp, so prompts take no time")
         elif self.pads_prompts:

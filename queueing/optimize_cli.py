@@ -7,13 +7,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from policies.text import SpecError, parse_policy, short_form, suggest
+from policies.text import SpecError, short_form, suggest
 from queueing.advice.answer import SIMULATED, rough
 from queueing.cli import EngineBound, Json, Latency, OutputTokens, PadPrompts, Patience, PromptTokens, Servers, TokenLimit, law_of, show
 from queueing.distributions import SUPPORT_LIMIT, parse_distribution
-from queueing.environment_twins import by_flag, fitting
+from queueing.environment_twins import by_flag, defaults_named, fitting
 from queueing.errors import NoStableChoiceError
-from queueing.model import Model
+from queueing.model import Model, whole_number
 from queueing.optimisation.choices import best_batch_size, best_policy
 from queueing.optimisation.objective import Objective, Slo, parse_slo
 from queueing.optimisation.quantity import WORDS
@@ -90,31 +90,26 @@ def optimize(
 ) -> None:
     """Choose a token limit, batch size, policy, number of servers or arrival rate by its predicted effect."""
     objective = objective or ("slo" if by_flag(ctx, "slo") else "delay")
-    read = {flag for flag, names in WEIGHS.items() if objective in names} | ({"slo"} if objective == "slo" else set())
-    weights = {"theta": theta, "loss_cost": loss_cost, "max_clipped_fraction": max_clipped_fraction, "slo": slo}
-    goal = _goal(objective, fitting(ctx, weights, read))
-    _check_target(target, candidates, largest)
-    _check_binding(target, goal)
-    sought = target == "max-output-tokens"  # then --max-output-tokens bounds the search: lengths cut there would count as whole answers
-    lengths = parse_distribution(output_tokens, SUPPORT_LIMIT if sought else max_output_tokens)
-    if sought:
-        largest = min(limit for limit in (largest, max_output_tokens, lengths.quantile(1 - NEVER)) if limit is not None)
-    model = Model(
-        policy=parse_policy(policy),
-        output_tokens=lengths,
-        law=law_of(latency),
-        prompt_tokens=None if prompt_tokens is None else parse_distribution(prompt_tokens),
-        pad_prompts=pad_prompts,
-        max_num_seqs=max_num_seqs,
-        servers=servers,
-        patience=patience,
-    )
-    try:
-        with Console(stderr=True).status(f"predicting choices of {target}"):  # on a terminal only
-            found = _search(target, model, arrival_rate, goal, list(candidates or CANDIDATES), largest)
-    except NoStableChoiceError as error:
-        typer.echo(f"kendall: {error}", err=True)
-        raise typer.Exit(3) from None
+    with defaults_named(ctx, objective=objective, policy=policy):
+        read = {flag for flag, names in WEIGHS.items() if objective in names} | ({"slo"} if objective == "slo" else set())
+        weights = {"theta": theta, "loss_cost": loss_cost, "max_clipped_fraction": max_clipped_fraction, "slo": slo}
+        goal = _goal(objective, fitting(ctx, weights, read))
+        _check_target(target, candidates, largest)
+        _check_binding(target, goal)
+        if max_output_tokens is not None:
+            whole_number("max_output_tokens", max_output_tokens)
+        sought = target == "max-output-tokens"  # then --max-output-tokens bounds the search: lengths cut there would count as whole answers
+        lengths = parse_distribution(output_tokens, SUPPORT_LIMIT if sought else max_output_tokens)
+        if sought:
+            largest = min(limit for limit in (largest, max_output_tokens, lengths.quantile(1 - NEVER)) if limit is not None)
+        limits: dict[str, Any] = {"max_num_seqs": max_num_seqs, "servers": servers, "patience": patience}
+        model = Model.read(policy, lengths, law_of(latency), prompt_tokens=prompt_tokens, pad_prompts=pad_prompts, **limits)
+        try:
+            with Console(stderr=True).status(f"predicting choices of {target}"):  # on a terminal only
+                found = _search(target, model, arrival_rate, goal, list(candidates or CANDIDATES), largest)
+        except NoStableChoiceError as error:
+            typer.echo(f"kendall: {error}", err=True)
+            raise typer.Exit(3) from None
     show(found.to_dict(), lambda to: print_optimum(found, to), latency, as_json)
 
 

@@ -9,11 +9,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from policies.text import SpecError
+from policies.text import SpecError, check_text
 from queueing.latency import LatencyModel, parse_law
 
 SCHEMA_VERSION = 1
 LEAST_R2 = 0.9  # quiet runs gave 0.940 to 0.998: vLLM 0.32.0 on 2 virtual cores, 2026-11 (docs/sweep, demo, live-validation, batch-law)
+LAW_EXAMPLE = "k1=0.001,k2=0.01,k3=0.0001,k4=0.005"
 SHIPPED = Path(__file__).parent / "profiles"
 
 
@@ -97,7 +98,7 @@ class ProfileFile:
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain values."""
-        run = {name: getattr(self.profile, name) for name in ("engine", "model", "machine", "date", "versions")}
+        run = {name: getattr(self.profile, name) for name in ("engine", "model", "machine", "date", "versions", "r2")}
         return {"name": self.profile.name, "source": self.source, "path": str(self.path), **run}
 
     def _measured_on(self) -> str:
@@ -111,6 +112,8 @@ class ProfileFile:
 
 def find_profile(name_or_path: str) -> ProfileFile:
     """A profile by path, or by name: the user's own first, then those shipped. Raises SpecError."""
+    if not name_or_path.strip():
+        raise SpecError(f"got an empty latency law; expected {_expected()}")
     is_path = "/" in name_or_path or name_or_path.endswith(".json")
     places: list[tuple[Source, Path]] = [("file", Path(name_or_path))] if is_path else []
     places += [("cache", profile_path(name_or_path)), ("shipped", SHIPPED / f"{name_or_path}.json")]
@@ -123,11 +126,13 @@ def find_profile(name_or_path: str) -> ProfileFile:
         raise SpecError(f"got latency {name_or_path!r}, a folder; expected the file of a profile, which `kendall calibrate MODEL` writes")
     if is_path:
         raise SpecError(f"got latency {name_or_path!r}: no such file; expected a profile, which `kendall calibrate MODEL` writes")
+    raise SpecError(f"got latency {name_or_path!r}; expected {_expected()}")
+
+
+def _expected() -> str:
     shipped = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.json")))
-    raise SpecError(
-        f"got latency {name_or_path!r}; expected k1=..,k2=..,k3=..,k4=.. or a=..,c=.. in seconds, or the name or file of a profile "
-        f"(shipped: {shipped}; `kendall calibrate MODEL` makes one)"
-    )
+    kinds = "k1=..,k2=..,k3=..,k4=.. or a=..,c=.. in seconds, or the name or file of a profile"
+    return f"{kinds} (shipped: {shipped}; `kendall calibrate MODEL` makes one)"
 
 
 def _read(path: Path) -> Profile:
@@ -144,7 +149,14 @@ def load_profile(name_or_path: str) -> Profile:
 
 def profile_of(latency: str) -> ProfileFile | None:
     """The profile that a latency text names; None where it is the law itself. Raises SpecError."""
+    check_text("latency", latency, LAW_EXAMPLE)
     return None if "=" in latency and not Path(latency).is_file() else find_profile(latency)
+
+
+def poor_fit_of(latency: str) -> str | None:
+    """What `kendall calibrate` said of the profile that a latency text names; None where its law fits, or the text is the law itself."""
+    found = profile_of(latency)
+    return None if found is None or found.profile.poor_fit is None else f"profile {found.profile.name}: {found.profile.poor_fit}"
 
 
 def load_law(text: str) -> LatencyModel:

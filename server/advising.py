@@ -159,6 +159,8 @@ def show(advice: Sequence[Mapping[str, Any]], to: Console) -> None:
     shown_means = predicted if cutting else [row[: len(PREDICTED)] for row in predicted]
     to.print(Table((*PREDICTED, *CUT) if cutting else PREDICTED, shown_means))
     shown = {cell for row in (*rows, *shown_means) for cell in row[1:]}
+    if any(row[-2] != "-" for row in rows):
+        say(to, "gain: reduction of the quantity that the sentence below names")
     if any("minus much" in each["says"] for each in advice):
         say(to, "minus much: the best setting may be more than 100 times slower")
     for line in [words for mark, words in LEGEND.items() if any(mark in cell.split(" ") for cell in shown)]:

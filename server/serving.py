@@ -23,7 +23,7 @@ from policies import SpecError
 from queueing.errors import CommandError
 from queueing.latency import LatencyModel
 from queueing.paths import check_writable
-from queueing.profile import load_law
+from queueing.profile import load_law, poor_fit_of
 from server.app import create_app
 from server.engines.base import Engine, EngineStartError
 from server.garbage import give_back, settle
@@ -54,6 +54,8 @@ def choose_engine(settings: Settings) -> tuple[Engine, LatencyModel | None]:
     if not settings.model.strip():
         raise SpecError("got an empty MODEL; expected `tiny`, the directory of a model, or the name of one on the Hugging Face hub")
     law = load_law(settings.latency) if settings.latency else None
+    if settings.latency and (warning := poor_fit_of(settings.latency)) is not None:
+        log.warning("%s", warning)
     name = settings.engine
     if name == "auto":
         name = "vllm" if importlib.util.find_spec("vllm") else "emulated"

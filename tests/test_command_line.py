@@ -316,6 +316,7 @@ def test_a_sweep_of_nobody_ends_with_status_1_and_writes_nothing(nobody: str, ca
 
 
 MODEL = ("--output-tokens", "geometric:mean=64", "--latency", LAW)
+OPTIMIZE = ("optimize", "--arrival-rate", "1", *MODEL, "--target")
 
 
 @pytest.mark.parametrize(
@@ -329,6 +330,25 @@ MODEL = ("--output-tokens", "geometric:mean=64", "--latency", LAW)
         (("calibrate", "--repeats", "1"), ("got --repeats 1", "from 2 to 100")),
         (("optimize", "--target", "servers", *MODEL), ("got no --arrival-rate", "requests per second")),
         (("optimize", "--target", "batch-size", *MODEL), ("got no --arrival-rate", "requests per second")),
+        (("optimize", "--target", "arrival-rate", *MODEL), ("got the default --objective delay for arrival-rate; expected throughput or",)),
+        (("optimize", "--target", "arrival-rate", "--objective", "delay", *MODEL), ("got --objective delay for arrival-rate; ",)),
+        ((*OPTIMIZE, "servers"), ("got the default --objective delay for servers; expected slo",)),
+        ((*OPTIMIZE, "max-output-tokens"), ("got the default --objective delay for max-output-tokens; expected",)),
+        ((*OPTIMIZE, "batch-size"), ("got the default --policy single; expected fixed, capped, elastic or continuous: they have a",)),
+        ((*OPTIMIZE, "batch-size", "--policy", "single"), ("got --policy single; expected fixed, capped",)),
+        ((*OPTIMIZE, "policy", "--theta", "0.3"), ("got --theta with the default --objective delay; expected --objective v1 or v2",)),
+        ((*OPTIMIZE, "policy", "--slo", "p99_queueing_delay=1s", "--theta=1"), ("got --theta with the default --objective slo; ",)),
+        ((*OPTIMIZE, "policy", "--objective", "slo"), ("got --objective slo without --slo; expected",)),
+        ((*OPTIMIZE, "policy", "--objective", "v1", "--theta", "3"), ("got --theta 3; expected a number from 0 to 1",)),
+        ((*OPTIMIZE, "policy", "--objective", "v2", "--loss-cost", "-1"), ("got --loss-cost -1; expected a finite number >= 0",)),
+        (
+            (*OPTIMIZE, "max-output-tokens", "--objective", "clipped", "--max-clipped-fraction", "1"),
+            ("got --max-clipped-fraction 1; expected a number from 0 to below 1",),
+        ),
+        (
+            (*OPTIMIZE, "max-output-tokens", "--objective", "clipped", "--max-output-tokens", "0"),
+            ("got --max-output-tokens 0; expected a whole number, at least 1",),
+        ),
         (("predict", "--arrival-rate", "1", *MODEL), ("got no --policy; expected --policy TEXT",)),
         (("predict", "--policy", "single", "--arrival-rate", "x", *MODEL), ("got --arrival-rate x; expected a number",)),
         (
@@ -409,6 +429,31 @@ def test_what_is_wrong_is_one_line_with_what_was_got_and_what_is_expected(
     said = complaint(capsys, *arguments, status=2)
     for part in parts:
         assert part in said
+
+
+def test_an_option_from_the_environment_is_not_called_a_default(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KENDALL_OPTIMIZE_OBJECTIVE", "delay")
+    said = complaint(capsys, *OPTIMIZE, "servers", status=2)
+    assert said.startswith("got --objective delay for servers; ")
+    assert said.endswith("(--objective came from KENDALL_OPTIMIZE_OBJECTIVE)")
+
+
+def test_optimize_with_patience_says_which_requests_each_mean_is_over(capsys: pytest.CaptureFixture[str]) -> None:
+    note = "sojourn time and first token: of the requests that are served"
+    choices = ("policy", "--candidates", "single")
+    assert run(*OPTIMIZE, *choices, "--patience", "0.3") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"a lost request counts as its patience in the queueing delay and in the score; {note}" in shown
+    assert run(*OPTIMIZE, *choices) == 0
+    assert note not in " ".join(capsys.readouterr().out.split())
+
+
+def test_one_choice_is_one_choice(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("servers", "--slo", "mean_queueing_delay=1us", "--largest")
+    assert complaint(capsys, *OPTIMIZE, *flags, "1", status=3).startswith("tried 1 choice of servers: ")
+    assert complaint(capsys, *OPTIMIZE, *flags, "2", status=3).startswith("tried 2 choices of servers: ")
 
 
 @pytest.mark.parametrize(

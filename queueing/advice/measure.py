@@ -75,7 +75,7 @@ class Measure:
         if self.slo is not None:
             words = WORDS[self.slo.field]
             return f"mean {words}" if self.slo.metric == "mean" else f"{self.slo.metric} of the {words}"
-        named = {"throughput": "time a request takes of the full engine", "v1": "loss of v1", "v2": "loss of v2"}
+        named = {"throughput": "time per request at the largest stable rate", "v1": "shortfall of V1", "v2": "shortfall of V2"}
         plain = f"mean {WORDS[self.quantity]}"
         return plain if self.objective is None else named.get(self.objective.name, plain)
 

@@ -5,8 +5,10 @@ DIGITS = 4  # of a share near 1
 
 
 def share(value: float) -> str:
-    """In percent, without a decimal unless that would print a 100 that it is not."""
-    text, places = f"{round(100 * value):d}", 0  # an int has no minus zero
+    """In percent, without a decimal unless that would print a 100 that it is not; halves are rounded away from 0."""
+    whole, rest = divmod(abs(100 * value), 1)
+    size = int(whole) + (rest >= 0.5)  # an int has no minus zero
+    text, places = f"{-size if value < 0 else size:d}", 0
     while value < 1 and float(text) >= 100 and places < DIGITS:
         places += 1
         text = f"{100 * value:.{places}f}"

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 
 from queueing.advice.forecast import Advice, Forecast
 from queueing.advice.measure import Measure, forbidden
-from queueing.advice.percent import seconds, share, small_share
+from queueing.advice.percent import HALF_A_PERCENT, seconds, share, small_share
 from queueing.estimation.interval import Estimate
 from queueing.optimisation.objective import Objective
-
-HALF_A_PERCENT = 0.005  # percent() prints whole ones
 
 
 def sentence(
@@ -35,10 +33,20 @@ def sentence(
         text = f"{there} is enough in place of {here}: {change}, within {objective.slo.seconds:g} s"
     elif _too_small(gain):
         met = "" if objective.slo is None else f"{here} meets the SLO; "
-        text = f"{met}no change is worth making: {there} instead of {here} gives {percent(gain)}"
+        means = f"{measure.name} {before} with {here}, {after} with {there}"
+        return f"{met}no change is worth making: {means}{_why_not(gain)}" + _notes(best)
     else:
         text = f"set {there} instead of {here}: {change}, {percent(gain)}"
-    return text + _cut(now, best, target) + _beside(now, best, measure) + "".join(f"; {note}" for note in best.notes)
+    return text + _cut(now, best, target) + _beside(now, best, measure) + _notes(best)
+
+
+def _why_not(gain: Estimate) -> str:
+    """Where the numbers alone would be a reason to change."""
+    return "" if gain.value < HALF_A_PERCENT else "; the gain is uncertain and may be none"
+
+
+def _notes(best: Forecast) -> str:
+    return "".join(f"; {note}" for note in best.notes)
 
 
 def _cut(now: Forecast, best: Forecast, target: str) -> str:

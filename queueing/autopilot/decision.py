@@ -96,13 +96,13 @@ def seconds(value: Estimate, missing: str = "without bound") -> str:
     """A delay with its interval."""
     if not math.isfinite(value.value):
         return missing
-    ends = (f"{_short(max(0.0, end))}" if math.isfinite(end) else "?" for end in (value.low, value.high))
+    ends = (f"{_short(max(0.0, end))}" if math.isfinite(end) else "unbounded" for end in (value.low, value.high))
     return f"{_short(value.value)} ({' to '.join(ends)})"
 
 
 def percent(gain: Estimate) -> str:
     """A gain with its interval."""
-    ends = (share(end) if math.isfinite(end) else "?" for end in (gain.low, gain.high))
+    ends = (share(end) if math.isfinite(end) else "unbounded" for end in (gain.low, gain.high))
     return f"{share(gain.value)} % less ({' to '.join(ends)})"
 
 

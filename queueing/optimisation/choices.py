@@ -30,7 +30,7 @@ def best_batch_size(
     Raises SpecError for a policy without a size, NoStableChoiceError.
     """
     if largest < 1:
-        raise SpecError(f"got --largest {largest}; expected at least 1")
+        raise SpecError(f"got largest={largest}; expected at least 1")
     points: dict[int, Point] = {}
     quantity = compared_by([model.policy], objective.slo)
 
@@ -76,7 +76,7 @@ def with_size(policy: Policy, size: int) -> Policy:
     names = {f.name for f in dataclasses.fields(policy)}  # type: ignore[arg-type]
     key = "batch_size" if "batch_size" in names else "max_batch_size"
     if key not in names:
-        raise SpecError(f"got policy {policy.name}; expected fixed, capped, elastic or continuous: they have a batch size")
+        raise SpecError(f"got policy={policy.name}; expected fixed, capped, elastic or continuous: they have a batch size")
     return dataclasses.replace(policy, **{key: size})  # type: ignore[type-var]
 
 
@@ -91,14 +91,14 @@ def scored(
 ) -> Point:
     """The choice with its prediction and its score, the mean of `quantity`: None where it is unstable at this rate, or breaks the SLO."""
     if objective.name in ("v1", "v2", "clipped"):
-        raise SpecError(f"got --objective {objective.name}, which weighs token limits; expected delay, throughput or slo for this target")
+        raise SpecError(f"got objective={objective.name}, which weighs token limits; expected delay, throughput or slo for this target")
     if objective.name == "throughput":
         rate = model.largest_stable_rate
         load = None if arrival_rate is None else model.load(arrival_rate)
         stable = load is None or load < 1 or model.patience is not None
         return choice | {"largest_stable_rate": rate, "load": load, "stable": stable, "score": -rate if stable else None}
     if arrival_rate is None:
-        raise SpecError(f"got --objective {objective.name} without a rate; expected --arrival-rate in requests per second > 0")
+        raise SpecError(f"got objective={objective.name} without a rate; expected --arrival-rate in requests per second > 0")
     point, prediction = point_of(choice, model, arrival_rate, predict)
     if prediction is None:
         return point

@@ -49,7 +49,7 @@ class Slo:
             return False  # where the law could not be followed: near saturation, with a mean that is too long already
         if found is None:
             expected = "a mean, or --method simulation"
-            raise SpecError(f"got --slo {self}, which {prediction.method} does not give for {prediction.policy}; expected {expected}")
+            raise SpecError(f"got slo={self}, which {prediction.method} does not give for {prediction.policy}; expected {expected}")
         return found <= self.seconds
 
     def __str__(self) -> str:
@@ -69,14 +69,20 @@ class Objective:
 
     def __post_init__(self) -> None:
         if self.name not in OBJECTIVES:
-            raise SpecError(f"got --objective {self.name!r}; expected one of {', '.join(OBJECTIVES)}")
-        if not 0 <= self.theta <= 1 or not 0 <= self.max_clipped_fraction < 1 or not 0 <= self.loss_cost < math.inf:
-            got = f"theta={self.theta}, loss_cost={self.loss_cost}, max_clipped_fraction={self.max_clipped_fraction}"
-            raise SpecError(f"got {got}; expected theta in [0, 1], finite loss_cost >= 0, max_clipped_fraction in [0, 1)")
+            raise SpecError(f"got objective={self.name!r}; expected one of {', '.join(OBJECTIVES)}")
+        self._check_weights()
         if (self.name == "slo") != (self.slo is not None):
             if self.slo is None:
                 raise SpecError("got --objective slo without --slo; expected --slo too, for example --slo p99_queueing_delay=2s")
-            raise SpecError(f"got --objective {self.name} and --slo {self.slo}; expected --objective slo for --slo: add --objective slo")
+            raise SpecError(f"got objective={self.name} and slo={self.slo}; expected --objective slo for --slo: add --objective slo")
+
+    def _check_weights(self) -> None:
+        if not 0 <= self.theta <= 1:
+            raise SpecError(f"got theta={self.theta:g}; expected a number from 0 to 1")
+        if not 0 <= self.loss_cost < math.inf:
+            raise SpecError(f"got loss_cost={self.loss_cost:g}; expected a finite number >= 0")
+        if not 0 <= self.max_clipped_fraction < 1:
+            raise SpecError(f"got max_clipped_fraction={self.max_clipped_fraction:g}; expected a number from 0 to below 1")
 
     @property
     def constraint(self) -> str:
@@ -97,13 +103,13 @@ def parse_slo(text: str) -> Slo:
     match = _SLO.fullmatch(text.strip())
     if match is None:
         form = "{mean,p50,p90,p95,p99}_{queueing_delay,sojourn_time,time_to_first_token}=SECONDS"
-        raise SpecError(f"got --slo {text!r}; expected {form}, for example p99_queueing_delay=2s")
+        raise SpecError(f"got slo={text!r}; expected {form}, for example p99_queueing_delay=2s")
     try:
         seconds = parse_duration(match[3])
     except SpecError:
-        raise SpecError(f"got --slo {text!r}; expected a duration such as 2s or 100ms behind the =") from None
+        raise SpecError(f"got slo={text!r}; expected a duration such as 2s or 100ms behind the =") from None
     if not 0 < seconds < math.inf:
-        raise SpecError(f"got --slo {text!r}; expected finite seconds > 0")
+        raise SpecError(f"got slo={text!r}; expected finite seconds > 0")
     return Slo(match[1], cast(Quantity, match[2]), seconds)
 
 

@@ -28,11 +28,11 @@ def largest_rate(model: Model, objective: Objective, precision: float = 1e-3) ->
     limit = model.largest_stable_rate
     if objective.name == "throughput":
         if model.patience is not None:
-            raise SpecError(f"got --patience {model.patience:g}; expected none: with patience every rate is stable")
+            raise SpecError(f"got patience={model.patience:g}; expected none: with patience every rate is stable")
         best: Point = {"arrival_rate": limit, "load": 1.0}
         return Optimum("arrival-rate", "throughput", best, [best], "at this rate itself the queue grows without end")
     if objective.name != "slo" or objective.slo is None:
-        raise SpecError(f"got --objective {objective.name} for arrival-rate; expected throughput or slo")
+        raise SpecError(f"got objective={objective.name} for arrival-rate; expected throughput or slo")
     _check_binding(model, objective.slo)
     curve: dict[float, Point] = {}
 
@@ -55,7 +55,7 @@ def largest_rate(model: Model, objective: Objective, precision: float = 1e-3) ->
 def _check_binding(model: Model, slo: Slo) -> None:
     """With patience nobody waits longer than that: such an SLO says nothing."""
     if model.patience is not None and slo.field == "queueing_delay" and slo.seconds >= model.patience:
-        raise SpecError(f"got --slo {slo} with --patience {model.patience:g}; expected a shorter bound: no request waits longer than that")
+        raise SpecError(f"got slo={slo} with patience={model.patience:g}; expected a shorter bound: no request waits longer than that")
 
 
 def _lowest_kept(model: Model, kept: Callable[[float], bool], slo: Slo) -> float | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from policies.text import counted
 from queueing.errors import NoStableChoiceError, UnstableQueueError
 from queueing.model import Model
 from queueing.optimisation.objective import Objective
@@ -68,7 +69,9 @@ def choose(target: str, goal: Objective, curve: Sequence[Point], note: str | Non
     if not allowed:
         stable = [point for point in curve if point.get("stable", True)]
         why = f"none keeps the constraint {goal.constraint}" if stable else "none is stable"
-        raise NoStableChoiceError(f"{len(curve)} choices of {target}", why, min(point["load"] for point in curve))
+        raise NoStableChoiceError(
+            counted(len(curve), f"choice of {target}", f"choices of {target}"), why, min(point["load"] for point in curve)
+        )
     best = min(allowed, key=lambda point: float(point["score"]))  # of equal scores the first
     if by_sojourn:
         best = near_sojourns(near_scores(allowed))[0]

@@ -21,9 +21,9 @@ def fewest_servers(model: Model, arrival_rate: float, objective: Objective, larg
     """Of 1 .. `largest`. Raises SpecError without an SLO, NoStableChoiceError."""
     if objective.name != "slo":
         why = "the delay always falls with more servers"
-        raise SpecError(f"got --objective {objective.name} for servers; expected slo, for example --slo p99_queueing_delay=2s: {why}")
+        raise SpecError(f"got objective={objective.name} for servers; expected slo, for example --slo p99_queueing_delay=2s: {why}")
     if largest < 1:
-        raise SpecError(f"got --largest {largest}; expected at least 1")
+        raise SpecError(f"got largest={largest}; expected at least 1")
     points: dict[int, Point] = {}
     quantity = compared_by([model.policy], objective.slo)
 

@@ -31,7 +31,7 @@ def best_token_limit(
     Raises SpecError, NoStableChoiceError.
     """
     if largest is not None and largest < 1:
-        raise SpecError(f"got --largest {largest}; expected at least 1")
+        raise SpecError(f"got largest={largest}; expected at least 1")
     if objective.name == "v2" and model.patience is None:
         raise SpecError("got --objective v2 without --patience; expected a patience (v2 weighs lost requests), or --objective v1")
     longest = model.output_tokens.longest if largest is None else min(largest, model.output_tokens.longest)

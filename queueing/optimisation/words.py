@@ -41,7 +41,7 @@ def result_line(found: Optimum) -> str:
 
 def legend(found: Optimum) -> str:
     """The mark and the score."""
-    parts = ["> marks the best choice", *_about_score(found), *_about_durations(found)]
+    parts = ["> marks the best choice", *_about_score(found), *_about_durations(found), *_about_losses(found)]
     return "; ".join(parts)
 
 
@@ -67,6 +67,15 @@ def _about_durations(found: Optimum) -> list[str]:
     given = [name for name in DURATIONS if any(point.get(name) is not None for point in stable)]
     missing = any(point.get(name) is None for point in stable for name in given)
     return ["- as a duration of a stable choice: not given by its method"] if missing else []
+
+
+def _about_losses(found: Optimum) -> list[str]:
+    """With patience the durations are means over different requests."""
+    if not any(point.get("loss_fraction") for point in found.curve):
+        return []
+    scored = found.compared is not None and found.best.get("score") is not None and not judged_by_slo(found)
+    where = "the queueing delay and in the score" if scored else "the queueing delay"
+    return [f"a lost request counts as its patience in {where}; sojourn time and first token: of the requests that are served"]
 
 
 def _named(found: Optimum, text: str) -> str:

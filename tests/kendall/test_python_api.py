@@ -130,6 +130,23 @@ def test_a_wrong_argument_says_what_it_got_and_what_is_expected(function: Any, c
     assert issubclass(kendall.SpecError, ValueError)
 
 
+PARSERS = {"policy": kendall.parse_policy, "output_tokens": kendall.parse_distribution, "latency": kendall.parse_latency}
+
+
+@pytest.mark.parametrize("given", [None, 8, b"single"])
+@pytest.mark.parametrize("name", PARSERS)
+def test_a_parser_refuses_what_is_no_text(name: str, given: Any) -> None:
+    with pytest.raises(kendall.SpecError, match=rf"^got {name}={given!r}; expected a text, for example "):
+        PARSERS[name](given)
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_a_parser_calls_an_empty_text_so(name: str) -> None:
+    words = {"policy": "policy", "output_tokens": "distribution", "latency": "latency law"}
+    with pytest.raises(kendall.SpecError, match=f"^got an empty {words[name]}; expected "):
+        PARSERS[name](" ")
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -75,11 +77,11 @@ def test_other_ways_to_write_it_have_the_same_canonical_text(written: str, canon
 @pytest.mark.parametrize(
     ("text", "got", "expected"),
     [
-        ("", "got ''", "expected name[:key=value,...]"),
+        ("", "got an empty policy", "expected one of single, dynamic"),
         (":batch_size=8", "got ':batch_size=8'", "expected name[:key=value,...]"),
         ("fixed:", "got 'fixed:'", "expected key=value after the colon"),
         ("fixed:batch_size", "got 'batch_size'", "expected key=value"),
-        ("fixed:batch_size=", "got 'batch_size='", "expected key=value"),
+        ("fixed:batch_size=", "got batch_size without a value", "expected batch_size=VALUE"),
         ("fixed:=8", "got '=8'", "expected key=value"),
         ("fixed:batch_size=8,", "got ''", "expected key=value"),
         ("fixed:batch_size=8,batch_size=9", "got batch_size twice", "expected it once"),
@@ -160,3 +162,22 @@ def test_the_batch_that_a_policy_asks_for(policy: Policy, size: int | None) -> N
 def test_what_is_counted_is_singular_for_one() -> None:
     assert [counted(n, "request") for n in (0, 1, 2, 1234)] == ["0 requests", "1 request", "2 requests", "1,234 requests"]
     assert counted(2, "batch", "batches") == "2 batches"
+
+
+@pytest.mark.parametrize("given", [None, 8, Single()])
+def test_what_is_no_text_is_refused_with_what_was_got(given: Any) -> None:
+    with pytest.raises(SpecError, match=re.escape(f"got policy={given!r}; expected a text, for example 'capped:max_batch_size=8'")):
+        parse_policy(given)
+
+
+@pytest.mark.parametrize(("text", "message"), [("", "got an empty policy; expected one of single, "), (" ", "got an empty policy; ")])
+def test_an_empty_text_is_called_so(text: str, message: str) -> None:
+    with pytest.raises(SpecError, match=f"^{message}"):
+        parse_policy(text)
+
+
+@pytest.mark.parametrize("text", ["capped:max_batch_size=", "capped:max_batch_size= ", "fixed:batch_size=8,max_wait="])
+def test_a_key_without_a_value_is_named(text: str) -> None:
+    key = text.strip().rstrip("=").rpartition(":")[2].rpartition(",")[2]
+    with pytest.raises(SpecError, match=f"^got {key} without a value in '{text}'; expected {key}=VALUE, for example "):
+        parse_policy(text)

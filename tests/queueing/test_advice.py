@@ -18,6 +18,7 @@ from queueing.advice.advise import TARGETS, advise, parse_objective
 from queueing.advice.forecast import Advice, Forecast, Knobs
 from queueing.advice.known_lengths import known_lengths
 from queueing.advice.measure import Measure
+from queueing.advice.percent import HALF_A_PERCENT
 from queueing.advice.response import Response
 from queueing.advice.sentence import sentence
 from queueing.advice.what_if import forecast, usual_policies, what_ifs
@@ -316,12 +317,49 @@ def test_a_gain_that_prints_as_0_is_no_reason_to_change(value: float, low: float
     gain = Estimate(value, low, 0.06, 900.0)
     found = Advice(target="batch-size", objective="delay", current=here, best=there, gain=gain, curve=(), says="")
     said = sentence(found, there, DELAY, Measure(DELAY), (0.0831, 0.083))
-    assert said.startswith("no change is worth making: capped:max_batch_size=9 instead of capped:max_batch_size=8 gives ")
+    means = "mean queueing delay 83.1 ms with capped:max_batch_size=8, 83 ms with capped:max_batch_size=9"
+    unsure = "" if value < HALF_A_PERCENT else "; the gain is uncertain and may be none"
+    assert said == f"no change is worth making: {means}{unsure}"
     worth = replace(found, gain=Estimate(0.03, 0.02, 0.06, 900.0))
     assert sentence(worth, there, DELAY, Measure(DELAY), (0.0831, 0.0806)).startswith("set capped:max_batch_size=9 instead of ")
     slo = Objective(name="slo", slo=parse_slo("p99_queueing_delay=2s"))
     met = sentence(found, there, slo, Measure(slo), (0.0831, 0.083))
-    assert met.startswith("capped:max_batch_size=8 meets the SLO; no change is worth making: ")
+    assert met.startswith("capped:max_batch_size=8 meets the SLO; no change is worth making: p99 of the queueing delay 83.1 ms with ")
+
+
+@pytest.mark.parametrize("target", ["batch-size", "max-output-tokens", "policy", "servers"])
+@pytest.mark.parametrize("name", ["delay", "throughput", "v1", "slo"])
+def test_a_change_that_is_not_advised_has_no_percentage_and_names_its_quantity(target: str, name: str) -> None:
+    """Nor what it would cut, nor what else it would change: only the quantity that decided, of both settings."""
+    objective = Objective(name=name, slo=parse_slo("p99_queueing_delay=2s") if name == "slo" else None)
+    stable = Prediction(policy="x", effective_max_batch_size=8, model="m", method="exact", stable=True, load=0.5, utilisation=None)
+    here, there = (
+        Forecast(
+            knobs=Knobs(policy=f"capped:max_batch_size={size}", max_output_tokens=size, servers=size),
+            load=0.5,
+            prediction=stable,
+            mean=UNKNOWN,
+            clipped_fraction=0.02,
+        )
+        for size in (8, 9)
+    )
+    gain = Estimate(0.1, -0.05, 0.25, 900.0)
+    found = Advice(target=target, objective=name, current=here, best=there, gain=gain, curve=(), says="", compared="sojourn_time")
+    measure = Measure(objective, "queueing_delay" if name == "slo" else "sojourn_time")
+    said = sentence(found, there, objective, measure, (0.0831, 0.0748))
+    assert "%" not in said or said.startswith("the token limit 9 is enough"), said
+    assert measure.name in said
+    assert "no change is worth making: " in said or name == "slo"
+
+
+@pytest.mark.parametrize(("load", "policy", "slo"), [(0.3, "continuous:max_batch_size=16", None), (0.6, POLICY, "p99_queueing_delay=5s")])
+def test_every_sentence_of_advice_names_what_its_percentages_are_of(load: float, policy: str, slo: str | None) -> None:
+    objective = DELAY if slo is None else Objective(name="slo", slo=parse_slo(slo))
+    for each in asked(objective, load=load, current=Knobs(policy=policy)):
+        quantities = ("queueing delay", "sojourn time", "of the answers", "stalls hold")
+        for part in each.says.split(";"):
+            assert "%" not in part or any(name in part for name in quantities), each.says
+        assert "less" not in each.says or each.says.startswith(("set ", "one more server")), each.says
 
 
 def test_an_unstable_setting_is_left_and_never_advised() -> None:

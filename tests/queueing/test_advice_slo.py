@@ -129,6 +129,7 @@ def test_one_more_server_is_not_advised_for_a_gain_that_may_be_none() -> None:
     assert found.best is not None
     given = (found.best, parse_objective({}), Measure(parse_objective({})), (0.0375, 0.0372))
     unsure = sentence(replace(found, gain=Estimate(0.01, -0.02, 0.24, 900.0)), *given)
-    assert unsure.startswith("no change is worth making: 2 servers instead of 1 server gives 1 % less (95 %: -2 to 24 % less)")
+    means = "mean queueing delay 37.5 ms with 1 server, 37.2 ms with 2 servers"
+    assert unsure == f"no change is worth making: {means}; the gain is uncertain and may be none"
     sure = sentence(replace(found, gain=Estimate(0.1, 0.02, 0.24, 900.0)), *given)
     assert sure.startswith("one more server (2): ")

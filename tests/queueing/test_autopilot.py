@@ -638,6 +638,11 @@ OBSERVED = {
             "predicted queueing delay without bound -> 120 ms (100 ms to 140 ms)",
         ),
         (
+            PREDICTED | {"predicted_before": Estimate(2.0, 1.5, math.inf, 9.0), "predicted_gain": Estimate(0.94, 0.9, math.inf, 9.0)},
+            "change: token limit, elastic, no token limit -> elastic, token limit 96; it pays; "
+            "predicted queueing delay 2 s (1.5 s to unbounded) -> 120 ms (100 ms to 140 ms), 94 % less (90 to unbounded)",
+        ),
+        (
             OBSERVED | {"observed_after": UNKNOWN, "measured_gain": UNKNOWN},
             "change: token limit, elastic, no token limit -> elastic, token limit 96; it pays; "
             "observed queueing delay 200 ms (180 ms to 220 ms) -> not measured",

@@ -1,14 +1,13 @@
 """The approximation for continuous batching against an independent, step-by-step simulation and against its exact limits."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 from policies import Request, parse_policy
-from queueing.continuous import SlotTime, _deterministic_ratio, _general_lengths, doubt, solve_continuous, trusted
+from queueing.continuous import SlotTime, _general_lengths, doubt, solve_continuous, trusted
 from queueing.distributions import TokenDistribution, parse_distribution
 from queueing.errors import UnstableQueueError
 from queueing.experiment import simulate_run
@@ -108,23 +107,19 @@ def wait_of_m_m_c(servers: int, rate: float) -> float:
     return blocked / (1 - rate / servers * (1 - blocked)) / (servers - rate)
 
 
-@pytest.mark.parametrize("ratio", [_deterministic_ratio, deterministic_ratio])
 @pytest.mark.parametrize(
     ("slots", "load"), [(2, 0.3), (2, 0.6), (2, 0.9), (4, 0.3), (4, 0.6), (4, 0.9), (8, 0.6), (8, 0.9), (32, 0.9), (32, 0.95)]
 )
-def test_equal_times_wait_less_than_exponential_ones_by_the_ratio_of_m_d_c(
-    ratio: Callable[[int, float], float], slots: int, load: float
-) -> None:
+def test_equal_times_wait_less_than_exponential_ones_by_the_ratio_of_m_d_c(slots: int, load: float) -> None:
     exact = wait_of_m_d_c(slots, load * slots) / wait_of_m_m_c(slots, load * slots)
-    assert ratio(slots, load) == pytest.approx(exact, rel=0.02)
+    assert deterministic_ratio(slots, load) == pytest.approx(exact, rel=0.02)
 
 
-@pytest.mark.parametrize("ratio", [_deterministic_ratio, deterministic_ratio])
 @pytest.mark.parametrize("slots", [2, 4, 8, 32])
-def test_that_ratio_goes_from_c_over_c_plus_1_in_light_traffic_to_a_half_in_heavy(ratio: Callable[[int, float], float], slots: int) -> None:
-    assert ratio(slots, 1e-6) == pytest.approx(slots / (slots + 1), rel=1e-4)
-    assert ratio(slots, 1 - 1e-6) == pytest.approx(0.5, rel=1e-4)
-    ratios = [ratio(slots, load) for load in (0.1, 0.5, 0.9, 0.99)]
+def test_that_ratio_goes_from_c_over_c_plus_1_in_light_traffic_to_a_half_in_heavy(slots: int) -> None:
+    assert deterministic_ratio(slots, 1e-6) == pytest.approx(slots / (slots + 1), rel=1e-4)
+    assert deterministic_ratio(slots, 1 - 1e-6) == pytest.approx(0.5, rel=1e-4)
+    ratios = [deterministic_ratio(slots, load) for load in (0.1, 0.5, 0.9, 0.99)]
     assert ratios == sorted(ratios, reverse=True)
 
 
@@ -134,7 +129,7 @@ def test_general_lengths_lie_where_equal_and_exponential_ones_do(slots: int, loa
     """Steps of one second whatever is in service: a slot is held for as many seconds as there are tokens."""
     law = LatencyModel(k4=1.0)
     equal, spread = (SlotTime(law, parse_distribution(text, 20_000)) for text in ("deterministic:value=400", "geometric:mean=400"))
-    alone = 0.5 if slots == 1 else _deterministic_ratio(slots, load)
+    alone = 0.5 if slots == 1 else deterministic_ratio(slots, load)
     assert _general_lengths(equal, slots, load) == pytest.approx(alone, rel=0.01)
     assert _general_lengths(spread, slots, load) == pytest.approx(1.0, rel=0.01)
 

@@ -115,7 +115,7 @@ def test_counts_come_from_a_file_of_numbers_or_a_run_file(tmp_path: Path) -> Non
         ("pareto:alpha=1.1,minimum=20", "--max-output-tokens"),
         ("empirical:path=/nowhere", "No such file"),
         ("exponential:mean=x", "expected a number"),
-        ("mixture:weights=0.5+0.5,parts=geometric:mean=3", "2 weights and 1 parts"),
+        ("mixture:weights=0.5+0.5,parts=geometric:mean=3", "2 weights and 1 part in"),
         ("mixture:weights=0.5+0.4,parts=geometric:mean=3+geometric:mean=5", "sum 1"),
         ("mixture:weights=1,parts=mixture:weights=1", "mixture within"),
         ("mixture:weights=1,parts=geometric_:mean=3", "did you mean 'geometric'"),

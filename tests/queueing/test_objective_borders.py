@@ -143,13 +143,13 @@ P99, SOJOURN = parse_slo("p99_queueing_delay=9s"), parse_slo("mean_sojourn_time=
         # an SLO on another duration than the one that is compared
         (Measure(Objective(name="slo", slo=SOJOURN)), 1.0, "mean queueing delay", True, True, True, "queueing_delay"),
         # half a second a token, of 1, 2, 2 and 2 tokens
-        (Measure(Objective(name="throughput")), 0.875, "time a request takes of the full engine", False, False, True, None),
+        (Measure(Objective(name="throughput")), 0.875, "time per request at the largest stable rate", False, False, True, None),
         # a reader gets 1, 1, 2/3 and 1/2 of the answer
-        (Measure(V1), 0.25 * 5 / 24 + 0.75 * 1.0, "loss of v1", False, True, False, None),
+        (Measure(V1), 0.25 * 5 / 24 + 0.75 * 1.0, "shortfall of V1", False, True, False, None),
         (
             Measure(Objective(name="v2", theta=0.25, loss_cost=3.0)),
             0.25 * 5 / 24 + 0.75 * 0.9 + 3 * 0.1,
-            "loss of v2",
+            "shortfall of V2",
             False,
             True,
             False,
@@ -165,7 +165,7 @@ def test_what_an_objective_compares_settings_by(
     assert (measure.name, measure.has_pole, measure.needs_stability, measure.seconds) == (name, pole, stable, seconds)
     assert measure.compared == compared
     nothing = dataclasses.replace(answer, queueing_delay=Quantiles(), served_queueing_delay=Quantiles(), sojourn_time=Quantiles())
-    assert math.isnan(measure.of(nothing, MODEL, LENGTHS)) == (name != "time a request takes of the full engine")
+    assert math.isnan(measure.of(nothing, MODEL, LENGTHS)) == (name != "time per request at the largest stable rate")
 
 
 def test_the_share_of_an_answer_that_its_reader_gets_grows_with_the_limit() -> None:

@@ -164,7 +164,7 @@ def test_no_stable_choice_says_why() -> None:
         (["--target", "policy", "--objective", "v1", "--arrival-rate", "5"], "weighs token limits"),
         (["--target", "servers", "--arrival-rate", "5"], "expected slo, for example --slo p99_queueing_delay=2s"),
         (["--target", "policy"], "expected requests per second"),
-        (["--target", "max-output-tokens", "--arrival-rate", "5", "--theta", "2"], "theta in"),
+        (["--target", "max-output-tokens", "--arrival-rate", "5", "--theta", "2"], "got theta=2; expected a number from 0 to 1"),
         (["--target", "max-output-tokens", "--arrival-rate", "5", "--theta", "0.2"], "expected --objective v1 or v2"),
         (["--target", "servers", "--arrival-rate", "5", "--candidates", "single"], "expected --target policy"),
         (["--target", "max-output-tokens", "--arrival-rate", "5", "--largest", "0"], "expected at least 1"),
@@ -359,7 +359,7 @@ def test_the_largest_choice_is_at_least_one(largest: int) -> None:
 
 @pytest.mark.parametrize("cost", [float("nan"), float("inf"), -1.0])
 def test_a_loss_cost_is_a_finite_number(cost: float) -> None:
-    with pytest.raises(SpecError, match="finite loss_cost"):
+    with pytest.raises(SpecError, match="expected a finite number >= 0"):
         Objective(name="v2", loss_cost=cost)
 
 

@@ -5,8 +5,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import typer
+from click.testing import Result
 from typer.testing import CliRunner
 
 from policies.text import SpecError
@@ -108,13 +110,54 @@ def test_the_first_line_says_why_auto_simulated(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("queueing.prediction.solve_batch_chain", fails)
     reason = "simulation, not exact: the chain did not converge: residual 2.48e-05"
-    assert f"({reason})" in " ".join(call("predict", policy="elastic:max_batch_size=4").split())
+    text = " ".join(call("predict", policy="elastic:max_batch_size=4").split())
+    assert f"({reason})" in text
+    assert text.count("simulation, not exact") == 1
     printed = answer("predict", policy="elastic:max_batch_size=4")
     assert printed["method"] == "simulation"
     assert reason in printed["assumptions"]
     with pytest.raises(NotConvergedError, match="use the method simulation") as caught:
         call("predict", policy="elastic:max_batch_size=4", method="exact")
     assert "lower the load" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("predict", {"policy": "single"}),
+        ("predict", {"policy": "capped:max_batch_size=4"}),
+        ("simulate", {"policy": "capped:max_batch_size=4", "num_requests": "2000"}),
+    ],
+)
+def test_with_patience_one_note_says_what_each_mean_is_over(command: str, options: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lost request counts as one that waited for its patience; it has no first token. So the delay may exceed the time to it."""
+    monkeypatch.setattr("queueing.prediction.SIMULATED_REQUESTS", 2000)
+    given = options | {"patience": "50ms", "arrival_rate": "300"}
+    note = "queueing delay: of all requests, a lost one counts as 0.05 s; the other durations: of the requests that are served"
+    printed = answer(command, **given)
+    assert printed["time_to_first_token"]["mean"] < printed["queueing_delay"]["mean"]
+    assert printed["assumptions"].count(note) == 1
+    text = call(command, **given)
+    assert " ".join(text.split()).count(note) == 1
+    (served,) = re.findall(r"^delay of the served +(\S+)", text, flags=re.MULTILINE)
+    assert float(served) == pytest.approx(printed["served_queueing_delay"]["mean"], rel=1e-3)
+    assert float(served) < printed["time_to_first_token"]["mean"]
+    without = call(command, **options)
+    assert "a lost one" not in without
+    assert "of the served" not in without
+
+
+def test_a_dash_has_its_meaning_below_the_table_where_there_is_one() -> None:
+    """An exact answer has no standard errors, and no column of dashes for them."""
+    meaning = "-: the method does not give this value"
+    approximate = call("predict", policy="continuous:max_batch_size=8", arrival_rate="20")
+    assert approximate.splitlines().count(meaning) == 1
+    exact = call("predict", policy="capped:max_batch_size=8", arrival_rate="20")
+    assert " - " not in exact
+    assert meaning not in exact
+    assert "std. error" not in exact
+    assert "std. error" in call("simulate", policy="single", num_requests="2000", arrival_rate="20")
+    assert meaning not in call("predict", policy="single", arrival_rate="100")
 
 
 @pytest.mark.parametrize(
@@ -130,6 +173,17 @@ def test_the_first_line_says_why_auto_simulated(monkeypatch: pytest.MonkeyPatch)
         ({"policy": "single", "max_num_seqs": "0"}, "at least 1"),
         ({"policy": "single", "patience": "0"}, "seconds > 0"),
         ({"policy": "single", "latency": "nowhere"}, "reference"),
+        ({"policy": "single", "latency": ""}, "^got an empty latency law; expected k1="),
+        ({"policy": "single", "latency": " "}, "^got an empty latency law; expected k1="),
+        ({"policy": ""}, "^got an empty policy; expected one of single, "),
+        ({"policy": "single", "output_tokens": " "}, "^got an empty distribution; expected one of deterministic, "),
+        (
+            {"policy": "single", "output_tokens": "empirical:path="},
+            "^got path without a value in 'empirical:path='; expected path=VALUE, for ",
+        ),
+        ({"policy": "single", "output_tokens": "empirical:path= "}, "^got path without a value in "),
+        ({"policy": "capped:max_batch_size="}, "^got max_batch_size without a value in "),
+        ({"policy": "single", "latency": "a="}, "^got a without a value in 'a='; "),
         ({"policy": "single", "max_output_tokens": "0"}, "at least 1"),
     ],
 )
@@ -207,6 +261,36 @@ def test_a_command_that_measures_a_profile_is_named_only_where_its_name_is_a_mod
 def test_a_law_given_as_text_has_no_profile() -> None:
     assert answer("predict", policy="single", arrival_rate="10")["latency_profile"] is None
     assert "profile" not in call("predict", policy="single", arrival_rate="10")
+
+
+POOR = 0.724
+
+
+@pytest.mark.usefixtures("no_profiles")
+@pytest.mark.parametrize("more", [(), ("--json",)])
+@pytest.mark.parametrize(
+    ("app", "command", "options"),
+    [(app, "predict", {}), (app, "simulate", {"num-requests": "100"}), (optimize_app, None, {"target": "batch-size", "largest": "2"})],
+)
+def test_a_profile_that_fits_poorly_is_named_in_one_line_on_stderr_each_time_it_is_used(
+    app: typer.Typer, command: str | None, options: dict[str, str], more: tuple[str, ...]
+) -> None:
+    """With the number that `kendall calibrate` found; a profile without a number, or with a good one, says nothing."""
+    flags = {"arrival-rate": "2", "output-tokens": "uniform:low=8,high=24", "policy": "capped:max_batch_size=4"} | options
+    tiny = load_profile("tiny")
+
+    def run(r2: float | None) -> Result:
+        msgspec.structs.replace(tiny, name="mine", r2=r2).save(profile_path("mine"))
+        given = [part for name, value in (flags | {"latency": "mine"}).items() for part in (f"--{name}", value)]
+        return CliRunner().invoke(app, [*([command] if command else []), *given, *more], catch_exceptions=False)
+
+    found = run(POOR)
+    assert found.exit_code == 0
+    (said,) = found.stderr.splitlines()
+    assert said.startswith("kendall: warning: profile mine: the law fits poorly: R2 0.72, where a quiet machine gives at least 0.9; ")
+    if more:
+        assert json.loads(found.stdout)["latency_profile"]["r2"] == POOR
+    assert run(0.9).stderr == run(None).stderr == ""
 
 
 def test_an_unknown_profile_names_the_command_that_measures_one() -> None:

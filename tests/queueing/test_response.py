@@ -6,8 +6,10 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from queueing.advice.percent import seconds, share, small_share
+from queueing.advice.percent import HALF_A_PERCENT, seconds, share, small_share
 from queueing.advice.response import Asked, Response, slope
 from queueing.advice.sentence import percent
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
@@ -128,6 +130,30 @@ def test_a_small_share_is_never_rounded_to_none() -> None:
         "1 %",
         "2 %",
     ]
+
+
+@given(st.floats(0, 1) | st.floats(0.0049, 0.0051) | st.floats(0, 1e-300))
+@example(HALF_A_PERCENT)
+@example(math.nextafter(HALF_A_PERCENT, 0))
+@example(math.nextafter(HALF_A_PERCENT, 1))
+def test_a_fraction_that_is_not_0_is_never_shown_as_0_percent(value: float) -> None:
+    """And what is shown in its place is true of it."""
+    shown = small_share(value)
+    assert (shown == "0 %") == (value == 0)
+    assert (shown == "under 0.5 %") == (0 < value < HALF_A_PERCENT)
+    if value >= HALF_A_PERCENT:
+        assert shown.startswith("over") or float(shown.removesuffix(" %")) == pytest.approx(100 * value, abs=0.5 + 1e-9)
+
+
+@given(st.floats(-10, 10))
+@example(HALF_A_PERCENT)
+@example(math.nextafter(HALF_A_PERCENT, 0))
+@example(0.025)
+def test_gains_and_losses_of_one_size_are_rounded_alike(value: float) -> None:
+    """Halves away from 0, which the bound of "no change is worth making" relies on."""
+    if abs(value) < 0.99:
+        assert float(share(value)) == -float(share(-value))
+    assert (float(share(min(value, 0.9))) <= 0) == (min(value, 0.9) < HALF_A_PERCENT)
 
 
 def test_a_duration_is_said_in_milliseconds_below_a_second() -> None:

@@ -83,6 +83,7 @@ def test_a_table_and_the_sentence(stub: Stub, capsys: pytest.CaptureFixture[str]
     shown = capsys.readouterr().out
     for part in ("dynamic", "elastic", "34 %", "28 % to 40 %", "policy: set elastic instead of dynamic"):
         assert part in shown
+    assert "gain: reduction of the quantity that the sentence below names" in shown
 
 
 def test_one_json_object_and_nothing_else(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,7 +136,9 @@ def test_what_the_gateway_refuses_is_exit_2_in_its_words(stub: Stub, capsys: pyt
 def test_no_stable_choice_is_exit_3(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
     stub.answers({"advice": [advice("policy", best=False), advice("batch-size", best=False)], "reason": None})
     assert run(stub.url) == 3
-    assert "none is stable" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "none is stable" in shown
+    assert "gain: reduction" not in shown
     stub.answers({"advice": [advice("policy"), advice("batch-size", best=False)], "reason": None})
     assert run(stub.url) == 0
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from kendall import cli
 from policies.text import SpecError
+from queueing.profile import load_profile
 from server.engines.vllm_options import argument_names, check_names
 from server.serving import choose_engine
 from server.settings import Settings
@@ -71,3 +73,14 @@ def test_without_the_source_nothing_is_checked(tmp_path: Path, monkeypatch: pyte
 def test_the_emulated_engine_takes_whole_numbers() -> None:
     with pytest.raises(SpecError, match="got --engine-arg max_num_seqs=many; expected a whole number"):
         choose_engine(Settings(model="tiny", served_model_name="tiny", engine="emulated", engine_args={"max_num_seqs": "many"}))
+
+
+@pytest.mark.parametrize(("r2", "lines"), [(0.724, 1), (0.97, 0)])
+def test_a_profile_that_fits_poorly_is_logged_when_it_is_served_with(
+    r2: float, lines: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    msgspec.structs.replace(load_profile("tiny"), name="mine", r2=r2).save(tmp_path / "mine.json")
+    choose_engine(Settings(model="tiny", served_model_name="tiny", engine="emulated", latency=str(tmp_path / "mine.json")))
+    said = [each.getMessage() for each in caplog.records if "fits poorly" in each.getMessage()]
+    assert len(said) == lines
+    assert all(each.startswith("profile mine: the law fits poorly: R2 0.72, ") for each in said)
