@@ -22,7 +22,7 @@ from policies import (
     parse_policy,
     policy_batch_size,
 )
-from policies.text import counted, format_number, parse_number
+from policies.text import counted, format_number, parse_number, short_number
 from tests.policies.states import policies, waits
 
 CANONICAL = [
@@ -160,3 +160,25 @@ def test_the_batch_that_a_policy_asks_for(policy: Policy, size: int | None) -> N
 def test_what_is_counted_is_singular_for_one() -> None:
     assert [counted(n, "request") for n in (0, 1, 2, 1234)] == ["0 requests", "1 request", "2 requests", "1,234 requests"]
     assert counted(2, "batch", "batches") == "2 batches"
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (11_163.4, 4, "11,160"),
+        (9_999.4, 4, "9999"),
+        (9_999.6, 4, "10,000"),
+        (-11_163.4, 4, "-11,160"),
+        (123_456.7, 5, "123,460"),
+        (12_345.6, 5, "12346"),
+        (0.0123456, 4, "0.01235"),
+        (1e-5, 4, "1e-05"),
+        (0.0, 4, "0"),
+        (9e14, 4, "900,000,000,000,000"),
+        (1e15, 4, "1e+15"),
+        (math.inf, 4, "inf"),
+        (math.nan, 4, "-"),
+    ],
+)
+def test_a_number_for_people_has_few_digits_and_no_exponent_where_it_is_large(value: float, digits: int, text: str) -> None:
+    assert short_number(value, digits) == text
