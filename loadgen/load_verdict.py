@@ -149,8 +149,8 @@ def _server_reasons(failures: Failures) -> Iterator[Reason]:
 
 
 def _record_reasons(result: LoadResult) -> Iterator[Reason]:
-    if (stopped := interruption(result.header, result.records, cut=bool(result.missing))) is not None:
-        yield Reason("interrupted", stopped)
+    if result.interrupted:
+        yield Reason("interrupted", interruption(result.header, result.records, cut=bool(result.missing)))
     if result.missing:
         yield Reason("records", f"records are missing or repeated: {'; '.join(result.missing)}")
 

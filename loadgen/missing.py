@@ -42,17 +42,13 @@ def _count(header: Header, name: str) -> int:
 def incomplete(header: Header, records: Sequence[Record], *, cut: bool = False) -> tuple[str, ...]:
     """How a run was interrupted, if it was, and what is missing."""
     missing = missing_records(header, records, cut=cut)
-    stopped = interruption(header, records, cut=bool(missing))
-    return missing if stopped is None else (stopped, *missing)
-
-
-def interruption(header: Header, records: Sequence[Record], *, cut: bool = False) -> str | None:
-    """How far a run that was interrupted had come; None for one that ran to its end, or was killed.
-
-    `cut`: records are missing, and how many were sent is not known.
-    """
     if header.configuration.get("interrupted") is not True:
-        return None
+        return missing
+    return (interruption(header, records, cut=bool(missing)), *missing)
+
+
+def interruption(header: Header, records: Sequence[Record], *, cut: bool = False) -> str:
+    """How far a run that was interrupted had come. `cut`: records are missing, and how many were sent is not known."""
     asked = _count(header, "num_prompts") or len(records)
     if cut:
         return f"interrupted before all {asked:,} requests were sent"
