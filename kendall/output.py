@@ -29,7 +29,7 @@ def watch() -> None:
         return
     raw = _Watched(stream.fileno(), "wb", closefd=False)
     sys.stdout = io.TextIOWrapper(
-        raw if stream.write_through else io.BufferedWriter(raw),  # type: ignore[type-var]
+        raw if stream.write_through else io.BufferedWriter(raw),
         encoding=stream.encoding,
         errors=stream.errors,
         line_buffering=stream.line_buffering,

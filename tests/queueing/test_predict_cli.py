@@ -97,7 +97,7 @@ def test_the_table_is_readable_and_names_units() -> None:
 
 def test_long_delays_are_printed_without_an_exponent() -> None:
     """Service of 20,000 s at load 0.5: M/D/1 waits 10,000 s on average."""
-    slow = {"output_tokens": "deterministic:value=100", "latency": "k1=200,k2=0,k3=0,k4=0"}
+    slow = {"output_tokens": "deterministic:value=100", "latency": "k1=0,k2=0,k3=0,k4=200"}
     table = call("predict", policy="single", arrival_rate="0.000025", **slow)
     assert "10,000" in table
     assert not re.search(r"\de\+\d", table)
