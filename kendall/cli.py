@@ -6,6 +6,7 @@ that begins with `kendall:`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -56,28 +57,42 @@ or KENDALL_<COMMAND>_<OPTION> for one command."""
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one command; errors are one line on stderr."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    from kendall import output
+
+    output.watch()
+    try:
+        status = _status(sys.argv[1:] if arguments is None else arguments)
+        output.flush()
+    except OSError as error:
+        if output.failure() is None or os.environ.get("KENDALL_DEBUG"):
+            raise
+        output.discard()  # whoever has closed the pipe, such as `head`, wants no message
+        status = 1 if isinstance(error, BrokenPipeError) else _complain(f"cannot write to stdout: {error.strerror}", 1)
+    _exit(status)
+
+
+def _status(arguments: list[str]) -> int:
     if os.environ.get("_KENDALL_COMPLETE"):
         from kendall.completion import Root, answer
 
-        sys.exit(answer(Root({name: about for name, (_, about) in COMMANDS.items()}, _command)))
+        return answer(Root({name: about for name, (_, about) in COMMANDS.items()}, _command)) or 0
     match arguments:
         case [] | ["-h" | "--help" | "help"] | ["help", "help", *_]:
             _print_usage()
-            sys.exit(0 if arguments else 2)
+            return 0 if arguments else 2
         case ["help", name]:
-            sys.exit(_run(name, ["--help"]))
+            return _run(name, ["--help"])
         case ["help", _, *more]:
-            sys.exit(_complain(f"got {' '.join(more)!r:.80} too many; expected one command, as in `kendall help {arguments[1]}`", 2))
+            return _complain(f"got {' '.join(more)!r:.80} too many; expected one command, as in `kendall help {arguments[1]}`", 2)
         case ["-V" | "--version", *_]:
             from importlib.metadata import version
 
             print(f"kendall {version('kendall')}")
-            sys.exit(0)
+            return 0
         case ["--install-completion" | "--show-completion" as flag, *rest]:
-            sys.exit(_set_up_completion(flag, rest[0] if rest else None))
+            return _set_up_completion(flag, rest[0] if rest else None)
         case _:
-            _exit(_run(arguments[0], arguments[1:]))
+            return _run(arguments[0], arguments[1:])
 
 
 def _exit(status: int) -> NoReturn:
@@ -138,11 +153,14 @@ def _failed(error: Exception, name: str, arguments: list[str]) -> int:
     """Print what went wrong and return the exit status."""
     from typer.exceptions import Abort, TyperException
 
+    from kendall import output
     from kendall.complaints import one_line
     from policies.text import SpecError
     from queueing.errors import CommandError, PredictionError
 
     match error:
+        case OSError() if output.failure() is not None:
+            raise error  # to `main`
         case SpecError():
             message = _as_typed(str(error), name)
             return _complain(f"{message}{_origin(message, name, arguments)}", 2)
@@ -253,7 +271,8 @@ def _is_service_link(variable: str, value: str) -> bool:
 
 
 def _complain(message: str, status: int) -> int:
-    print(f"kendall: {message}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # stderr may be full as well: the status still tells
+        print(f"kendall: {message}", file=sys.stderr)
     return status
 
 

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from policies.text import SpecError
+from policies.text import SpecError, short_number
 
 Values = Mapping[str, float | None]
 
@@ -170,4 +170,4 @@ def _listed(names: set[str]) -> str:
 def _number(value: float | None, unit: str) -> str:
     if value is None or math.isnan(value):
         return "unknown (not measured)"
-    return f"{value * _PER_ONE[unit]:.6g}{' ' if unit and unit != '%' else ''}{unit}"
+    return f"{short_number(value * _PER_ONE[unit], 6)}{' ' if unit and unit != '%' else ''}{unit}"

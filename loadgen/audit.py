@@ -20,14 +20,18 @@ from typing import Any
 
 import numpy as np
 
+from loadgen.arrival_text import EXAMPLES
 from loadgen.group import timetable_of
 from loadgen.job import row_of
 from loadgen.metrics import due_at
+from loadgen.missing import incomplete
+from policies.text import short_number
 from queueing.arrival_audit import SIGNIFICANCE, Audit, Budget, audit_arrivals
 from queueing.arrival_tests import FloatArray
 from queueing.record import Header, Record
 
 ALL_AT_ONCE, PARTLY_CLOSED = "all at once", "partly closed"  # what arrivals are asked to be, beside the names of processes
+PROCESSES = (*EXAMPLES, "trace", "closed loop", ALL_AT_ONCE, PARTLY_CLOSED)
 ALL_AT_ONCE_TEXT = "poisson:rate=inf"
 FAR = 3600.0  # seconds between timetable and arrival beyond which two clocks differ, not a sender is late
 
@@ -42,6 +46,7 @@ class Stream:
     asked_rate: float | None = None  # per second
     process: str = "poisson"
     intended: FloatArray | None = None
+    incomplete: tuple[str, ...] = ()  # how the run or its file was cut short, a sentence each
     in_order: bool | None = None  # of requests due at once: whether each sender sent them in the order of the timetable
 
     def audit(self, significance: float = SIGNIFICANCE, budget: Budget | None = None) -> Audit:
@@ -64,7 +69,7 @@ class Stream:
 
 def _by_order(audit: Audit, *, in_order: bool) -> Audit:
     reasons: tuple[str, ...] = () if in_order else ("requests left in another order than the timetable's",)
-    said = f"in the order of the timetable, within {audit.span:.3g} s" if in_order else reasons[0]
+    said = f"in the order of the timetable, within {short_number(audit.span, 3)} s" if in_order else reasons[0]
     verdict = f"{'as asked' if in_order else 'not as asked'} ({ALL_AT_ONCE}): {said}"
     return dataclasses.replace(audit, verdict=verdict, reasons=reasons, valid=in_order, lateness=None)
 
@@ -74,15 +79,15 @@ def instant_of(record: Record) -> float | None:
     return record.arrived_at if record.received_at is None else record.received_at
 
 
-def streams_of(runs: Sequence[tuple[Path, Header, list[Record]]]) -> list[Stream]:
-    """Every stream of arrivals in the files. Raises ValueError naming a file without any."""
-    sent = [(header, records) for _, header, records in runs if header.writer == "load"]
+def streams_of(runs: Sequence[tuple[Path, Header, list[Record], bool]]) -> list[Stream]:
+    """Every stream of arrivals in the files, each with whether its last line was cut. Raises ValueError naming a file without any."""
+    sent = [(header, records) for _, header, records, _ in runs if header.writer == "load"]
     found: list[Stream] = []
-    for path, header, records in runs:
+    for path, header, records, cut in runs:
         streams = [sent_stream(path.name, header, records)] if header.writer == "load" else list(_seen(path, header, records, sent))
         if not any(stream.instants.size for stream in streams):
             raise ValueError(f"{path}: got no instant of sending or of arrival; expected a run file with at least one request")
-        found += streams
+        found += [dataclasses.replace(stream, incomplete=incomplete(header, records, cut=cut)) for stream in streams]
     return found
 
 

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from loadgen.flags import option
-from policies.text import SpecError
+from policies.text import SpecError, short_number, suggest
 
 if TYPE_CHECKING:
     from loadgen.audit import Stream
@@ -32,7 +32,11 @@ def audit_command(
         float | None, option("--asked-rate", "Requests per second that the arrivals should have. Default: the header's.")
     ] = None,
     process: Annotated[
-        str | None, option("--process", "Process that the arrivals should follow, for example poisson or gamma. Default: the header's.")
+        str | None,
+        option(
+            "--process",
+            "Process that the arrivals should follow; only poisson is tested. Default: the header's.",
+        ),
     ] = None,
     significance: Annotated[float, option("--significance", "Significance level: the fraction of true Poisson streams that fail.")] = 0.01,
     lateness_budget: Annotated[
@@ -47,12 +51,12 @@ def audit_command(
 
     Each test has its statistic and p-value; all together they fail a true Poisson stream in at most --significance of audits.
     """
-    _check(asked_rate, significance, require or [])
+    _check(asked_rate, process, significance, require or [])
     streams = _streams(run_files, asked_rate, process)
     audits = [(stream, stream.audit(significance, _budget(lateness_budget))) for stream in streams]
     exact = _spans(audits)
     if json:
-        objects = [{"name": s.name, "instants": s.what, **_object(audit)} for s, audit in audits]
+        objects = [{"name": s.name, "instants": s.what, "incomplete": s.incomplete, **_object(audit)} for s, audit in audits]
         typer.echo(msgspec.json.encode({"audits": objects, "spans_too_exact_p_value": exact}))
     else:
         _print(audits, exact)
@@ -60,7 +64,11 @@ def audit_command(
         raise typer.Exit(3)
 
 
-def _check(asked_rate: float | None, significance: float, require: list[str]) -> None:
+def _check(asked_rate: float | None, process: str | None, significance: float, require: list[str]) -> None:
+    from loadgen.audit import PROCESSES  # noqa: PLC0415 - numerics
+
+    if process is not None and process not in PROCESSES:
+        raise SpecError(f"got --process {process}; expected one of {', '.join(PROCESSES)}{suggest(process, PROCESSES)}")
     if asked_rate is not None and not 0 < asked_rate < float("inf"):
         raise SpecError(f"got --asked-rate {asked_rate}; expected requests per second > 0")
     if not 0 < significance < 1:
@@ -93,12 +101,12 @@ def _streams(paths: list[Path], asked_rate: float | None, process: str | None) -
     ]
 
 
-def _read(path: Path) -> tuple[Header, list[Record]]:
+def _read(path: Path) -> tuple[Header, list[Record], bool]:
     from loadgen.bench_read import from_bench_json, is_bench_json  # noqa: PLC0415
-    from queueing.record import read_run  # noqa: PLC0415
+    from queueing.record import read_cut_run  # noqa: PLC0415
 
     try:
-        return from_bench_json(path) if is_bench_json(path) else read_run(path)
+        return (*from_bench_json(path), False) if is_bench_json(path) else read_cut_run(path)
     except OSError as error:
         raise SpecError(f"got {path}: {error.strerror}; expected a run file") from None
 
@@ -139,13 +147,17 @@ def _print(audits: list[tuple[Stream, Audit]], exact: float | None) -> None:
 def _lines(stream: Stream, audit: Audit) -> list[str]:
     lines = [f"{stream.name}: {audit.verdict}"]
     if audit.tests:
-        asked = "" if audit.asked_rate is None else f", asked {audit.asked_rate:g}"
-        found = f"{audit.rate:.4g} per second (95 %: {audit.rate_low:.4g} to {audit.rate_high:.4g}{asked})"
-        lines.append(f"{audit.n} {stream.what} in {audit.span:.4g} s, {found}")
+        asked = "" if audit.asked_rate is None else f", asked {short_number(audit.asked_rate, 6)}"
+        found = f"{short_number(audit.rate)} per second (95 %: {short_number(audit.rate_low)} to {short_number(audit.rate_high)}{asked})"
+        lines.append(f"{audit.n} {stream.what} in {short_number(audit.span)} s, {found}")
     if (late := audit.lateness) is not None:
         kept = "within its budget" if late.within else "INVALID: beyond its budget"
         budget = f"mean {late.budget.mean * 1e3:g} ms, p99 {late.budget.p99 * 1e3:g} ms"
-        lines.append(f"late by {late.mean * 1e3:.3g} ms on average, p99 {late.p99 * 1e3:.3g} ms: {kept} ({budget})")
+        mean, p99 = short_number(late.mean * 1e3, 3), short_number(late.p99 * 1e3, 3)
+        lines.append(f"late by {mean} ms on average, p99 {p99} ms: {kept} ({budget})")
+    lines += stream.incomplete
+    if audit.tests and audit.process != "poisson":
+        lines.append("the tests below are for a Poisson process; their results do not enter the verdict")
     return lines
 
 

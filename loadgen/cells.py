@@ -19,13 +19,14 @@ import numpy as np
 from loadgen.compare import Comparison, compare
 from loadgen.comparison import Theory, Verdict
 from loadgen.group import timetable_of
+from loadgen.missing import incomplete
 from loadgen.residual import verdict
 from policies.text import SpecError, parse_policy
 from queueing.arrival_audit import Audit, audit_arrivals
 from queueing.distributions import TokenDistribution, parse_distribution
 from queueing.latency import LatencyModel
 from queueing.model import Model
-from queueing.record import Header, Record, call_of, read_run
+from queueing.record import Header, Record, call_of, read_cut_run
 from queueing.recursion import served
 from queueing.statistics import Summary, summarise
 
@@ -92,12 +93,18 @@ class RunFile:
     path: Path
     header: Header
     records: list[Record]
+    cut: bool = False  # the last line was incomplete and is left out
+
+    @property
+    def incomplete(self) -> tuple[str, ...]:
+        """How its run or the file itself was cut short, one sentence each."""
+        return incomplete(self.header, self.records, cut=self.cut)
 
     @classmethod
     def read(cls, path: Path) -> RunFile:
         """Raises SpecError."""
         try:
-            return cls(path, *read_run(path))
+            return cls(path, *read_cut_run(path))
         except OSError as error:
             raise SpecError(f"got {path}: {error.strerror}; expected a run file") from None
         except ValueError as error:

@@ -132,10 +132,12 @@ def _print(data: ReportData, *, json: bool) -> None:
 
     if json:
         missing = [{"cell": m.name, "policy": m.policy, "load": m.load, "state": m.state, "reason": m.reason} for m in data.missing]
-        typer.echo(msgspec.json.encode({"comparisons": as_json(data.cells), "missing": missing}, enc_hook=float))
+        typer.echo(msgspec.json.encode({"comparisons": as_json(data.cells), "missing": missing, "events": data.events}, enc_hook=float))
         return
     to = console()
     show([cell.shown for cell in data.cells], to)
+    for event in data.events:
+        say(to, event)
     for cell in data.missing:
         say(to, f"MISSING: {cell.name}: {cell.state}: {cell.reason}")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -147,7 +148,9 @@ async def run_demo(plan: Plan, console: Console, *, once: bool) -> None:
             picture = await asyncio.to_thread(_write, plan, cells)
         print_report(cells, console)
         console.print(f"run files and picture: {plan.folder}/ ({picture.name})", highlight=False, soft_wrap=True)
-        console.print(f"what each difference is made of: kendall compare --sweep {plan.folder}", highlight=False, soft_wrap=True)
+        console.print(
+            f"what each difference is made of: kendall compare --sweep {shlex.quote(str(plan.folder))}", highlight=False, soft_wrap=True
+        )
         if not once:
             await _serve_on(gateway, console)
 

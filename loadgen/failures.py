@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loadgen.metrics import began_at
-from policies.text import SpecError, counted
+from policies.text import SpecError, counted, short_number
 from queueing.record import Record
 
 ALLOWED = 0.01  # share of the requests
@@ -63,7 +63,7 @@ class Failures:
 
     def text(self) -> str:
         """One line."""
-        first = "" if self.first_at is None else f", the first {self.first_at:.3g} s after the start"
+        first = "" if self.first_at is None else f", the first {short_number(self.first_at, 3)} s after the start"
         why = f": {self.first_error}" if self.first_error else ""
         return f"{self.failed} of {counted(self.requests, 'request')} failed ({percent(self.share)}){first}{why}"
 

@@ -22,12 +22,15 @@ from loadgen.goodput import Limit, parse_goodput
 from loadgen.load_verdict import BUDGET, LoadVerdict, judge, parse_budget
 from loadgen.metrics import ITL, ORDER, parse_percentiles
 from loadgen.run import LoadResult
+from loadgen.spec_text import listed
 from loadgen.summary import PERCENTILES, LoadSummary, summarise_load
 from loadgen.summary_text import load_lines, load_notes, load_table
 from loadgen.summary_values import flat, names
 from policies.text import SpecError
 from queueing.arrival_audit import Budget
 from queueing.terminal import say
+
+METRIC_NAMES = tuple(dict.fromkeys((*ORDER, *BENCH_METRICS)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +81,9 @@ def parse_wishes(
 
 def _metrics(text: str) -> tuple[str, ...]:
     """Our names and those that only vLLM's file has."""
-    asked = tuple(name.strip() for name in text.split(",") if name.strip())
-    known = tuple(dict.fromkeys((*ORDER, *BENCH_METRICS)))
-    if not asked or not set(asked) <= set(known):
-        raise SpecError(f"got metrics {text!r}; expected some of {', '.join(known)}")
+    asked = tuple(name for name in listed(text) if name)
+    if not asked or not set(asked) <= set(METRIC_NAMES):
+        raise SpecError(f"got metrics {text!r}; expected some of {', '.join(METRIC_NAMES)}")
     return asked
 
 

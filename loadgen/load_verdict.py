@@ -16,9 +16,10 @@ from typing import Any, Literal
 
 from loadgen.audit import ALL_AT_ONCE, Stream, sent_stream
 from loadgen.failures import ALLOWED, Failures, count_failures, percent
+from loadgen.missing import interruption
 from loadgen.run import LoadResult
 from policies.durations import parse_duration
-from policies.text import SpecError, counted
+from policies.text import SpecError, counted, short_number
 from queueing.arrival_audit import Audit, Budget
 
 BUDGET = Budget(mean=0.001, p99=0.005)  # seconds
@@ -84,7 +85,7 @@ class LoadVerdict:
         if self.loop == "closed":
             return "closed: who sends waits for answers, so a slow server is asked less and its delay is flattered"
         return (
-            f"partly closed: {counted(self.held, 'request')} waited for a place, {self.held_for:.3g} s on average; "
+            f"partly closed: {counted(self.held, 'request')} waited for a place, {short_number(self.held_for, 3)} s on average; "
             "the wait counts in their delay, not as lateness of the sender"
         )
 
@@ -149,21 +150,16 @@ def _server_reasons(failures: Failures) -> Iterator[Reason]:
 
 def _record_reasons(result: LoadResult) -> Iterator[Reason]:
     if result.interrupted:
-        yield Reason("interrupted", _interrupted(result))
+        yield Reason("interrupted", interruption(result.header, result.records, cut=bool(result.missing)))
     if result.missing:
         yield Reason("records", f"records are missing or repeated: {'; '.join(result.missing)}")
-
-
-def _interrupted(result: LoadResult) -> str:
-    sent, asked = sum(record.sent_at is not None for record in result.records), result.header.configuration.get("num_prompts")
-    return f"interrupted: {sent:,} of {asked if isinstance(asked, int) else len(result.records):,} requests sent"
 
 
 def _too_late(audit: Audit) -> str:
     late = audit.lateness
     if late is None:
         return audit.reasons[0]
-    found = f"mean {late.mean * 1e3:.3g} ms, p99 {late.p99 * 1e3:.3g} ms"
+    found = f"mean {short_number(late.mean * 1e3, 3)} ms, p99 {short_number(late.p99 * 1e3, 3)} ms"
     return f"lateness {found}; the budget is mean {late.budget.mean * 1e3:g} ms, p99 {late.budget.p99 * 1e3:g} ms"
 
 

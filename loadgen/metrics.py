@@ -20,6 +20,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from loadgen.spec_text import listed
 from policies.text import SpecError
 from queueing.record import Record
 from queueing.statistics import FloatArray
@@ -105,7 +106,7 @@ def parse_metrics(text: str) -> tuple[str, ...]:
 def parse_percentiles(text: str) -> tuple[float, ...]:
     """Ascending percentiles from `50,90,99.9`, as in vLLM's --metric-percentiles. Raises SpecError."""
     try:
-        found = sorted({float(part) for part in text.split(",") if part.strip()})
+        found = sorted({float(part) for part in listed(text) if part})
     except ValueError:
         found = []
     if not found or not 0 <= found[0] <= found[-1] <= 100:

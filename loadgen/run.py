@@ -102,7 +102,7 @@ async def run_load(
         else:
             records, interrupted, missing = await send_by_processes(job, processes, header, tally, path)
     records.sort(key=row_of)
-    header = _ended(header, interrupted=interrupted, missing=missing)
+    header = _ended(header, interrupted=interrupted, missing=missing, recorded=len(records))
     missing += _replaced(path, header, records)
     return LoadResult(header, records, lateness(records), interrupted, held_back(records), missing)
 
@@ -119,9 +119,10 @@ def _replaced(path: Path | None, header: Header, records: list[Record]) -> tuple
     return ()
 
 
-def _ended(header: Header, *, interrupted: bool, missing: tuple[str, ...]) -> Header:
-    """The header of a run that is over: one that was killed has neither key."""
-    return msgspec.structs.replace(header, configuration={**header.configuration, "interrupted": interrupted, "missing": list(missing)})
+def _ended(header: Header, *, interrupted: bool, missing: tuple[str, ...], recorded: int) -> Header:
+    """The header of a run that is over: one that was killed has none of these keys."""
+    said = {"interrupted": interrupted, "missing": list(missing), "recorded": recorded}
+    return msgspec.structs.replace(header, configuration=header.configuration | said)
 
 
 async def _send_here(job: Job, header: Header, tally: Tally, path: Path | None) -> tuple[list[Record], bool]:

@@ -6,26 +6,28 @@ run with several senders only their own files are left then, NAME.sender0.jsonl 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
 from loadgen.bench_read import from_bench_json, is_bench_json
 from loadgen.job import row_of
+from loadgen.missing import incomplete, missing_records
 from loadgen.run import LoadResult, held_back, lateness
 from policies.text import SpecError
-from queueing.record import Header, Record, read_run
+from queueing.record import Header, Record, read_cut_run
+
+Part = tuple[Path, Header, list[Record], bool]  # a file, and whether its last line was cut
 
 
 def read_results(paths: Sequence[Path]) -> list[tuple[str, LoadResult]]:
     """Every run in the files, under the names of its files. Raises SpecError."""
-    runs: dict[str, list[tuple[Path, Header, list[Record]]]] = {}
+    runs: dict[str, list[Part]] = {}
     for path in chain.from_iterable(map(_with_senders, paths)):
-        header, records = _read(path)
+        header, records, cut = _read(path)
         run = records[0].request_id.rpartition("-")[0] if records else str(path)
-        runs.setdefault(run if ".sender" in path.name else str(path), []).append((path, header, records))
-    return [(", ".join(str(path) for path, _, _ in parts), _result(parts)) for parts in runs.values()]
+        runs.setdefault(run if ".sender" in path.name else str(path), []).append((path, header, records, cut))
+    return [(name := ", ".join(str(part[0]) for part in parts), _result(name, parts)) for parts in runs.values()]
 
 
 def _with_senders(path: Path) -> list[Path]:
@@ -35,35 +37,26 @@ def _with_senders(path: Path) -> list[Path]:
     return sorted(path.parent.glob(f"{path.stem}.sender*{path.suffix}")) or [path]
 
 
-def _read(path: Path) -> tuple[Header, list[Record]]:
+def _read(path: Path) -> tuple[Header, list[Record], bool]:
     try:
-        header, records = from_bench_json(path) if is_bench_json(path) else read_run(path)
+        header, records, cut = (*from_bench_json(path), False) if is_bench_json(path) else read_cut_run(path)
     except OSError as error:
         raise SpecError(f"got {path}: {error.strerror}; expected a run file of kendall load") from None
     except ValueError as error:
         raise SpecError(str(error)) from None
     if header.writer != "load":
         raise SpecError(f"got {path}, written by a {header.writer}; expected a run file of kendall load (kendall compare reads this one)")
-    return header, records
+    return header, records, cut
 
 
-def _result(parts: Sequence[tuple[Path, Header, list[Record]]]) -> LoadResult:
+def _result(name: str, parts: Sequence[Part]) -> LoadResult:
     header = parts[0][1]
-    records = [record for _, _, records in parts for record in records]
+    records = [record for _, _, some, _ in parts for record in some]
+    cut = any(cut for *_, cut in parts)
+    if not records:
+        why = f" ({'; '.join(known)})" if (known := incomplete(header, records, cut=cut)) else ""
+        raise SpecError(f"got {name} without a record{why}; expected a run file with at least one request")
+    missing = missing_records(header, records, cut=cut)
     if "interrupted" in header.configuration:
         records.sort(key=row_of)
-    asked, ended = header.configuration.get("num_prompts"), header.configuration.get("interrupted")
-    missing = tuple(header.configuration.get("missing") or ())
-    if ended is None and isinstance(asked, int) and len(records) < asked:
-        missing = (f"the run was killed, or still goes on: {len(records)} of {asked} requests recorded",)
-    elif ended is False and not missing and isinstance(asked, int) and len(records) < asked:
-        missing = (f"the file was cut: {len(records)} of {asked} requests are in it",)
-    missing += tuple(_repeated(records))
-    return LoadResult(header, records, lateness(records), bool(ended), held_back(records), missing)
-
-
-def _repeated(records: Sequence[Record]) -> Iterator[str]:
-    """A sentence on ids that several records share."""
-    counts = Counter(record.request_id for record in records)
-    if repeated := sum(count > 1 for count in counts.values()):
-        yield f"request ids with more than one record: {repeated}; the file is damaged, or joined from several"
+    return LoadResult(header, records, lateness(records), bool(header.configuration.get("interrupted")), held_back(records), missing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from policies.text import SpecError, parse_number, split_spec, suggest
@@ -26,3 +27,8 @@ def read_spec(text: str, noun: str, examples: Mapping[str, str], optional: froze
 def parse_numbers(key: str, text: str, context: str) -> tuple[float, ...]:
     """`"5/50"` as (5.0, 50.0). Raises SpecError."""
     return tuple(parse_number(key, part, context) for part in text.split("/"))
+
+
+def listed(text: str) -> list[str]:
+    """The values of a list with commas or blanks between them; empty where one is missing: `0.3,,0.5`."""
+    return re.split(r"\s*,\s*|\s+", text.strip())

@@ -14,19 +14,20 @@ from queueing.terminal import console
 if TYPE_CHECKING:
     from loadgen.load_report import Report
 
-from loadgen.flags import option
+from loadgen.flags import SummaryCommand, option
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@app.command("summary")
+@app.command("summary", cls=SummaryCommand)
 def summary_command(
     run_files: Annotated[
         list[Path], typer.Argument(help="Run files of `kendall load`, complete or cut short, or result JSON of `vllm bench serve`.")
     ],
     *,
     goodput: Annotated[
-        list[str] | None, option("--goodput", "Report the goodput under these limits in milliseconds, for example ttft:100. Repeatable.")
+        list[str] | None,
+        option("--goodput", "Report the goodput under these limits in milliseconds, for example 'ttft:100 e2el:500'. Repeatable."),
     ] = None,
     percentile_metrics: Annotated[
         str | None, option("--percentile-metrics", "Durations to report, for example ttft,tpot,itl,e2el.")

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from loadgen.goodput import Goodput
 from loadgen.metrics import LATENESS, ORDER, WORDS, percentile_name
 from loadgen.summary import LoadSummary, Measure
+from policies.text import short_number
 from queueing.mean_interval import run_factor
 from queueing.terminal import Column, Table
 
@@ -23,18 +24,20 @@ def load_lines(summary: LoadSummary) -> list[str]:
 def _heads(summary: LoadSummary) -> Iterator[tuple[str, str]]:
     outcomes = ", ".join(_outcomes(summary)) or "nothing sent"
     yield "requests", outcomes + (" (interrupted)" if summary.interrupted else "")
-    asked = "" if summary.asked_rate is None else f"asked {summary.asked_rate:g}, "
-    rates = f"drawn {summary.drawn_rate:.4g}, delivered {summary.delivered_rate:.4g}, completed {summary.completed_rate:.4g}"
-    yield "rate (1/s)", asked + rates
+    asked = "" if summary.asked_rate is None else f"asked {short_number(summary.asked_rate, 6)}, "
+    drawn, delivered, completed = map(short_number, (summary.drawn_rate, summary.delivered_rate, summary.completed_rate))
+    yield "rate (1/s)", f"{asked}drawn {drawn}, delivered {delivered}, completed {completed}"
     if summary.output_tokens is not None:
-        prompts = "" if summary.prompt_tokens is None else f"; prompts of {summary.prompt_tokens.mean:.4g}"
-        lengths = f"answers of {summary.output_tokens.mean:.4g} on average{prompts}"
-        yield "tokens (1/s)", f"{summary.output_tokens_per_second:.4g} answered, {summary.tokens_per_second:.4g} with prompts; {lengths}"
+        prompts = "" if summary.prompt_tokens is None else f"; prompts of {short_number(summary.prompt_tokens.mean)}"
+        answered, tokens = short_number(summary.output_tokens_per_second), short_number(summary.tokens_per_second)
+        lengths = f"answers of {short_number(summary.output_tokens.mean)} on average{prompts}"
+        yield "tokens (1/s)", f"{answered} answered, {tokens} with prompts; {lengths}"
     if summary.goodput is not None:
         yield "goodput", _goodput(summary.goodput)
     if (little := summary.little) is not None:
         verdict = "" if little.holds else "; THEY DIFFER: the records are wrong"
-        sides = f"{little.number_in_system:.4g} in the system; rate x mean time {little.rate_times_time:.4g}, edges {little.edges:+.2g}"
+        held, product = short_number(little.number_in_system), short_number(little.rate_times_time)
+        sides = f"{held} in the system; rate x mean time {product}, edges {little.edges:+.2g}"
         yield "Little's law", sides + verdict
 
 
@@ -52,7 +55,7 @@ def _goodput(found: Goodput) -> str:
     limits = ", ".join(found.limits)
     if math.isnan(found.share):
         return f"unknown: nothing was sent, or nobody reports it ({limits})"
-    return f"{found.share:.2%} ({found.low:.2%} to {found.high:.2%}), {found.rate:.4g}/s: {limits}"
+    return f"{found.share:.2%} ({found.low:.2%} to {found.high:.2%}), {short_number(found.rate)}/s: {limits}"
 
 
 def load_table(summary: LoadSummary, metrics: Sequence[str] = ORDER) -> Table:
@@ -106,5 +109,5 @@ def load_notes(summary: LoadSummary, metrics: Sequence[str] = ORDER) -> list[str
         notes.append(f"{UNSURE} this quantile was seen too seldom for an interval")
     late, whole = summary.lateness, summary.durations.get("e2el")
     if late is not None and whole is not None and not math.isinf(summary.drawn_rate) and late.mean > LATE * whole.mean:
-        notes.append(f"the sender was late (mean {late.mean * 1e3:.3g} ms): its machine is too busy to judge short delays")
+        notes.append(f"the sender was late (mean {short_number(late.mean * 1e3, 3)} ms): its machine is too busy to judge short delays")
     return notes + [f"{count} x {error}" for error, count in summary.errors.items()]

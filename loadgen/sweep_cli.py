@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from loadgen.flags import SweepCommand
 from loadgen.keys import Keys
+from loadgen.spec_text import listed
 from policies.durations import Duration
 from policies.text import SpecError
 from queueing.paths import folder_to_write
@@ -32,7 +34,7 @@ def _option(panel: str, about: str, *flags: str, **settings: Any) -> Any:
     return typer.Option(*flags, help=about, rich_help_panel=panel, **settings)
 
 
-@app.command("sweep")
+@app.command("sweep", cls=SweepCommand)
 def sweep_command(
     more: Annotated[
         list[str] | None, typer.Argument(metavar="POLICY", help="Further policies; the same as more values of --policies.")
@@ -171,7 +173,7 @@ def _numbers(flag: str, text: str | None) -> tuple[float, ...] | None:
     if text is None:
         return None
     try:
-        return tuple(float(part) for part in text.split(","))
+        return tuple(float(part) for part in listed(text))
     except ValueError:
         raise SpecError(f"got --{flag} {text!r}; expected numbers with commas between them") from None
 
@@ -180,7 +182,7 @@ def _limits(text: str | None) -> tuple[int | None, ...] | None:
     if text is None:
         return None
     try:
-        limits = tuple(None if part == "none" else int(part) for part in text.split(","))
+        limits = tuple(None if part == "none" else int(part) for part in listed(text))
     except ValueError:
         raise SpecError(f"got --max-output-tokens {text!r}; expected whole numbers with commas between them, or none") from None
     if any(limit is not None and limit < 1 for limit in limits):

@@ -22,6 +22,7 @@ POLICIES: dict[str, type[Policy]] = {
     "elastic": Elastic,
     "continuous": Continuous,
 }
+LARGEST_SPELLED_OUT = 1e15
 LARGEST_BATCH = 1_000_000  # beyond any engine, and small enough for every model's arithmetic
 ORDERS = ("fcfs",)
 EXAMPLES = {  # of the policies with a batch size
@@ -39,6 +40,7 @@ __all__ = [
     "parse_number",
     "parse_policy",
     "policy_batch_size",
+    "short_number",
     "split_pairs",
     "split_spec",
     "suggest",
@@ -105,6 +107,14 @@ def suggest(word: str, known: Mapping[str, Any] | tuple[str, ...]) -> str:
 def counted(number: int, noun: str, plural: str | None = None) -> str:
     """`"1 request"`, `"2,000 requests"`; a plural that is not the noun and an s is given."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def short_number(value: float, digits: int = 4) -> str:
+    """For people: so many significant digits, without an exponent for large numbers (`11,160`); `-` for not a number."""
+    if math.isnan(value):
+        return "-"
+    text = f"{value:.{digits}g}"
+    return f"{float(text):,.0f}" if "e+" in text and abs(value) < LARGEST_SPELLED_OUT else text
 
 
 def parse_number(key: str, text: str, context: str) -> float:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from policies.text import counted
+from policies.text import counted, short_number
 from queueing import arrival_tests as tests
 from queueing.arrival_tests import Finding, FloatArray
 from queueing.arrival_words import SLEEP, disease, in_words
@@ -258,8 +258,9 @@ def _verdict(n: int, process: str, reasons: Sequence[str], late: Lateness | None
     if process != "poisson":
         if late is None:
             return f"not judged: asked to be {process}, and there is no timetable to compare with"
-        kept = f"mean {late.mean * 1e3:.3g} ms, p99 {late.p99 * 1e3:.3g} ms late"
-        return f"{'not as asked' if reasons else 'as asked'} ({process}): its timetable, {kept}"
+        late_by = f"mean {short_number(late.mean * 1e3, 3)} ms, p99 {short_number(late.p99 * 1e3, 3)} ms late"
+        kept = "not kept" if reasons else "kept"
+        return f"timetable {kept} ({late_by}); not tested: the distribution of the gaps (asked: {process})"
     if n < ENOUGH:
         return f"too few to say: {counted(n, 'arrival')}; expected at least {ENOUGH}"
     return "not poisson: " + "; ".join(reasons[:2]) if reasons else "poisson"

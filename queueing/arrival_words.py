@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from policies.text import short_number
 from queueing.arrival_tests import EQUAL, NEAR, FloatArray, pairs_within
 
 CLOSE = 0.01  # of a period: how near to one phase counts as pinned to it; by chance a share of 0.02 is
@@ -106,9 +107,10 @@ def _of_pauses(gaps: FloatArray, failed: Mapping[str, float], asked_rate: float 
     noise = 4 / rest.size**0.5
     if abs(rest.std() / rest.mean() - 1) > noise:
         return  # uneven all along, not by a few pauses
-    words = f"pauses of up to {gaps.max():.3g} s ({gaps.max() / expected:.0f} mean gaps)"
+    words = f"pauses of up to {short_number(gaps.max(), 3)} s ({gaps.max() / expected:.0f} mean gaps)"
     if "rate" in failed and asked_rate is not None and abs(expected / rest.mean() - 1) < noise:
-        yield f"{words}, delivered {1 / mean:.4g} of {asked_rate:.4g} per second asked: schedule was lost and never made up"
+        rates = f"delivered {short_number(1 / mean)} of {short_number(asked_rate)} per second asked"
+        yield f"{words}, {rates}: schedule was lost and never made up"
     else:
         yield f"{words}: the sender or the network stood still"
 
@@ -126,7 +128,7 @@ def _of_counts(ordered: FloatArray, failed: Mapping[str, float]) -> Iterator[str
 
 def _of_rate(gaps: FloatArray, failed: Mapping[str, float], asked_rate: float | None) -> Iterator[str]:
     if "rate" in failed and asked_rate is not None:
-        yield f"delivered {1 / gaps.mean():.4g} of {asked_rate:.4g} per second asked"
+        yield f"delivered {short_number(1 / gaps.mean())} of {short_number(asked_rate)} per second asked"
     if "span too exact" in failed:
         yield "the run ends at n / rate more exactly than chance does: a rescaled schedule"
 

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from policies.durations import Duration
+from policies.text import short_number
 from queueing.errors import UnstableQueueError
 from queueing.experiment import NUM_REQUESTS, simulate_model
 from queueing.latency import LatencyModel, slow_law
@@ -176,7 +177,7 @@ def _print(answer: Prediction, to: Console) -> None:
 def _heads(answer: Prediction) -> Iterator[str]:
     bound = "" if answer.effective_max_batch_size is None else f", at most {answer.effective_max_batch_size} together"
     yield f"{answer.policy}  {answer.model}{bound}  ({answer.fallback or answer.method})"
-    yield f"load          {answer.load:.4g}" + ("" if answer.stable else "  UNSTABLE: the queue grows without bound")
+    yield f"load          {short_number(answer.load)}" + ("" if answer.stable else "  UNSTABLE: the queue grows without bound")
     if answer.stable:
         yield f"utilisation   {_number(answer.utilisation)}"
         yield f"batch size    {_number(answer.batch_size.mean)}"
@@ -184,7 +185,7 @@ def _heads(answer: Prediction) -> Iterator[str]:
     if "queueing_delay_upper" in answer.bounds:
         yield f"upper bound   {_number(answer.bounds['queueing_delay_upper'])} s for the mean queueing delay"
     if answer.stations:
-        yield "servers       " + ", ".join(f"{station.name} at load {station.load:.4g}" for station in answer.stations)
+        yield "servers       " + ", ".join(f"{station.name} at load {short_number(station.load)}" for station in answer.stations)
 
 
 def _table(answer: Prediction) -> Table:
@@ -201,7 +202,7 @@ def _table(answer: Prediction) -> Table:
 
 
 def _number(value: float | None) -> str:
-    return DASH if value is None else f"{value:.4g}"
+    return DASH if value is None else short_number(value)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import math
 
+from policies.text import short_number
+
 
 class CommandError(RuntimeError):
     """A command cannot do what was asked although its arguments are right; the message is one line."""
@@ -26,7 +28,8 @@ class UnstableQueueError(PredictionError):
 
     def __init__(self, load: float) -> None:
         super().__init__(
-            f"got load {load:.4g}; a steady state needs a load below 1: lower the arrival rate or the token limit, or serve larger batches"
+            f"got load {short_number(load)}; a steady state needs a load below 1: "
+            "lower the arrival rate or the token limit, or serve larger batches"
         )
         self.load = load
 
@@ -53,5 +56,5 @@ class NoStableChoiceError(PredictionError):
     """An optimisation found nothing to choose; `load` is the smallest load among what it tried."""
 
     def __init__(self, tried: str, why: str, load: float) -> None:
-        super().__init__(f"tried {tried}: {why} (smallest load {load:.4g}); lower the arrival rate, or relax the constraint")
+        super().__init__(f"tried {tried}: {why} (smallest load {short_number(load)}); lower the arrival rate, or relax the constraint")
         self.load = load

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from policies.text import SpecError, short_form, suggest
+from policies.text import SpecError, short_form, short_number, suggest
 from queueing.advice.answer import SIMULATED, rough
 from queueing.cli import EngineBound, Json, Latency, OutputTokens, PadPrompts, Patience, PromptTokens, Servers, TokenLimit, law_of, show
 from queueing.distributions import SUPPORT_LIMIT, parse_distribution
@@ -223,7 +223,7 @@ def _cell(value: Any, least: float) -> str:
         return "-"
     if not isinstance(value, float):
         return str(value)
-    return f"< {least:g}" if 0 < abs(value) < least else f"{value:.5g}"
+    return f"< {least:g}" if 0 < abs(value) < least else short_number(value, 5)
 
 
 if __name__ == "__main__":

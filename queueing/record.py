@@ -93,19 +93,30 @@ def read_run(path: Path) -> tuple[Header, list[Record]]:
 
     A last line that was cut, because its writer was killed in the middle of it, is left out.
     """
+    return read_cut_run(path)[:2]
+
+
+def read_cut_run(path: Path) -> tuple[Header, list[Record], bool]:
+    """The same, and whether a last line that was cut is left out."""
     data = path.read_bytes()
     if not data.strip():
         raise ValueError(f"{path}: the file is empty; expected {RUN_FILE}")
-    lines = iter(_whole_lines(data))
+    lines, cut = _whole_lines(data)
+    return *_decoded(iter(lines), path), cut
+
+
+def _decoded(lines: Iterator[bytes], path: Path) -> tuple[Header, list[Record]]:
     header = _decode(next(lines, b""), Header, path, 1)
     if header.schema_version > SCHEMA_VERSION:
         raise ValueError(f"{path}: got schema version {header.schema_version}; this Kendall reads up to {SCHEMA_VERSION}")
     return header, list(_records(lines, path))
 
 
-def _whole_lines(data: bytes) -> list[bytes]:
+def _whole_lines(data: bytes) -> tuple[list[bytes], bool]:
+    """Whether the last line is left out, too."""
     lines = data.splitlines()
-    return lines[:-1] if len(lines) > 1 and not data.endswith(b"\n") and not _is_whole(lines[-1]) else lines
+    cut = len(lines) > 1 and not data.endswith(b"\n") and not _is_whole(lines[-1])
+    return lines[:-1] if cut else lines, cut
 
 
 def _is_whole(line: bytes) -> bool:

@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from policies.text import short_number
 from queueing.batch_means import FloatArray, batch_means_interval
 
 WARM_UP = 0.05  # share of a run, at most
@@ -55,7 +56,7 @@ def find_warm_up(delays: FloatArray) -> WarmUp:
     memory = batch_means_interval(delays).memory
     needed = math.ceil(MEMORIES * memory)
     dropped = min(needed, most)
-    over = "1 request" if f"{memory:.3g}" == "1" else f"{memory:,.3g} requests"
+    over = "1 request" if short_number(memory, 3) == "1" else f"{short_number(memory, 3)} requests"
     share = f"{WARM_UP:.0%}".replace("%", " %")
     rule = f"twice that, at most {share} of the run"
     if needed > most:

@@ -506,3 +506,56 @@ def test_the_folder_of_a_sweep_has_two_names_on_the_command_line_and_in_the_envi
     monkeypatch.setenv(variable, "there")
     assert run("sweep", "--dry-run") == 0
     assert found == [Path("here"), Path("there")]
+
+
+# an output that cannot be written
+
+PREDICT = ("predict", "--policy", "single", "--arrival-rate", "2", "--output-tokens", "deterministic:value=20", "--latency", LAW)
+
+
+def piped(stdout: Any, *arguments: str, unbuffered: str = "") -> tuple[int, str]:
+    command, settings = [sys.executable, "-m", "kendall", *arguments], os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    found = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=settings, timeout=60, check=False)
+    return found.returncode, found.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize(
+    "arguments", [PREDICT, (*PREDICT, "--json"), ("help",), ("--version",), ("--show-completion", "bash"), ("predict", "--help")]
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_behind_stdout_is_one_line_and_status_1(arguments: tuple[str, ...], unbuffered: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        found = piped(full, *arguments, unbuffered=unbuffered)
+    assert found == (1, "kendall: cannot write to stdout: No space left on device\n")
+
+
+@pytest.mark.parametrize("arguments", [PREDICT, (*PREDICT, "--json"), ("--version",)])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_has_closed_the_pipe_gets_no_message(arguments: tuple[str, ...], unbuffered: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        assert piped(writing, *arguments, unbuffered=unbuffered) == (1, "")
+    finally:
+        os.close(writing)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_behind_stderr_leaves_the_exit_status() -> None:
+    command = [sys.executable, "-m", "kendall", "summary", "none.jsonl"]
+    with Path("/dev/full").open("w") as full:
+        assert subprocess.run(command, stdout=subprocess.PIPE, stderr=full, cwd=ROOT, timeout=60, check=False).returncode == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_file_that_cannot_be_written_is_not_taken_for_stdout(tmp_path: Path) -> None:
+    from policies import parse_policy
+    from queueing.record import Header, write_run
+    from tests.loadgen.driver import drive
+
+    write_run(tmp_path / "run.jsonl", Header(writer="simulator"), drive(parse_policy("dynamic"), 40.0, n=300))
+    status, said = piped(subprocess.DEVNULL, "compare", str(tmp_path / "run.jsonl"), "--csv", "/dev/full")
+    assert status == 1
+    assert "No space left on device" in said
+    assert "stdout" not in said

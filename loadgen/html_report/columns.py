@@ -11,6 +11,7 @@ from loadgen.cells import ReportCell
 from loadgen.comparison import Estimate
 from loadgen.html_report.numbers import MS, label, mean_and_half, ms, percent
 from loadgen.html_report.words import chip_class
+from policies.text import short_number
 
 
 class Column(NamedTuple):
@@ -91,7 +92,7 @@ def _observed(cell: ReportCell) -> str:
 
 
 def _rate(cell: ReportCell) -> str:
-    return f"{cell.comparison.n:,}<br><small>{cell.comparison.arrival_rate:.3g}/s</small>"
+    return f"{cell.comparison.n:,}<br><small>{short_number(cell.comparison.arrival_rate, 3)}/s</small>"
 
 
 def _speed_shown(cell: ReportCell) -> str:

@@ -34,7 +34,7 @@ class ReportData:
     configuration: dict[str, Any] = field(default_factory=dict)  # of the whole: engine, model, lengths, ...
     date: str | None = None  # of the run, ISO
     searches: Sequence[dict[str, Any]] = ()
-    events: Sequence[str] = ()  # restarts, interruptions
+    events: Sequence[str] = ()  # restarts, interruptions, files with records missing
 
 
 def of_folder(folder: Path, results: Results | None = None) -> ReportData:
@@ -54,7 +54,8 @@ def of_folder(folder: Path, results: Results | None = None) -> ReportData:
 
 def of_files(files: Sequence[RunFile], asked: Asked, profile: Profile | None = None) -> ReportData:
     """Single runs."""
-    return of_cells(cells_of_files(files, asked), [file.header for file in files if file.header.writer != "load"], asked.law, profile)
+    found = of_cells(cells_of_files(files, asked), [file.header for file in files if file.header.writer != "load"], asked.law, profile)
+    return dataclasses.replace(found, events=[f"{file.path.name}: {sentence}" for file in files for sentence in file.incomplete])
 
 
 def of_cells(

@@ -9,6 +9,7 @@ from loadgen.cells import ReportCell
 from loadgen.comparison import TOO_SHORT
 from loadgen.html_report.data import ReportData
 from loadgen.html_report.numbers import label, load_text
+from policies.text import short_number
 from queueing.latency import LatencyModel
 
 GROUPS = {
@@ -118,7 +119,7 @@ def facts(data: ReportData) -> list[tuple[str, str]]:
 def law_text(law: LatencyModel) -> str:
     """The law's coefficients to four digits, with their units."""
     times = {"k1": law.k1, "k2": law.k2, "k3": law.k3, "k4": law.k4, "kp": law.kp, "turnaround": law.turnaround}
-    said = [f"{name} {value * 1e3:.4g} ms" for name, value in times.items() if value]
+    said = [f"{name} {short_number(value * 1e3)} ms" for name, value in times.items() if value]
     return ", ".join([*said, f"cv {law.cv:.3g}", f"speed {law.speed:.4g}"])
 
 

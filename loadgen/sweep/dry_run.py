@@ -11,7 +11,7 @@ from rich.console import Console
 from loadgen.sweep.grid import Basis, Bounds, Cell
 from loadgen.sweep.plan import Plan, searches_of
 from loadgen.sweep.status import duration
-from policies.text import counted, short_form
+from policies.text import counted, short_form, short_number
 from queueing.profile import load_law
 from queueing.terminal import Column, Table, say
 
@@ -88,7 +88,7 @@ def _limited(plan: Plan) -> bool:
 
 def _row(plan: Plan, number: int, cell: Cell, name: Callable[[str], str]) -> list[str]:
     limit = ["none" if cell.max_output_tokens is None else str(cell.max_output_tokens)] if _limited(plan) else []
-    head = [str(number), name(cell.policy), f"{cell.load:.3f}", f"{cell.rate:.4g}", *limit]
+    head = [str(number), name(cell.policy), f"{cell.load:.3f}", short_number(cell.rate), *limit]
     return [*head, str(cell.count), duration(cell.seconds), "*" * cell.cut] if _runs(plan, cell) else [*head, "-", "NOT RUN", ""]
 
 

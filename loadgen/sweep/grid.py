@@ -23,7 +23,7 @@ from loadgen.sweep.plan import Plan
 from loadgen.timetable import Timetable, draw_timetable
 from policies import parse_policy
 from policies.fixed import Fixed
-from policies.text import SpecError
+from policies.text import SpecError, short_number
 from queueing.distributions import TokenDistribution, parse_distribution
 from queueing.latency import LatencyModel
 from queueing.model import Model
@@ -61,7 +61,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         limit = "" if self.max_output_tokens is None else f", limit {self.max_output_tokens}"
-        return f"{self.policy} at load {self.load:.3g} ({self.rate:.4g}/s{limit})"
+        return f"{self.policy} at load {self.load:.3g} ({short_number(self.rate)}/s{limit})"
 
 
 @dataclass(frozen=True, eq=False)

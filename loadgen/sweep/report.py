@@ -13,6 +13,7 @@ from loadgen.report import show_table
 from loadgen.sweep.journal import Event
 from loadgen.sweep.results import Results
 from loadgen.sweep.store import Store
+from policies.text import short_number
 from queueing.terminal import say
 
 WANDER = 0.1  # change of speed around a cell beyond which its mean says more about the machine than about the queue
@@ -52,9 +53,9 @@ def search_line(event: Event) -> str:
     """The bracket of one search beside its prediction."""
     goal = "stays stable" if event["goal"] == "saturation" else f"keeps {event['goal']}"
     limit = "" if event["max_output_tokens"] is None else f", limit {event['max_output_tokens']}"
-    said = f"{event['policy']}{limit}: {goal} up to a rate between {event['low']:.4g} and {_rate(event['high'])}/s"
+    said = f"{event['policy']}{limit}: {goal} up to a rate between {short_number(event['low'])} and {_rate(event['high'])}/s"
     if event["predicted"] is not None:
-        said += f"; predicted {event['predicted']:.4g}/s ({event['predicted_at_speed']:.4g}/s at the speed measured)"
+        said += f"; predicted {short_number(event['predicted'])}/s ({short_number(event['predicted_at_speed'])}/s at the speed measured)"
     return said + (f"; {event['note']}" if event["note"] else "")
 
 
@@ -74,7 +75,7 @@ def as_json(results: Results, written: Sequence[Path]) -> dict[str, Any]:
 
 
 def _rate(value: float | None) -> str:
-    return "?" if value is None else f"{value:.4g}"
+    return "?" if value is None else short_number(value)
 
 
 def _short(results: Results) -> list[str]:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from policies.text import short_number
 from queueing.statistics import FloatArray
 
 BLOCKS = 16
@@ -52,7 +53,7 @@ class Growth:
 
     def __str__(self) -> str:
         return (
-            f"{self.number} unanswered after {self.seconds:.3g} s, "
+            f"{self.number} unanswered after {short_number(self.seconds, 3)} s, "
             f"growing by {self.share:.0%} of the arrivals (t = {self.t:.1f} over {BLOCKS} blocks)"
         )
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from policies.text import SpecError, parse_number, suggest
+from policies.text import SpecError, parse_number, short_number, suggest
 from queueing.advice.forecast import Forecast
 from queueing.distributions import TokenDistribution
 from queueing.model import Model
@@ -115,7 +115,7 @@ def forbidden(objective: Objective, found: Forecast, *, limits_tokens: bool, sim
         value = objective.slo.value(found.prediction)
         value = simulated if value is None else value
         if value is not None and value > objective.slo.seconds:
-            return f"breaks the SLO {objective.slo} (predicted {value:.3g} s)"
+            return f"breaks the SLO {objective.slo} (predicted {short_number(value, 3)} s)"
     most, cut = objective.max_clipped_fraction, found.clipped_fraction
     if limits_tokens and objective.name in WEIGHS["max_clipped_fraction"] and cut is not None and cut > most:
         return f"cuts {cut:.1%} of the answers, more than {most:.1%}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from policies.text import short_number
 from queueing.advice.forecast import Advice, Forecast
 from queueing.advice.measure import Measure, forbidden
 from queueing.advice.percent import HALF_A_PERCENT, seconds, share, small_share
@@ -88,4 +89,4 @@ def _too_small(gain: Estimate) -> bool:
 
 
 def _number(value: float | None, measure: Measure) -> str:
-    return seconds(value) if value is None or measure.seconds else f"{value:.4g}"
+    return seconds(value) if value is None or measure.seconds else short_number(value)

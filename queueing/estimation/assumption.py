@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from policies.text import short_number
+
 Name = Literal[
     "no_retries",
     "open_loop",
@@ -30,5 +32,4 @@ class Assumption:
 
 def factor(ratio: float) -> str:
     """The size of a change up or down, in three significant digits: `1.97`, `1,050`."""
-    size = max(ratio, 1 / ratio)
-    return f"{size:.3g}" if size < 999.5 else f"{float(f'{size:.3g}'):,.0f}"
+    return short_number(max(ratio, 1 / ratio), 3)

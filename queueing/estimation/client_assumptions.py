@@ -25,6 +25,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from policies.text import short_number
 from queueing.arrival_audit import audit_arrivals
 from queueing.estimation.assumption import Assumption, factor
 from queueing.estimation.change import FEW_CHANGES, Change, Vector, burstiness, changes
@@ -96,7 +97,8 @@ def arrival_assumptions(instants: Vector, *, explained: bool = False) -> tuple[A
     if 1 <= len(found) <= FEW_CHANGES and all(_passes(piece) for piece in _pieces(instants, found)):
         last = found[-1]
         word = "rose" if last.ratio > 1 else "fell"
-        says = f"the arrival rate {word} by a factor of {factor(last.ratio)}, {instants[-1] - last.at:.3g} s before the last arrival"
+        ago = short_number(instants[-1] - last.at, 3)
+        says = f"the arrival rate {word} by a factor of {factor(last.ratio)}, {ago} s before the last arrival"
         return Assumption("constant_rate", False, last.ratio, says), Assumption(
             "poisson_arrivals", True, 1.0, "Poisson between the changes"
         )

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from policies.text import short_number
 from queueing.batch_means import batch_means, batch_means_interval
 from queueing.estimation.assumption import Assumption, factor
 from queueing.estimation.batch_times import BatchTimes
@@ -83,11 +84,11 @@ def _no_stalls(count: int, found: Stalls, stalled: StalledDelay | None) -> Assum
     if not found.count:
         return Assumption("no_stalls", True, 0.0, "no stalls")
     number = f"{found.count} stalls hold" if found.count > 1 else "1 stall holds"
-    says = f"{number} {found.time_share:.1%} of the busy time, the longest {found.longest:.3g} s"
+    says = f"{number} {found.time_share:.1%} of the busy time, the longest {short_number(found.longest, 3)} s"
     if stalled is None:
         return Assumption("no_stalls", found.time_share < STALL_SHARE, found.time_share, says)
     fails = stalled.effect >= MATERIAL and stalled.price >= FLOOR
-    says += f": {1000 * stalled.price:.3g} ms of the predicted delay"
+    says += f": {short_number(1000 * stalled.price, 3)} ms of the predicted delay"
     return Assumption("no_stalls", not fails, stalled.effect, says)
 
 
@@ -101,7 +102,7 @@ def _constant_speed(speeds: Speeds, wander_effect: float | None) -> Assumption:
     if stepped is not None:
         word = "slower" if stepped.ratio > 1 else "faster"
         ago = speeds.times.at[-1] - stepped.at
-        says = f"the engine became {word} by a factor of {factor(stepped.ratio)}, {ago:.3g} s before the last batch"
+        says = f"the engine became {word} by a factor of {factor(stepped.ratio)}, {short_number(ago, 3)} s before the last batch"
         return Assumption("constant_speed", False, stepped.ratio, says)
     if not slow.sigma.known:
         return Assumption("constant_speed", None, math.nan, "too few batches")
@@ -177,5 +178,5 @@ def settled(window: float, since_epoch: float, relaxation: float, *, waiting_bef
         return Assumption("settled", None, math.nan, "the queue's relaxation time is not known")
     share = max(0.0, transient - since_epoch) / window if window > 0 else math.inf
     fails = share > UNSETTLED
-    says = f"the queue needs {transient:.3g} s to forget how this epoch began" if fails else "settled"
+    says = f"the queue needs {short_number(transient, 3)} s to forget how this epoch began" if fails else "settled"
     return Assumption("settled", not fails, share, says)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.text import counted
+from policies.text import counted, short_number
 from queueing.optimisation.quantity import WORDS
 from queueing.optimisation.search import TIE, Optimum, Point, near_scores, near_sojourns
 
@@ -95,7 +95,7 @@ def _choice(found: Optimum) -> str:
         case "servers":
             return counted(found.best["servers"], "server")
         case "arrival-rate":
-            return f"{found.best['arrival_rate']:.5g} requests per second"
+            return f"{short_number(found.best['arrival_rate'], 5)} requests per second"
         case _:
             return str(found.best["policy"])
 

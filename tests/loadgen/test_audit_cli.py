@@ -115,7 +115,11 @@ def test_what_was_asked_to_be_gamma_is_compared_with_its_timetable(tmp_path, cap
     instants = (100 + np.cumsum(np.random.default_rng(0).gamma(0.3, 1 / RATE / 0.3, 400))).tolist()
     path = load_run(tmp_path / "load.jsonl", instants, arrivals="gamma:rate=20,burstiness=0.3")
     run(path)
-    assert capsys.readouterr().out.startswith("load.jsonl: as asked (gamma): its timetable, mean 0.5 ms")
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.startswith(
+        "load.jsonl: timetable kept (mean 0.5 ms, p99 0.5 ms late); not tested: the distribution of the gaps (asked: gamma)"
+    )
+    assert "the tests below are for a Poisson process; their results do not enter the verdict" in out
     run(path, "--process", "poisson")
     assert "not poisson: arrivals come in bursts" in capsys.readouterr().out
     assert run(path, "--require", "poisson") == 3
@@ -158,6 +162,8 @@ def test_a_header_says_what_was_asked(configuration, found):
         (["--significance", "1"], "got --significance 1.0"),
         (["--require", "gamma"], "got --require gamma; expected poisson or timetable"),
         (["--lateness-budget", "soon"], "got lateness budget 'soon'"),
+        (["--process", "possion"], "got --process possion; expected one of poisson, gamma, deterministic"),
+        (["--process", "possion"], "; did you mean 'poisson'?"),
     ],
 )
 def test_wrong_arguments_exit_with_2(tmp_path, capsys, arguments, says):
@@ -171,4 +177,47 @@ def test_files_without_arrivals_exit_with_2(tmp_path, capsys):
     assert run(tmp_path / "empty.jsonl") == 2
     assert "got no instant of sending or of arrival" in capsys.readouterr().err
     with pytest.raises(ValueError, match="no instant"):
-        streams_of([(tmp_path, Header(writer="gateway"), [])])
+        streams_of([(tmp_path, Header(writer="gateway"), [], False)])
+
+
+def test_a_timetable_that_was_not_kept_is_said_of_any_process(tmp_path, capsys):
+    path = load_run(tmp_path / "load.jsonl", poisson(), late=0.02, arrivals="gamma:rate=20,burstiness=1")
+    assert run(path, "--require", "timetable") == 3
+    assert capsys.readouterr().out.startswith("load.jsonl: timetable not kept (mean 20 ms, p99 20 ms late); not tested:")
+
+
+def test_a_poisson_run_is_not_said_to_be_untested(tmp_path, capsys):
+    run(load_run(tmp_path / "load.jsonl", poisson()))
+    out = capsys.readouterr().out
+    assert "not tested" not in out
+    assert "tests below" not in out
+
+
+@pytest.mark.parametrize(
+    ("configuration", "kept", "says"),
+    [
+        ({"num_prompts": 1000}, 600, ["the run was killed, or still goes on: 600 of 1000 requests recorded"]),
+        ({"num_prompts": 1000, "interrupted": True, "missing": [], "recorded": 600}, 600, ["interrupted: 600 of 1,000 requests sent"]),
+        (
+            {"num_prompts": 1000, "interrupted": True, "missing": [], "recorded": 600},
+            599,
+            ["interrupted before all 1,000 requests were sent", "the file was cut: 599 of 600 requests are in it"],
+        ),
+        ({"num_prompts": 600, "interrupted": False, "missing": []}, 590, ["the file was cut: 590 of 600 requests are in it"]),
+        ({"num_prompts": 600, "interrupted": False, "missing": [], "recorded": 600}, 600, []),
+    ],
+)
+def test_records_that_are_missing_are_said_in_a_line_each(tmp_path, capsys, configuration, kept, says):
+    path = load_run(tmp_path / "load.jsonl", poisson()[:kept], **configuration)
+    (audit,) = audits(capsys, path)
+    assert audit["incomplete"] == says
+    run(path)
+    out = capsys.readouterr().out.splitlines()
+    assert [line for line in out if line.startswith(("the run was", "interrupted", "the file was"))] == says
+
+
+def test_a_gateways_file_with_a_cut_last_line_is_said_to_be_cut(tmp_path, capsys):
+    path = gateway_run(tmp_path / "gateway.jsonl", poisson())
+    path.write_bytes(path.read_bytes()[:-30])
+    (audit,) = audits(capsys, path)
+    assert audit["incomplete"] == ["the file was cut: its last line is incomplete and left out; 599 records before it"]

@@ -145,3 +145,15 @@ def test_every_part_and_theory_of_the_tables_is_explained_below_them_and_in_the_
     for name in (*PARTS, "live", "as printed"):
         assert f"{name}: " in notes
         assert f"\n| {name} | " in page
+
+
+def test_a_file_that_was_cut_is_named_below_the_table_in_json_and_in_the_report(tmp_path: Path) -> None:
+    file = Path(run_file(tmp_path))
+    assert "the file was cut" not in invoke(str(file)).stdout
+    file.write_bytes(file.read_bytes()[:-30])
+    says = "dynamic.jsonl: the file was cut: its last line is incomplete and left out; 1,499 records before it"
+    result = invoke(str(file), "--html", str(tmp_path / "report.html"))
+    assert result.exit_code == 0
+    assert says in " ".join(result.stdout.split())
+    assert says in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert json.loads(invoke(str(file), "--json").stdout)["events"] == [says]

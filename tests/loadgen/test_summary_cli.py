@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -162,3 +163,53 @@ def test_an_empty_a_binary_and_a_joined_run_file_are_named(tmp_path: Path) -> No
     write_run(path, Header(writer="load"), [Record(request_id="load-1-0", outcome="completed", sent_at=1.0)] * 2)
     ((_, result),) = read_results([path])
     assert "request ids with more than one record: 1;" in result.missing[0]
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({}, "(the run was killed, or still goes on: 0 of 9 requests recorded)"),
+        ({"interrupted": True, "missing": [], "recorded": 0}, "(interrupted: 0 of 9 requests sent)"),
+    ],
+)
+def test_a_file_without_a_record_is_refused_in_one_line(
+    more: dict[str, object], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "header.jsonl", Header(writer="load", configuration={"request_rate": 1.0, "num_prompts": 9, **more}), [])
+    assert kendall("summary", "header.jsonl") == 2
+    out, said = capsys.readouterr()
+    assert (out, said) == ("", f"kendall: got header.jsonl without a record {says}; expected a run file with at least one request\n")
+
+
+def one_request(path: Path, **more: object) -> None:
+    ended = {"arrivals": "poisson:rate=1", "request_rate": 1.0, "num_prompts": 1, "interrupted": False, "missing": [], **more}
+    row = Record(request_id="load-1-0", outcome="completed", intended_at=1.0, sent_at=1.0001, released_at=1.5)
+    write_run(path, Header(writer="load", configuration=ended), [row])
+
+
+def test_a_rate_of_one_request_is_a_dash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one_request(tmp_path / "one.jsonl")
+    kendall("summary", "one.jsonl")
+    out = capsys.readouterr().out
+    assert "asked 1, drawn -, delivered -, completed 2" in out
+    assert "nan" not in out
+
+
+def test_an_interrupted_run_whose_file_was_cut_does_not_say_how_many_were_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one_request(tmp_path / "cut.jsonl", num_prompts=9, interrupted=True, recorded=3)
+    found = json_of("cut.jsonl", capsys)
+    assert found["missing"] == ["the file was cut: 1 of 3 requests are in it"]
+    assert "interrupted before all 9 requests were sent" in found["reasons"]
+    one_request(tmp_path / "old.jsonl", num_prompts=9, interrupted=True)  # of a version that did not count its records
+    (tmp_path / "old.jsonl").write_bytes((tmp_path / "old.jsonl").read_bytes() + b'{"request_id":"load-1-1","out')
+    assert json_of("old.jsonl", capsys)["missing"] == ["the file was cut: its last line is incomplete and left out; 1 record before it"]
+
+
+def test_the_values_of_a_list_may_follow_one_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one_request(tmp_path / "one.jsonl")
+    kendall("summary", "--goodput", "e2el:900", "ttfb:800", "one.jsonl", "--metric-percentiles", "50", "99", "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert found["goodput"]["limits"] == ["e2el <= 900 ms", "ttfb <= 800 ms"]
+    assert {name for name in found["e2el"] if re.fullmatch(r"p\d+", name)} == {"p50", "p99"}
+    kendall("summary", "--percentile-metrics", "e2el", "tpot", "one.jsonl")
+    assert "end to end" in capsys.readouterr().out

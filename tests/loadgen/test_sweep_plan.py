@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from loadgen.flags import SweepCommand, in_a_row
 from loadgen.run import VOCABULARY
 from loadgen.sweep.conditions import parse_conditions
 from loadgen.sweep.dry_run import plan_as_object
@@ -215,3 +216,32 @@ def test_searches_are_one_per_policy_limit_and_goal() -> None:
     plan = Plan(policies=("single", "dynamic"), find_saturation=True, slo=("mean_queueing_delay=1s",), max_output_tokens=(8, 16))
     assert len(searches_of(plan)) == 8
     assert plan_as_object(plan)["cells"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["--loads", "0.3", "0.6"], ["--loads", "0.3,0.6"]),
+        (["--loads", "0.3,", "0.6", "dynamic"], ["--loads", "0.3,0.6", "dynamic"]),
+        (["--loads=0.3", "0.6", "--seed", "7"], ["--loads=0.3,0.6", "--seed", "7"]),
+        (["dynamic", "--loads", "0.3", "single", "5"], ["dynamic", "--loads", "0.3", "single", "5"]),
+        (["--request-rates", "2", "4e1"], ["--request-rates", "2,4e1"]),
+        (["--max-output-tokens", "16", "none"], ["--max-output-tokens", "16,none"]),
+        (["--slo", "p99_queueing_delay=2s", "p50_queueing_delay=1s"], ["--slo", "p99_queueing_delay=2s", "--slo", "p50_queueing_delay=1s"]),
+        (["--slo", "p99_queueing_delay=2s", "capped:max_batch_size=8"], ["--slo", "p99_queueing_delay=2s", "capped:max_batch_size=8"]),
+        (["--json", "single", "--loads"], ["--json", "single", "--loads"]),
+    ],
+)
+def test_the_values_of_a_list_may_follow_one_another(arguments: list[str], meant: list[str]) -> None:
+    assert in_a_row(arguments, SweepCommand.lists, SweepCommand.repeatable) == meant
+
+
+def test_blanks_separate_loads_as_commas_do() -> None:
+    def loads(*arguments: str) -> list[float]:
+        result = CliRunner().invoke(app, ["dynamic", *arguments, "--latency", "reference", "--dry-run", "--json"])
+        assert result.exit_code == 0, result.output
+        return [cell["load"] for cell in json.loads(result.stdout)["cells"]]
+
+    assert loads("--loads", "0.3", "0.6") == loads("--loads", "0.3 0.6") == loads("--loads", "0.3, 0.6") == loads("--loads", "0.3,0.6")
+    wrong = CliRunner().invoke(app, ["dynamic", "--loads", "0.3,", "--dry-run"])
+    assert isinstance(wrong.exception, SpecError)

@@ -24,7 +24,7 @@ from policies import (
     parse_policy,
     policy_batch_size,
 )
-from policies.text import counted, format_number, parse_number
+from policies.text import counted, format_number, parse_number, short_number
 from tests.policies.states import policies, waits
 
 CANONICAL = [
@@ -181,3 +181,25 @@ def test_a_key_without_a_value_is_named(text: str) -> None:
     key = text.strip().rstrip("=").rpartition(":")[2].rpartition(",")[2]
     with pytest.raises(SpecError, match=f"^got {key} without a value in '{text}'; expected {key}=VALUE, for example "):
         parse_policy(text)
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (11_163.4, 4, "11,160"),
+        (9_999.4, 4, "9999"),
+        (9_999.6, 4, "10,000"),
+        (-11_163.4, 4, "-11,160"),
+        (123_456.7, 5, "123,460"),
+        (12_345.6, 5, "12346"),
+        (0.0123456, 4, "0.01235"),
+        (1e-5, 4, "1e-05"),
+        (0.0, 4, "0"),
+        (9e14, 4, "900,000,000,000,000"),
+        (1e15, 4, "1e+15"),
+        (math.inf, 4, "inf"),
+        (math.nan, 4, "-"),
+    ],
+)
+def test_a_number_for_people_has_few_digits_and_no_exponent_where_it_is_large(value: float, digits: int, text: str) -> None:
+    assert short_number(value, digits) == text

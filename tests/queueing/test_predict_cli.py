@@ -97,6 +97,15 @@ def test_the_table_is_readable_and_names_units() -> None:
     assert "UNSTABLE" in call("predict", policy="single", arrival_rate="100")
 
 
+def test_long_delays_are_printed_without_an_exponent() -> None:
+    """Service of 20,000 s at load 0.5: M/D/1 waits 10,000 s on average."""
+    slow = {"output_tokens": "deterministic:value=100", "latency": "k1=0,k2=0,k3=0,k4=200"}
+    table = call("predict", policy="single", arrival_rate="0.000025", **slow)
+    assert "10,000" in table
+    assert not re.search(r"\de\+\d", table)
+    assert json.loads(call("predict", "--json", policy="single", arrival_rate="0.000025", **slow))["queueing_delay"]["mean"] > 9999
+
+
 def test_the_first_line_says_why_auto_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the numbers did not converge, and where no formula covers the queue; an exact answer says nothing of the kind."""
     monkeypatch.setattr("queueing.prediction.SIMULATED_REQUESTS", 2000)

@@ -55,15 +55,15 @@ class Crowd:
 
     async def call(self, number: int) -> None:
         """One, to the end of its answer."""
-        tokens, stream = 1 + number * 37 % 24, number % 2 == 0
-        body = {"model": "tiny", "prompt": [300, 301 + number % 50], "max_tokens": 100, "stream": stream}
+        tokens = 1 + number * 37 % 24
+        body = {"model": "tiny", "prompt": [300, 301 + number % 50], "max_tokens": 100, "stream": number % 2 == 0}
         body |= {"kendall_forced_output_tokens": tokens} | self.fields(number)
         status, answer = await (await SocketCall(self.url, body).send()).answer()
         self.statuses[status] += 1
         if status != 200:
             return
         self.asked += [tokens] * body.get("n", 1)
-        whole = stream_text(answer)[1] if stream else json.loads(answer)["usage"]["completion_tokens"] == tokens * body.get("n", 1)
+        whole = stream_text(answer)[1] if body["stream"] else json.loads(answer)["usage"]["completion_tokens"] == tokens * body.get("n", 1)
         if not whole:
             self.broken.append((number, status, answer[-300:]))
 
@@ -171,7 +171,7 @@ KINDS = [
     Kind(says="an engine is killed", meanwhile=kill, restarts=1),
     Kind(says="a successor hangs in its boot", meanwhile=hang_in_boot, arguments=("--restart-timeout", "15"), restarts=1),
     Kind(says="an engine hangs in a calibration", meanwhile=hang_in_calibration, restarts=1),
-    Kind(says="the predictor is stopped", meanwhile=stop_the_predictor, arguments=("--prediction-interval", "1")),
+    Kind(says="the predictor is stopped", meanwhile=stop_the_predictor, arguments=("--prediction-interval", "1", "--latency", "tiny")),
     Kind(says="the gateway stands still", meanwhile=pause),
     Kind(says="several sequences a call", fields=several),
     Kind(says="nobody reads the log", arguments=("--log-level", "debug", "--access-log"), log_is_read=False),
