@@ -1,6 +1,6 @@
 # Every target makes the environment first (tools/setup_env.py, silent when up to date).
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev setup-system demo test test-all fuzz check audit bench conformance screenshots dashboards notebooks manifests clean
+.PHONY: help setup setup-dev setup-system demo test test-all fuzz mutants check audit bench conformance screenshots dashboards notebooks manifests clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -36,12 +36,15 @@ fuzz: setup-dev ## the property tests on random examples, 20 times as many; SEED
 	@seed=$${SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; echo "fuzz: SEED=$$seed repeats this run"; \
 		$(BIN)/pytest -q --hypothesis-profile=fuzz --hypothesis-seed=$$seed $(ARGS) || { echo "fuzz: it was SEED=$$seed"; exit 1; }
 
+mutants: setup-dev ## 200 small faults in the code, each of which a quick test has to find; an hour or two; ARGS="--seed 2 --group policies"
+	@$(BIN)/python tools/mutants.py $(ARGS)
+
 check: setup-dev ## lint, format, types, direction of imports, spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy -p kendall
-	$(BIN)/mypy tools/setup_env.py tools/audit.py tools/vendor.py tools/notebook.py
+	$(BIN)/mypy tools/setup_env.py tools/audit.py tools/vendor.py tools/notebook.py tools/mutants.py
 	$(BIN)/mypy -p grafana
 	$(BIN)/lint-imports
 	$(BIN)/codespell
