@@ -25,7 +25,7 @@ from loadgen.sweep.status import Status
 from loadgen.sweep.store import Store
 from policies.text import SpecError
 from queueing.latency import LatencyModel
-from queueing.profile import Profile, load_law
+from queueing.profile import Profile, load_law, poor_fit_of
 
 RESTARTS = 5  # of the gateway, in one session
 BACK_OFF = 1.0  # seconds before the first; doubled each time
@@ -124,6 +124,8 @@ class Apparatus:
     async def _calibrated(self, bounds: Bounds) -> LatencyModel:
         if self.plan.latency is not None:
             law = load_law(self.plan.latency).at_speed(1.0)
+            if warning := poor_fit_of(self.plan.latency):
+                self.status.note(f"warning: {warning}")
             self.store.write_profile(Profile(name="given", law=law, note="given by --latency, not measured here"))
             return law
         self.status.phase("calibrating the engine's law", CALIBRATING)

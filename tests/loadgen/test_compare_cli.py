@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from loadgen.compare_cli import app
 from policies import parse_policy
 from policies.text import SpecError
+from queueing.profile import load_profile
 from queueing.record import Header, Record, write_run
 from tests.loadgen.driver import LAW, drive
 
@@ -62,6 +63,14 @@ def test_a_law_fills_every_column(tmp_path: Path) -> None:
         assert comparison["utilisation"] == pytest.approx(comparison["predicted_utilisation"], abs=0.1)
     assert comparisons[0]["queueing_delay"]["paper"]["mean"] > 0
     assert comparisons[1]["queueing_delay"]["paper"] is None
+
+
+def test_a_profile_that_fits_poorly_is_named_on_stderr(tmp_path: Path) -> None:
+    profile = tmp_path / "mine.json"
+    msgspec.structs.replace(load_profile("tiny"), name="mine", r2=0.5).save(profile)
+    result = invoke(run_file(tmp_path), "--latency", str(profile), "--output-tokens", LENGTHS)
+    assert result.exit_code == 0, result.output
+    assert result.stderr.startswith("kendall: warning: profile mine: the law fits poorly: R2 0.50")
 
 
 def test_the_table_says_why_and_where(tmp_path: Path) -> None:
