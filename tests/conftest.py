@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
+from typing import TypeVar
 
 import pytest
 from hypothesis import is_hypothesis_test, settings
@@ -13,6 +15,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy is loaded: on
 settings.register_profile("same", deadline=None, derandomize=True, print_blob=True)  # no deadline: a busy machine is no error
 settings.register_profile("fuzz", deadline=None, print_blob=True)  # `make fuzz`
 settings.load_profile("same")
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 MORE = 20  # times as many examples under "fuzz"
 
 
@@ -27,6 +30,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         function._hypothesis_internal_use_settings = settings(asked, max_examples=MORE * asked.max_examples)
     config.hook.pytest_deselected(items=[item for item in items if item not in properties])
     items[:] = properties
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Continuous integration has every part: there a skipped test is a failure, elsewhere it is visible."""
+    return unless_on_ci((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """The same for a whole file."""
+    return unless_on_ci((yield))
+
+
+def unless_on_ci(report: Report) -> Report:
+    """A skip, or the failure that it is under CI=true."""
+    if report.skipped and os.environ.get("CI") == "true" and not hasattr(report, "wasxfail"):
+        report.outcome, report.longrepr = "failed", f"skipped under CI=true: {report.longrepr}"
+    return report
 
 
 @pytest.fixture(autouse=True)

@@ -170,8 +170,6 @@ def test_the_autopilot_is_steered_from_the_page(operated: Site) -> None:
 
 
 def test_the_operators_calls_need_the_admin_key_which_the_page_asks_for_and_keeps_for_the_tab(operated: Site, tmp_path: Path) -> None:
-    pytest.importorskip("server.security")
-
     async def main() -> None:
         async with serving(tmp_path, "--admin-key", "an-admin-key-of-the-test") as gateway, operated.browser.page() as page:
             await page.open(gateway.url)

@@ -36,9 +36,7 @@ from tests.server.processes import alive
 
 pytestmark = [
     pytest.mark.engine,
-    pytest.mark.skipif(
-        importlib.util.find_spec("vllm") is None and os.environ.get("CI") != "true", reason="vLLM is not installed (make setup)"
-    ),
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed (make setup)"),
     # raised inside vLLM and what it imports, while they are imported; none is about our use of them
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
