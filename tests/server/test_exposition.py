@@ -18,7 +18,7 @@ def families(text: bytes) -> Count[str]:
 
 
 def test_vllms_collectors_are_shown_and_a_library_of_the_same_process_is_not() -> None:
-    theirs = Counter("vllm:generation_tokens", "As vLLM names it", ["model_name"])
+    theirs = Counter("vllm:tokens_of_this_test", "As vLLM names it", ["model_name"])
     other = Gauge("kendall_queue_length", "A library that takes our name in the default registry")
     try:
         theirs.labels("tiny").inc(7)
@@ -26,7 +26,7 @@ def test_vllms_collectors_are_shown_and_a_library_of_the_same_process_is_not() -
     finally:
         for collector in (theirs, other):
             REGISTRY.unregister(collector)
-    assert b'vllm:generation_tokens_total{model_name="tiny"} 7.0' in text
+    assert b'vllm:tokens_of_this_test_total{model_name="tiny"} 7.0' in text
     found = families(text)
     assert found["process_resident_memory_bytes"] == 1
     assert found["kendall_queueing_delay_seconds"] == 1
@@ -44,14 +44,14 @@ def test_a_second_gateway_in_the_process_is_no_clash() -> None:
 
 def test_an_engine_that_is_started_again_registers_its_collectors_again() -> None:
     """As vLLM does it: the old ones out, new ones of the same name in; what was read before stays readable."""
-    old = Gauge("vllm:num_requests_running", "One life")
+    old = Gauge("vllm:lives_of_this_test", "One life")
     with pytest.raises(ValueError, match="Duplicated"):
-        Gauge("vllm:num_requests_running", "A clash, if the old one stayed")
+        Gauge("vllm:lives_of_this_test", "A clash, if the old one stayed")
     REGISTRY.unregister(old)
-    new = Gauge("vllm:num_requests_running", "The next life")
+    new = Gauge("vllm:lives_of_this_test", "The next life")
     try:
         new.set(3)
-        assert exposition(Metrics()).count(b"\nvllm:num_requests_running ") == 1
+        assert exposition(Metrics()).count(b"\nvllm:lives_of_this_test ") == 1
     finally:
         REGISTRY.unregister(new)
 
