@@ -47,11 +47,13 @@ class ServiceLaws:
 
     def padded(self) -> Vector:
         """P(H = t | b), a row for each b."""
-        laws = np.array([self._padded(b) for b in range(1, self.largest + 1)])
+        sizes = range(1, self.largest + 1)
         if self.prompt_tokens is None:
-            return laws
-        prompts = self._prompts()
-        return self._laws(np.array([row * prompts(b) for b, row in enumerate(np.fft.rfft(laws, axis=1), start=1)]))
+            return np.array([self._padded(b) for b in sizes])
+        prompts, table = self._prompts(), np.empty((self.largest, self.points // 2 + 1), dtype=complex)
+        for row, b in zip(table, sizes, strict=True):  # one after the other: a table has up to 0.3 GB
+            row[:] = np.fft.rfft(self._padded(b)) * prompts(b)
+        return self._laws(table)
 
     def unpadded(self, *, own: bool = False) -> Vector:
         """P(H = t | b), or the time to a member's own release."""

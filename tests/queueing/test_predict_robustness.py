@@ -3,6 +3,7 @@
 import itertools
 import math
 import resource
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from queueing.latency import LatencyModel
 from queueing.mgc import mmc, solve_servers
 from queueing.optimize_cli import app as optimize_app
 from queueing.result import Quantiles
+from queueing.service_laws import ServiceLaws
 from queueing.service_time import ServiceTime
 from tests.queueing.predict_fuzz import cases, fault_of, warm_up
 
@@ -185,6 +187,21 @@ def test_prompts_beside_outputs_need_little_memory() -> None:
     assert service.mean == pytest.approx(1e-2 * lengths.mean + 1e-3 * prompts.mean, rel=1e-12)
     assert service.second_moment - service.mean**2 == pytest.approx(1e-4 * lengths.variance + 1e-6 * prompts.variance, rel=1e-9)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000
+
+
+def test_a_table_of_padded_batches_with_prompts_takes_little_more_than_itself() -> None:
+    """Four copies at once of a table of 0.3 GB were over 1 GB."""
+    lengths, prompts = (parse_distribution(text) for text in ("normal:mean=39,std=5", "lognormal:mu=3,sigma=0.5"))
+    law = LatencyModel(k3=1e-3, k4=1e-2, kp=1e-4)
+    builder = ServiceLaws(law=law, output_tokens=lengths, prompt_tokens=prompts, largest=256, width=1e-3, points=8192)
+    tracemalloc.start()
+    try:
+        table = builder.padded()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert table.shape == (256, 8192)
+    assert peak < 1.5 * table.nbytes
 
 
 def test_policies_with_thousands_of_slots_answer() -> None:
