@@ -64,7 +64,7 @@ async def at_the_server(folder: Path, rate: float, n: int, processes: int, seed:
     assert {record.outcome for record in result.records} == {"completed"}
     header, records = read_run(file)
     assert len(records) == n
-    _, received = streams_of([(Path("load"), result.header, result.records), (file, header, records)])
+    _, received = streams_of([(Path("load"), result.header, result.records, False), (file, header, records, False)])
     assert received.what == "received"
     return received
 

@@ -1,6 +1,6 @@
 """On the emulated engine on virtual time the live prediction is within 4 % of what is observed: six policies at four loads.
 
-A run goes on until its mean is known to 2 % (half width, 95 %). Nothing of it enters the prediction but arrivals, lengths and
+A run goes on until its mean is known to half of that (half width, 95 %). Nothing of it enters the prediction but arrivals, lengths and
 service times: the same `assess` that the gateway asks every few seconds, on a window without limits of time and rows. The long
 runs are the compiled simulator's; that it, the policy objects and the gateway's batcher on the emulated engine agree is shown by
 `test_gateway_equals_simulator` and by the gateway's own windows here.
@@ -37,8 +37,10 @@ LENGTHS = parse_distribution("uniform:low=1,high=31")
 BOUND = 16
 SPEED = 1.15  # of the run against the shape
 MIXED = "one call of ten asks for eight"
-KNOWN, WITHIN, WITHIN_OF_CALLS = 0.02, 0.04, 0.05
-FIRST, MOST = 20_000, 10_000_000  # requests
+KNOWN, WITHIN = 0.02, 0.04
+KNOWN_OF_CALLS, WITHIN_OF_CALLS = 0.025, 0.05  # eight at once at load 0.75 need millions of calls
+FIRST = 20_000  # requests
+MOST = FIRST * 2**9  # 10 GB
 
 
 def model_of(policy: str, sequences: str | None = None) -> Model:
@@ -54,11 +56,11 @@ def calls_of(text: str | None) -> TokenDistribution | None:
 
 def long_enough(policy: str, load: float, seed: int, sequences: str | None = None) -> Snapshot:
     """The stop rule: twice as long until the mean is known."""
-    count = FIRST
+    count, known = FIRST, KNOWN if sequences is None else KNOWN_OF_CALLS
     while True:
         seen = window_of(model_of(policy, sequences), load, count, seed)
         values = judged(seen, sojourn=parse_policy(policy).joins_running)
-        if mean_interval(values).relative <= KNOWN:
+        if mean_interval(values).relative <= known:
             return seen
         count *= 2
         assert count <= MOST
@@ -68,9 +70,9 @@ def live(seen: Snapshot) -> Assessment:
     return assess(seen, SHAPE, Limits(max_output_tokens=LENGTHS.longest, max_num_seqs=BOUND))
 
 
-def assert_agrees(seen: Snapshot, within: float = WITHIN) -> Assessment:
+def assert_agrees(seen: Snapshot, within: float = WITHIN, known: float = KNOWN) -> Assessment:
     found = live(seen)
-    assert found.compared.observed.relative <= KNOWN
+    assert found.compared.observed.relative <= known
     assert abs(found.compared.error) <= within, found.compared
     assert found.estimates.speed.value == pytest.approx(SPEED, rel=SLOT_ERROR)
     return found
@@ -116,7 +118,7 @@ def test_calls_of_several_sequences_are_predicted_in_every_cell(policy: str, loa
 def assert_calls_agree(policy: str, load: float, sequences: str, seed: int) -> None:
     """Within 5 %; one call is one arrival, and the arrivals are as Poisson as they were."""
     seen = long_enough(policy, load, seed, sequences)
-    found = assert_agrees(seen, WITHIN_OF_CALLS)
+    found = assert_agrees(seen, WITHIN_OF_CALLS, KNOWN_OF_CALLS)
     holds = {each.name: each.holds for each in found.compared.assumptions}
     assert holds["poisson_arrivals"] is not False
     assert holds["open_loop"] is not False
@@ -163,7 +165,7 @@ def test_the_gateways_own_window_says_what_the_simulators_says(policy: str, sequ
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("policy", "load", "count"), [("dynamic", 0.5, 16_000), ("continuous:max_batch_size=4", 0.3, 12_000)])
+@pytest.mark.parametrize(("policy", "load", "count"), [("dynamic", 0.5, 24_000), ("continuous:max_batch_size=4", 0.3, 12_000)])
 def test_the_live_prediction_of_the_gateway_itself(policy: str, load: float, count: int) -> None:
     assert_agrees(gateway_window(policy, asked(policy, load, count, 6), 6))
 
