@@ -128,7 +128,7 @@ async def play(
     await asyncio.gather(*background, return_exceptions=True)
     while not gateway.supervisor.serving:  # noqa: ASYNC110
         await asyncio.sleep(1.0)
-    await asyncio.sleep(0.0)
+    await asyncio.sleep(2.0)  # the last timers of clients that leave, which hold all calls
     batcher = gateway.batcher
     return {
         "records": records,

@@ -174,7 +174,7 @@ KINDS = [
     Kind(says="the predictor is stopped", meanwhile=stop_the_predictor, arguments=("--prediction-interval", "1", "--latency", "tiny")),
     Kind(says="the gateway stands still", meanwhile=pause),
     Kind(says="several sequences a call", fields=several),
-    Kind(says="nobody reads the log", arguments=("--log-level", "debug", "--access-log"), log_is_read=False),
+    Kind(says="nobody reads the log", arguments=("--log-level", "debug", "--log-prompts"), log_is_read=False),
     Kind(says="the disk is full", arguments=("--record-file", "/dev/full"), recorded=False),
     Kind(says="a hangup ten times a second", meanwhile=hang_ups),
     Kind(says="pipelining clients leave", meanwhile=leave, leavers=True),
