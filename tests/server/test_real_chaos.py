@@ -132,12 +132,12 @@ async def leave(running: GatewayProcess, crowd: Crowd, folder: Path) -> None:
     one = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
     for number in itertools.count():
         _, writer = await asyncio.open_connection("127.0.0.1", int(running.url.rpartition(":")[2]))
-        writer.write(one + one)
-        await writer.drain()
-        await asyncio.sleep(0.01 * (number % 5))
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
+        try:
+            writer.write(one + one)
+            await writer.drain()
+            await asyncio.sleep(0.01 * (number % 5))
+        finally:
+            writer.close()
 
 
 def no_more(number: int) -> dict[str, Any]:
