@@ -39,10 +39,10 @@ LIMIT = 840  # seconds; a restart takes 2 to 5 on a quiet machine, and A2 needs 
 
 
 class Poisoned(VllmEngine):
-    """Its process is killed soon after a prompt of two tokens with the mark went in; those of a calibration are random and longer."""
+    """Its process is killed soon after a prompt that begins with the mark went in, with or without tokens made before."""
 
     def dispatch(self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool) -> list[TokenStream]:
-        if any(list(work.prompt_token_ids[:1]) == [MARK] and len(work.prompt_token_ids) == 2 for work in works):
+        if any(list(work.prompt_token_ids[:1]) == [MARK] for work in works):
             asyncio.get_running_loop().call_later(0.02, self._kill, self.process_id)
         return super().dispatch(server_id, works, padded=padded, joining=joining)
 
