@@ -6,6 +6,8 @@ import logging
 import re
 from typing import Any
 
+from policies.text import counted
+
 _NUMBERS = re.compile(r"[-+]?\d[\d.e+-]*")  # in which one failure's messages differ from time to time
 
 
@@ -33,7 +35,7 @@ class Failures:
     def succeeded(self) -> None:
         """It did what it should."""
         if self.in_a_row:
-            self._log.info("%s succeeded after %d failures", self._task, self.in_a_row)
+            self._log.info("%s succeeded after %s", self._task, counted(self.in_a_row, "failure"))
         self._kinds.clear()
         self.in_a_row = 0
 

@@ -26,7 +26,7 @@ from server.live.busy import BusyTime
 from server.live.failures import Failures
 from server.live.gauges import LiveGauges
 from server.live.pilot import Pilot
-from server.live.predictor import Predictor
+from server.live.predictor import Predictor, PredictorLostError
 from server.live.question import ENOUGH, Question
 from server.live.questions import Questions
 from server.live.self_checks import SelfChecks
@@ -190,6 +190,8 @@ class LiveModel:
     async def _look(self) -> None:
         try:
             await self.update()
+        except PredictorLostError as error:
+            self.failures.failed(str(error))
         except Exception as error:  # noqa: BLE001 - logged once
             self.failures.failed(f"{type(error).__name__}: {error}", error)
         else:

@@ -25,7 +25,7 @@ POLL = 0.005
 
 
 class PredictorLostError(RuntimeError):
-    """The predicting process ended with a question unanswered."""
+    """The predicting process died, or was killed because it took too long, with a question unanswered."""
 
 
 class Predictor:
@@ -47,16 +47,22 @@ class Predictor:
         return None if self._process is None else self._process.pid
 
     async def ask(self, function: str, *arguments: Any) -> Any:
-        """Its answer; what it raises is raised here. A process that died, or took too long, is started anew with the next question."""
+        """Its answer; what it raises is raised here.
+
+        Raises PredictorLostError where the process died or took too long; the next question starts it anew.
+        """
         async with self._one:
             try:
                 async with asyncio.timeout(self.longest):
                     if self._process is None:
                         self._process = await _Process.start()
                     return await self._process.ask(function, arguments)
-            except (PredictorLostError, TimeoutError):
+            except PredictorLostError:
                 await self.close()
                 raise
+            except TimeoutError:
+                await self.close()
+                raise PredictorLostError(f"the predicting process did not answer within {self.longest:g} s; it is started anew") from None
 
     async def close(self) -> None:
         """End the process, whatever it computes."""

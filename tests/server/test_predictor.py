@@ -67,7 +67,7 @@ def test_an_answer_that_takes_too_long_ends_the_process_and_the_next_question_ha
         assert await predictor.ask("ask_what_ifs") == []
         first = predictor.process_id
         predictor.longest = 0.0
-        with pytest.raises(TimeoutError):
+        with pytest.raises(PredictorLostError, match="did not answer within 0 s"):
             await predictor.ask("ask_what_ifs")
         predictor.longest = 60
         assert await predictor.ask("ask_what_ifs") == []
