@@ -62,7 +62,9 @@ def test_lines_that_nobody_reads_are_dropped_and_counted_and_the_first_that_is_r
     *written, last = pipe.lines()
     assert dropped > sent / 3
     assert len(written) + dropped == sent
-    assert [int(line.split()[1][:-1]) for line in written] == list(range(len(written))), "in order, and the oldest ones"
+    numbers = [int(line.split()[1][:-1]) for line in written]
+    assert numbers == sorted(set(numbers)), "in order"
+    assert numbers[: sent // 4] == list(range(sent // 4)), "the oldest ones; later ones where the pipe took some in the meantime"
     assert last == f"{dropped} log lines were dropped because they could not be written"
 
 
