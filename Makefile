@@ -3,10 +3,14 @@
 .PHONY: help setup setup-dev setup-system demo test test-all fuzz mutants check audit bench conformance screenshots dashboards notebooks manifests clean
 
 PYTHON ?= python3
+ifndef SEED
+SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+endif
 BIN := .venv/bin
 CACHES := .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 PURE := tests/policies tests/queueing
 BESIDE := tests/loadgen tests/bench tests/grafana tests/kendall tests/server
+QUICK = $(BIN)/pytest -q -m "not slow" --timeout 300 --randomly-seed=$(SEED) -n
 OPERATOR_RULES := docker/k8s/components/prometheus-operator/prometheusrule.yaml
 
 help: ## this list
@@ -24,17 +28,21 @@ setup-system: ## Prometheus, Chromium and nginx from Debian's packages, for the 
 demo: setup ## the gateway under load, observed beside predicted; ARGS="..."
 	@$(BIN)/kendall demo $(ARGS)
 
-test: setup-dev ## the quick tests, the same examples every time; most of them two at a time; ARGS="..."
-	@$(BIN)/pytest -q -m "not slow" --timeout 300 -n 2 $(PURE) $(ARGS)
-	@$(BIN)/pytest -q -m "not slow" --timeout 300 -n 2 --dist loadfile $(BESIDE) $(ARGS)
-	@$(BIN)/pytest -q -m "not slow" --timeout 300 $(addprefix --ignore=,$(PURE) $(BESIDE)) $(ARGS)
+test: setup-dev ## the quick tests in random order, the same examples every time, in two or three processes; SEED=N repeats an order, ARGS="..."
+	@echo "test: SEED=$(SEED) repeats this order"
+	@{ $(QUICK) 2 $(PURE) $(ARGS) \
+		&& $(QUICK) 3 --dist loadfile $(BESIDE) $(ARGS) \
+		&& $(QUICK) 3 --dist loadfile --no-loadscope-reorder $(addprefix --ignore=,$(PURE) $(BESIDE)) $(ARGS); \
+		} || { echo "test: it was SEED=$(SEED)"; exit 1; }
 
-test-all: setup-dev ## every test
-	@$(BIN)/pytest -q $(ARGS)
+test-all: setup-dev ## every test, in random order; SEED=N repeats it
+	@echo "test-all: SEED=$(SEED) repeats this order"
+	@$(BIN)/pytest -q --randomly-seed=$(SEED) $(ARGS) || { echo "test-all: it was SEED=$(SEED)"; exit 1; }
 
 fuzz: setup-dev ## the property tests on random examples, 20 times as many; SEED=N repeats a run, ARGS="tests/queueing ..."
-	@seed=$${SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; echo "fuzz: SEED=$$seed repeats this run"; \
-		$(BIN)/pytest -q --hypothesis-profile=fuzz --hypothesis-seed=$$seed $(ARGS) || { echo "fuzz: it was SEED=$$seed"; exit 1; }
+	@echo "fuzz: SEED=$(SEED) repeats this run"
+	@$(BIN)/pytest -q --hypothesis-profile=fuzz --hypothesis-seed=$(SEED) --randomly-seed=$(SEED) $(ARGS) \
+		|| { echo "fuzz: it was SEED=$(SEED)"; exit 1; }
 
 mutants: setup-dev ## 200 small faults in the code, each of which a quick test has to find; an hour or two; ARGS="--seed 2 --group policies"
 	@$(BIN)/python tools/mutants.py $(ARGS)
@@ -58,7 +66,7 @@ bench: setup-dev ## the benchmarks, one after the other
 conformance: setup-dev ## openai-python's tests, schemathesis and the statuses on the real engine; writes docs/conformance.md
 	@$(BIN)/python -m tests.conformance.generate
 
-screenshots: setup-dev ## pictures of the live page in docs/page (needs Chromium; three minutes); ARGS=FOLDER
+screenshots: setup-dev ## pictures of the live page in docs/page (needs Chromium; six minutes); ARGS=FOLDER
 	@$(BIN)/python -m tests.page.screenshots $(ARGS)
 
 dashboards: setup-dev ## grafana/dashboards/*.json from the code beside them

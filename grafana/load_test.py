@@ -24,7 +24,7 @@ def _offered() -> Section:
     return "Throughput", [
         number(
             "Arriving",
-            "Requests that arrive per second, averaged over the last minute.",
+            "Calls that arrive per second, averaged over the last minute. A call may ask for several sequences.",
             PER_SECOND,
             Series(gauge("kendall_arrival_rate"), "{{instance}}"),
         ),

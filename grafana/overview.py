@@ -38,7 +38,7 @@ def _now() -> Section:
         ),
         number(
             "Arrival rate",
-            "Requests that arrive per second, averaged over the last minute.",
+            "Calls that arrive per second, averaged over the last minute. A call may ask for several sequences.",
             PER_SECOND,
             Series(gauge("kendall_arrival_rate"), per_gateway),
         ),
@@ -51,7 +51,8 @@ def _queue() -> Section:
     return "Arrivals and queue", [
         lines(
             "Arrival rate and throughput",
-            "Requests that arrive, averaged over the last minute, and requests that complete. The queue grows while the first is larger.",
+            "Calls that arrive, averaged over the last minute, and sequences that complete. "
+            "Where each call is of one sequence, the queue grows while the first is larger.",
             PER_SECOND,
             [
                 Series(gauge("kendall_arrival_rate"), "arriving {{instance}}"),

@@ -17,7 +17,7 @@ def one_line(error: Any, command: Any, arguments: Sequence[str]) -> str:
     message = " ".join(error.format_message().split())
     parameter, context = getattr(error, "param", None), getattr(error, "ctx", None)
     if parameter is None or context is None:
-        return _usage(error, message, command)
+        return _usage(error, message, command, arguments)
     name = parameter.opts[0] if parameter.param_type_name == "option" else parameter.metavar
     if type(error).__name__ == "MissingParameter":
         return f"got no {name}; expected {_wanted(parameter)}"
@@ -33,7 +33,7 @@ def one_line(error: Any, command: Any, arguments: Sequence[str]) -> str:
             return message if value is None else f"got {name} {value:.80}; expected {_expected(parameter, message)}"
 
 
-def _usage(error: Any, message: str, command: Any) -> str:
+def _usage(error: Any, message: str, command: Any, arguments: Sequence[str]) -> str:
     """What no single parameter's value is to blame for; the message as it is where typer says something new."""
     more = f"`kendall {command.name} --help` lists them"
     match type(error).__name__:
@@ -45,11 +45,24 @@ def _usage(error: Any, message: str, command: Any) -> str:
         case "BadOptionUsage":
             return _bad_usage(error, message, command)
         case _ if extra := re.search(r"unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
-            arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
-            expected = "options only" if not arguments else f"one {arguments[0].metavar} and options"
+            if (second := _second_value(extra[1].split()[0], command, arguments)) is not None:
+                return second
+            names = [parameter.metavar for parameter in command.params if parameter.param_type_name == "argument"]
+            expected = "options only" if not names else f"one {names[0]} and options"
             return f"got {extra[1]!r:.80} too many; expected {expected}; `kendall {command.name} --help` lists the options"
         case _:
             return message
+
+
+def _second_value(extra: str, command: Any, arguments: Sequence[str]) -> str | None:
+    """The message where the superfluous word stands behind an option's value, as in `--policy single dynamic`; None elsewhere."""
+    known = {opt: parameter for parameter in command.params if not getattr(parameter, "is_flag", True) for opt in parameter.opts}
+    for flag, value, behind in zip(arguments, arguments[1:], arguments[2:], strict=False):
+        if behind == extra and flag in known and not value.startswith("--"):
+            form = f"{flag} {value},{extra}" if "," in (known[flag].help or "") else f"{flag} {value} alone"
+            form = f"{flag} {value} {flag} {extra}" if known[flag].multiple else form
+            return f"got {extra!r:.80} behind {flag} {value:.80}; expected {form:.160}"
+    return None
 
 
 def _bad_usage(error: Any, message: str, command: Any) -> str:

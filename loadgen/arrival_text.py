@@ -7,7 +7,8 @@
     piecewise:rates=5/20/5,durations=60/30/60        Poisson in steps; ends with the last
     ramp:start=1,end=50,duration=60[,shape=linear]   Poisson with a rising or falling rate; shape=exponential too
 
-Rates in requests per second, durations in seconds; `/` separates the numbers of a list.
+Rates in requests per second; durations with a unit (policies.durations) or as bare seconds: `durations=10s/500ms`; `/`
+separates the parts of a list.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from loadgen.arrival_modulated import Mmpp
 from loadgen.arrival_rates import Piecewise, Ramp
 from loadgen.arrivals import Deterministic, Gamma, Poisson
 from loadgen.spec_text import parse_numbers, read_spec
+from policies.durations import EXAMPLES as DURATIONS
+from policies.durations import parse_duration
 from policies.text import SpecError, format_number, parse_number, suggest
 
 Process = Poisson | Gamma | Deterministic | Mmpp | Piecewise | Ramp
@@ -45,18 +48,26 @@ def parse_arrivals(text: str) -> Process:
 
 def _build(name: str, pairs: dict[str, str], text: str) -> Process:
     if name in {"mmpp", "piecewise"}:
-        rates, durations = (parse_numbers(key, pairs[key], text) for key in ("rates", "durations"))
+        rates = parse_numbers("rates", pairs["rates"], text)
+        durations = tuple(_seconds("durations", part, text) for part in pairs["durations"].split("/"))
         return Mmpp(rates, durations) if name == "mmpp" else Piecewise(rates, durations)
     if name == "ramp":
         shape = pairs.pop("shape", "linear")
         if shape not in SHAPES:
             raise SpecError(f"got shape={shape!r}; expected {' or '.join(SHAPES)}{suggest(shape, SHAPES)}")
-        start, end, duration = (parse_number(key, pairs[key], text) for key in ("start", "end", "duration"))
-        return Ramp(start, end, duration, cast("Literal['linear', 'exponential']", shape))
+        start, end = (parse_number(key, pairs[key], text) for key in ("start", "end"))
+        return Ramp(start, end, _seconds("duration", pairs["duration"], text), cast("Literal['linear', 'exponential']", shape))
     rate = parse_number("rate", pairs["rate"], text)
     if name == "gamma":
         return Gamma(rate, parse_number("burstiness", pairs["burstiness"], text))
     return Poisson(rate) if name == "poisson" else Deterministic(rate)
+
+
+def _seconds(key: str, text: str, context: str) -> float:
+    try:
+        return parse_duration(text)
+    except SpecError:
+        raise SpecError(f"got {key}={text!r} in {context!r}; expected a duration: {DURATIONS}") from None
 
 
 def format_arrivals(process: Process) -> str:

@@ -1,11 +1,11 @@
 """Conditions on a result that decide whether a command succeeds: `--assert "p99_queueing_delay < 2s"`.
 
-    NAME OPERATOR NUMBER[UNIT]      OPERATOR: < <= > >= == !=      UNIT: s ms us min h %
+    NAME OPERATOR VALUE      OPERATOR: < <= > >= == !=      VALUE: a duration (policies.durations), a number or a percentage
 
 A name is a statistic and a quantity, in either order (`p99_ttft`, `ttft_p99`), or a single number (`completed`,
 `goodput`, `error_rate`, `prediction_error`). Words and short forms are the same (`mean_time_to_first_token`). A
 duration must carry its unit, or its name must end in `_ms` as in vLLM's files: a bare 200 would be 200 seconds and
-never break. `prediction_error` is judged by its absolute value. What was not measured breaks every condition.
+never fail. `prediction_error` is judged by its absolute value. What was not measured breaks every condition.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from policies.durations import UNITS, seconds_or_nan
 from policies.text import SpecError, short_number
 
 Values = Mapping[str, float | None]
@@ -29,9 +30,10 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     ">": operator.gt,
 }
-_PER_ONE = {"s": 1.0, "ms": 1e3, "us": 1e6, "min": 1 / 60, "h": 1 / 3600, "%": 100.0, "": 1.0}  # 95 / 100 is 0.95, 95 * 0.01 is not
-_TIMES = ("s", "ms", "us", "min", "h")
-_FORM = re.compile(r"\s*([A-Za-z][\w.\-]*)\s*(<=|>=|==|!=|<|>)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(s|ms|us|min|h|%|)\s*")
+_PER_ONE = {unit: 1 / float(seconds) for unit, seconds in UNITS.items()} | {"%": 100.0, "": 1.0}
+_FORM = re.compile(r"\s*([A-Za-z][\w.\-]*)\s*(<=|>=|==|!=|<|>)\s*(.*?)\s*")
+_NUMBER = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(%?)")
+_LAST_UNIT = re.compile(rf"(?:{'|'.join(UNITS)})$")
 _STATISTIC = re.compile(r"mean|median|std|max|p\d+(?:\.\d+)?")
 _SAME = {
     "time_to_first_byte": "ttfb",
@@ -56,7 +58,7 @@ class Assertion:
     name: str
     operator: str
     limit: float
-    unit: str  # the one it was written in
+    unit: str  # the one it was written in, of several the last
 
     def holds(self, value: float | None) -> bool:
         """Whether a value meets it; what is missing or not a number does not."""
@@ -84,17 +86,26 @@ class Broken:
 def parse_assertion(text: str) -> Assertion:
     """One condition. Raises SpecError; whether the name exists is known only with the values (`check`)."""
     match = _FORM.fullmatch(text)
-    if match is None:
+    value = None if match is None else _limit(match[3])
+    if match is None or value is None:
         raise SpecError(
-            f'got condition {text!r}; expected NAME < NUMBER, for example "p99_ttft < 200ms" (< <= > >= == !=; s ms us min h %)'
+            f'got condition {text!r}; expected NAME < VALUE, for example "p99_ttft < 200ms" (< <= > >= == !=; {" ".join(UNITS)} %)'
         )
-    written, sign, number, unit = match.groups()
-    name, milliseconds = canonical(written)
+    limit, unit = value
+    name, milliseconds = canonical(match[1])
     if milliseconds and not unit:
-        unit = "ms"
-    if _lasts(name) and unit not in _TIMES:
-        raise SpecError(f"got condition {text!r} on a duration; expected a unit: {number}ms or {number}s")
-    return Assertion(text.strip(), name, sign, float(number) / _PER_ONE[unit], unit)
+        limit, unit = limit / 1e3, "ms"
+    if _lasts(name) and unit not in UNITS:
+        raise SpecError(f"got condition {text!r} on a duration; expected a unit, as in {match[3].lstrip('-').rstrip('% ')}ms")
+    return Assertion(text.strip(), name, match[2], limit, unit)
+
+
+def _limit(text: str) -> tuple[float, str] | None:
+    """A number, a fraction or seconds, and its unit; None where the text is none of them."""
+    if number := _NUMBER.fullmatch(text):
+        return (float(number[1]) / 100, "%") if number[2] else (float(number[1]), "")
+    unit, seconds = _LAST_UNIT.search(text), seconds_or_nan(text)
+    return (seconds, unit[0]) if unit is not None and math.isfinite(seconds) else None
 
 
 def canonical(written: str) -> tuple[str, bool]:
@@ -125,7 +136,7 @@ def require_known(assertions: Iterable[Assertion], names: Iterable[str]) -> None
             near = _suggestion(assertion.name, known)
             hint = f" (did you mean {near}?)" if near else ""
             raise SpecError(f"got {assertion.name} in condition {assertion.text!r}{hint}; expected one of {_listed(known)}")
-        if assertion.unit in _TIMES and not _lasts(assertion.name):
+        if assertion.unit in UNITS and not _lasts(assertion.name):
             raise SpecError(f"got condition {assertion.text!r} with a unit of time; expected a plain number or %: it is no duration")
 
 

@@ -102,11 +102,10 @@ def _streams(paths: list[Path], asked_rate: float | None, process: str | None) -
 
 
 def _read(path: Path) -> tuple[Header, list[Record], bool]:
-    from loadgen.bench_read import from_bench_json, is_bench_json  # noqa: PLC0415
-    from queueing.record import read_cut_run  # noqa: PLC0415
+    from loadgen.bench_read import read_either  # noqa: PLC0415
 
     try:
-        return (*from_bench_json(path), False) if is_bench_json(path) else read_cut_run(path)
+        return read_either(path)
     except OSError as error:
         raise SpecError(f"got {path}: {error.strerror}; expected a run file") from None
 
@@ -140,7 +139,7 @@ def _print(audits: list[tuple[Stream, Audit]], exact: float | None) -> None:
             to.print(_table(audit))
         say(to, "")
     if exact is not None:
-        said = "closer than chance: rescaled schedules" if exact < 0.01 else "as far as chance has it"
+        said = "closer than chance: rescaled schedules" if exact < 0.01 else "within chance"
         say(to, f"lengths of the runs against n / rate: {said} (p = {exact:.2g})")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from queueing.record import Header, Outcome, Record
+from queueing.record import Header, Outcome, Record, read_cut_run
 
 DETAILS = ("input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times", "errors")
 _REASONS: dict[str, Outcome] = {"Too Many Requests": "rejected", "Service Unavailable": "rejected"}  # all that vLLM keeps of a status
@@ -52,6 +52,11 @@ def from_bench_json(path: Path) -> tuple[Header, list[Record]]:
     if len(runs) != 1:
         raise ValueError(f"{path}: got {len(runs)} results; expected one (several: split the file)")
     return runs[0]
+
+
+def read_either(path: Path) -> tuple[Header, list[Record], bool]:
+    """A run file of Kendall or a result of `vllm bench serve`; and whether the file's last line was cut. Raises ValueError, OSError."""
+    return (*from_bench_json(path), False) if is_bench_json(path) else read_cut_run(path)
 
 
 def is_bench_json(path: Path) -> bool:

@@ -6,12 +6,15 @@ a list with commas take its values in a row, too, where the next argument can be
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import typer
 import typer.core
+
+from policies.durations import seconds_or_nan
 
 Accepts = Callable[[str], bool]
 
@@ -93,7 +96,12 @@ def _are_metrics(text: str) -> bool:
 
 
 def _is_goodput(text: str) -> bool:
-    return re.fullmatch(r"([a-z_]\w*:[\d.]+,?)+", text) is not None
+    pairs = [part.partition(":") for part in text.rstrip(",").split(",")]
+    return all(re.fullmatch(r"[a-z_]\w*", name) and _is_duration(value) for name, _, value in pairs)
+
+
+def _is_duration(text: str) -> bool:
+    return math.isfinite(seconds_or_nan(text))
 
 
 def _is_objective(text: str) -> bool:

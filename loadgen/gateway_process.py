@@ -137,7 +137,7 @@ class GatewayProcess(GatewayClient):
             if await self.is_ready():
                 return
             await asyncio.sleep(0.1)
-        raise GatewayError(f"the gateway was not ready after {START_LIMIT:.0f} s; {self._log_file} says what it did")
+        raise GatewayError(f"the gateway was not ready after {START_LIMIT:.0f} s; {self._log_file} is its log")
 
     async def finished(self) -> None:
         """Wait until the gateway ends by itself."""
@@ -147,7 +147,7 @@ class GatewayProcess(GatewayClient):
     def last_line(self) -> str:
         """What the gateway said last."""
         lines = self._log_file.read_text(errors="replace").strip().splitlines()
-        return lines[-1].removeprefix("kendall: ") if lines else "the gateway ended without a word"
+        return lines[-1].removeprefix("kendall: ") if lines else "the gateway ended without a message"
 
 
 def own_environment() -> dict[str, str]:

@@ -16,6 +16,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from loadgen.metrics import METRICS, began_at
+from policies.durations import seconds_or_nan
 from policies.text import SpecError
 from queueing.record import Record
 from queueing.statistics import BATCHES, FloatArray, batch_means_interval
@@ -50,7 +51,7 @@ class Goodput:
     """Share of the requests sent that kept all limits, with the ends of its 95 % interval; kept per second."""
 
     limits: tuple[str, ...]
-    share: float  # not a number where nothing was sent or nobody reports a limited quantity
+    share: float  # not a number where nothing was sent or the server does not report a quantity that has a limit
     low: float
     high: float
     rate: float
@@ -59,10 +60,10 @@ class Goodput:
 
 
 def parse_goodput(texts: Iterable[str]) -> tuple[Limit, ...]:
-    """Limits from `["ttft:100", "e2el:500 queue:50"]`, in milliseconds as in vLLM's --goodput. Raises SpecError."""
+    """Limits from `["ttft:100", "e2el:1s queue:50ms"]`; a bare number is milliseconds, as in vLLM's --goodput. Raises SpecError."""
     limits = tuple(_limit(pair) for text in texts for pair in text.replace(",", " ").split())
     if not limits:
-        raise SpecError("got no limit; expected NAME:MILLISECONDS, for example ttft:100")
+        raise SpecError("got no limit; expected NAME:DURATION, for example ttft:100ms")
     twice = {limit.metric for limit in limits if [other.metric for other in limits].count(limit.metric) > 1}
     if twice:
         raise SpecError(f"got two limits of {', '.join(sorted(twice))}; expected one")
@@ -73,14 +74,19 @@ def _limit(pair: str) -> Limit:
     name, _, number = pair.partition(":")
     metric = SHORT.get(name, name)
     if metric not in METRICS:
-        raise SpecError(f"got goodput limit {pair!r}; expected NAME:MILLISECONDS with one of {', '.join([*METRICS, *SHORT])}")
+        raise SpecError(f"got goodput limit {pair!r}; expected NAME:DURATION with one of {', '.join([*METRICS, *SHORT])}")
+    seconds = _seconds(number)
+    if not 0 <= seconds < math.inf:
+        raise SpecError(f"got goodput limit {pair!r}; expected a duration behind the colon, for example {name}:100ms; a bare 100 is 100 ms")
+    return Limit(metric, seconds)
+
+
+def _seconds(text: str) -> float:
+    """Of a duration, or of a bare number of milliseconds; not a number for anything else."""
     try:
-        milliseconds = float(number)
+        return float(text) / 1e3
     except ValueError:
-        milliseconds = math.nan
-    if not 0 <= milliseconds < math.inf:
-        raise SpecError(f"got goodput limit {pair!r}; expected milliseconds >= 0 behind the colon, for example {name}:100")
-    return Limit(metric, milliseconds / 1e3)
+        return seconds_or_nan(text)
 
 
 def goodput(records: Sequence[Record], limits: Sequence[Limit]) -> Goodput:

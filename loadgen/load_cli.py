@@ -152,7 +152,9 @@ def load(
     ] = None,
     goodput: Annotated[
         list[str] | None,
-        option("--goodput", "Report the goodput under these limits in milliseconds, for example 'ttft:100 e2el:500 queue:50'.", SAID),
+        option(
+            "--goodput", "Report the goodput under these limits, for example 'ttft:100ms e2el:1s'; a bare number is milliseconds.", SAID
+        ),
     ] = None,
     max_failed_fraction: Annotated[
         float,

@@ -18,7 +18,7 @@ from loadgen.audit import ALL_AT_ONCE, Stream, sent_stream
 from loadgen.failures import ALLOWED, Failures, count_failures, percent
 from loadgen.missing import interruption
 from loadgen.run import LoadResult
-from policies.durations import parse_duration
+from policies.durations import seconds_or_nan
 from policies.text import SpecError, counted, short_number
 from queueing.arrival_audit import Audit, Budget
 
@@ -31,18 +31,11 @@ def parse_budget(text: str) -> Budget:
     found: dict[str, float] = {}
     for part in text.split(","):
         match = _PART.fullmatch(part.strip())
-        seconds = math.nan if match is None else _seconds(match[2])
+        seconds = math.nan if match is None else seconds_or_nan(match[2])
         if match is None or not 0 < seconds < math.inf:
             raise SpecError(f"got lateness budget {text!r}; expected for example mean=1ms,p99=5ms")
         found[match[1]] = seconds
     return Budget(mean=found.get("mean", BUDGET.mean), p99=found.get("p99", BUDGET.p99))
-
-
-def _seconds(text: str) -> float:
-    try:
-        return parse_duration(text)
-    except SpecError:
-        return math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +76,7 @@ class LoadVerdict:
 
     def _loop(self) -> str:
         if self.loop == "closed":
-            return "closed: who sends waits for answers, so a slow server is asked less and its delay is flattered"
+            return "closed: users wait for their answers, so a slow server receives fewer requests and its delay looks shorter"
         return (
             f"partly closed: {counted(self.held, 'request')} waited for a place, {short_number(self.held_for, 3)} s on average; "
             "the wait counts in their delay, not as lateness of the sender"

@@ -27,7 +27,7 @@ def missing_records(header: Header, records: Sequence[Record], *, cut: bool = Fa
 def _fewer(header: Header, number: int, cut: bool, told: Sequence[str]) -> Sequence[str]:
     asked, written, ended = _count(header, "num_prompts"), _count(header, "recorded"), header.configuration.get("interrupted")
     if header.writer == "load" and ended is None and number < asked:
-        return (f"the run was killed, or still goes on: {number} of {asked} requests recorded",)
+        return (f"the run was killed, or is still running: {number} of {asked} requests recorded",)
     whole = written or (0 if told or ended else asked)
     if header.writer == "load" and ended is not None and number < whole:
         return (f"the file was cut: {number} of {whole} requests are in it",)

@@ -89,7 +89,7 @@ def notes(comparisons: Sequence[Comparison]) -> list[str]:
         lines.append(f"too short: {TOO_SHORT}; it says nothing about agreement")
     correlated = [c.policy for c in comparisons if c.quantity.observed.correlated and not c.too_short]
     if correlated:
-        lines.append(f"batch means hang together, and the interval is widened for it: {', '.join(correlated)}")
+        lines.append(f"batch means are correlated, and the interval is widened accordingly: {', '.join(correlated)}")
     return lines
 
 

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
-from loadgen.bench_read import from_bench_json, is_bench_json
+from loadgen.bench_read import read_either
 from loadgen.job import row_of
 from loadgen.missing import incomplete, missing_records
 from loadgen.run import LoadResult, held_back, lateness
 from policies.text import SpecError
-from queueing.record import Header, Record, read_cut_run
+from queueing.record import Header, Record
 
 Part = tuple[Path, Header, list[Record], bool]  # a file, and whether its last line was cut
 
@@ -39,7 +39,7 @@ def _with_senders(path: Path) -> list[Path]:
 
 def _read(path: Path) -> tuple[Header, list[Record], bool]:
     try:
-        header, records, cut = (*from_bench_json(path), False) if is_bench_json(path) else read_cut_run(path)
+        header, records, cut = read_either(path)
     except OSError as error:
         raise SpecError(f"got {path}: {error.strerror}; expected a run file of kendall load") from None
     except ValueError as error:

@@ -27,7 +27,10 @@ def summary_command(
     *,
     goodput: Annotated[
         list[str] | None,
-        option("--goodput", "Report the goodput under these limits in milliseconds, for example 'ttft:100 e2el:500'. Repeatable."),
+        option(
+            "--goodput",
+            "Report the goodput under these limits, for example 'ttft:100ms e2el:1s'; a bare number is milliseconds. Repeatable.",
+        ),
     ] = None,
     percentile_metrics: Annotated[
         str | None, option("--percentile-metrics", "Durations to report, for example ttft,tpot,itl,e2el.")

@@ -54,7 +54,7 @@ def _outcomes(summary: LoadSummary) -> Iterator[str]:
 def _goodput(found: Goodput) -> str:
     limits = ", ".join(found.limits)
     if math.isnan(found.share):
-        return f"unknown: nothing was sent, or nobody reports it ({limits})"
+        return f"unknown: nothing was sent, or the server does not report a quantity that has a limit ({limits})"
     return f"{found.share:.2%} ({found.low:.2%} to {found.high:.2%}), {short_number(found.rate)}/s: {limits}"
 
 
@@ -106,7 +106,7 @@ def load_notes(summary: LoadSummary, metrics: Sequence[str] = ORDER) -> list[str
     if any(summary.durations[name].too_short for name in metrics if name in summary.durations and name != LATENESS):
         notes.append("too short: the run does not know this mean to 25 %" + _needed(summary))
     if any(ends is None for found in shown for ends in found.intervals.values()):
-        notes.append(f"{UNSURE} this quantile was seen too seldom for an interval")
+        notes.append(f"{UNSURE} too few samples beyond this quantile for an interval")
     late, whole = summary.lateness, summary.durations.get("e2el")
     if late is not None and whole is not None and not math.isinf(summary.drawn_rate) and late.mean > LATE * whole.mean:
         notes.append(f"the sender was late (mean {short_number(late.mean * 1e3, 3)} ms): its machine is too busy to judge short delays")

@@ -37,9 +37,20 @@ def _units(text: str) -> float | None:
         part = _PART.match(text, at)
         if part is None:
             return None
-        total += Decimal(part[1]) * Decimal(UNITS[part[2]])
+        try:
+            total += Decimal(part[1]) * Decimal(UNITS[part[2]])
+        except ArithmeticError:  # an exponent beyond those of a Decimal
+            return None
         at = part.end()
     return float(total) if at else None
+
+
+def seconds_or_nan(text: str) -> float:
+    """As `parse_duration`; not a number where that would raise."""
+    try:
+        return parse_duration(text)
+    except SpecError:
+        return math.nan
 
 
 def _bare(text: str) -> float | None:

@@ -6,10 +6,10 @@ import dataclasses
 import difflib
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from policies.core import Policy
-from policies.durations import parse_duration
+from policies.durations import seconds_or_nan
 from policies.errors import SpecError
 from policies.fixed import Fixed
 from policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
@@ -37,6 +37,7 @@ __all__ = [
     "counted",
     "format_number",
     "format_policy",
+    "one_of",
     "parse_number",
     "parse_policy",
     "policy_batch_size",
@@ -117,6 +118,14 @@ def short_number(value: float, digits: int = 4) -> str:
     return f"{float(text):,.0f}" if "e+" in text and abs(value) < LARGEST_SPELLED_OUT else text
 
 
+def one_of(flag: str, value: str, literal: Any) -> Any:
+    """The value, which is one of a Literal's. Raises SpecError."""
+    known = get_args(literal)
+    if value not in known:
+        raise SpecError(f"got {flag} {value!r}; expected {', '.join(known[:-1])} or {known[-1]}")
+    return value
+
+
 def parse_number(key: str, text: str, context: str) -> float:
     """A finite or infinite number. Raises SpecError for anything else, not-a-number included."""
     try:
@@ -166,10 +175,7 @@ def _value(policy: str, key: str, text: str) -> int | float | str:
 
 
 def _max_wait(policy: str, text: str) -> float:
-    try:
-        seconds = parse_duration(text)
-    except SpecError:
-        seconds = 0.0
+    seconds = seconds_or_nan(text)
     if not seconds > 0:
         raise SpecError(f"got max_wait={text} for policy {policy}; expected seconds > 0, for example 0.5 or 500ms")
     return seconds

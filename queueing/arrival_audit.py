@@ -49,7 +49,7 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How late requests may leave, seconds, before a run is not the run that was asked for."""
+    """How late requests may leave, or how early on average, seconds, before a run is not the run that was asked for."""
 
     p99: float = 0.005
     mean: float = 0.001
@@ -68,7 +68,7 @@ class Lateness:
     @property
     def within(self) -> bool:
         """Whether the budget was kept."""
-        return self.mean <= self.budget.mean and self.p99 <= self.budget.p99
+        return abs(self.mean) <= self.budget.mean and self.p99 <= self.budget.p99
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

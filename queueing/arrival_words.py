@@ -136,7 +136,7 @@ def _of_rate(gaps: FloatArray, failed: Mapping[str, float], asked_rate: float | 
 def _of_gaps(gaps: FloatArray, failed: Mapping[str, float]) -> Iterator[str]:
     lags = [value for name, value in failed.items() if name.startswith("correlation")]
     if lags:
-        yield f"gaps hang together (rank correlation {max(lags, key=abs):+.2f})"
+        yield f"gaps are correlated (rank correlation {max(lags, key=abs):+.2f})"
     for name in ("gap law", "gap spacings", "gap law at the asked rate"):
         if name in failed:
             yield f"gaps are not exponential: {in_words(name, failed[name], gaps)}"

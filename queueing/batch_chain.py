@@ -23,24 +23,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from queueing.batch_time import BatchTime
-from queueing.errors import NotConvergedError, OutOfReachError, UnstableQueueError
+from queueing.errors import SMALLER, LargeBatchesError, NotConvergedError, OutOfReachError, UnstableQueueError
 from queueing.ladder import Ladder, solve_ladder
 from queueing.lattice import Vector
 from queueing.service_table import ServiceTable
 
 _FIRST, _LARGEST_BATCH = 32, 2048  # sizes tried where there is no bound
-_LARGEST_BOUND = 512  # of a chain with full batches: its time grows with the cube
+LARGEST_BOUND = 512  # of a chain with full batches: its time grows with the cube
 _LONGEST_ROW = 2**17
 _LONG_ROW = 300.0  # log of the largest power of the circle's radius, with room for a row twice as long
 _FIRST_CIRCLE, _LAST_CIRCLE = 1024, 2**16
 _NEGLIGIBLE = 1e-9
 _MOST_LANDINGS = 3_000_000_000  # sums over the states below a bound: a few seconds
 _MOST_TERMS = 150_000_000  # numbers of arrivals times instants: a few seconds
-_LOST = 1e-11  # share of batches beyond the cut of an unbounded chain
+LOST = 1e-11  # share of batches beyond the cut of an unbounded chain
 
 Moments = tuple[Vector, ...]  # E[H | b], E[H^2 | b], mean own release | b, for b = 1, 2, ...
 State = tuple[Vector, float, float]  # P(Q = b) for b < B, P(Q >= B), p0
@@ -83,19 +84,25 @@ def solve_batch_chain(time: BatchTime, arrival_rate: float, bound: int | None) -
     load = arrival_rate / time.largest_stable_rate(bound)
     if load >= 1:
         raise UnstableQueueError(load)
-    if bound is not None and bound <= _LARGEST_BOUND:
+    if bound is not None and bound <= LARGEST_BOUND:
         return _solve(time, arrival_rate, bound)
-    largest = _LARGEST_BATCH if bound is None else _LARGEST_BOUND  # a larger bound is none where such batches do not occur
-    size = _FIRST
-    while size < largest and arrival_rate * time.mean(size) > 0.95 * size:  # smaller ones grow
+    return solve_cut(bound, lambda size: arrival_rate * time.mean(size) > 0.95 * size, partial(_unbounded, time, arrival_rate))
+
+
+def solve_cut(bound: int | None, grow: Callable[[int], bool], cut_at: Callable[[int], tuple[BatchQueue, float]]) -> BatchQueue:
+    """A chain cut at a size that batches do not reach; `grow`: batches of that size become larger ones, `cut_at`: also the share lost.
+
+    A bound above `LARGEST_BOUND` is none where batches stay below that. Raises NotConvergedError.
+    """
+    largest, size = _LARGEST_BATCH if bound is None else LARGEST_BOUND, _FIRST
+    while size < largest and grow(size):
         size *= 2
     while True:
-        queue, lost = _unbounded(time, arrival_rate, size)
-        if lost < _LOST:
+        queue, lost = cut_at(size)
+        if lost < LOST:
             return queue
         if size >= largest:
-            advice = "lower the load, bound the batch size, or use the method simulation"
-            raise NotConvergedError(f"the law of the batch size (share of batches above {size})", lost, advice)
+            raise LargeBatchesError(size, lost, bound, LARGEST_BOUND)
         size *= 2
 
 
@@ -109,7 +116,7 @@ def _unbounded(time: BatchTime, arrival_rate: float, size: int) -> tuple[BatchQu
     state = visits, 0.0, to_empty
     moments = tuple(moment[:-1] for moment in time.moments(size))
     residual = _drift(arrival_rate, moments[0], state)
-    if lost < _LOST and residual > 1e-8:
+    if lost < LOST and residual > 1e-8:
         raise NotConvergedError("the chain of batch sizes (drift)", residual)
     return _means(arrival_rate, moments, state, residual, np.zeros(0)), lost
 
@@ -186,10 +193,10 @@ def _arrivals(time: BatchTime, arrival_rate: float, bound: int) -> Vector:
     table, count = time.table(bound), _needed(time, arrival_rate, bound)
     while count * bound**2 <= _MOST_LANDINGS and count * len(table.instants) <= _MOST_TERMS:
         rows = table.arrivals(arrival_rate, count)
-        if abs(1 - float(rows[-1].sum())) < _LOST or 2 * count > _LONGEST_ROW:
+        if abs(1 - float(rows[-1].sum())) < LOST or 2 * count > _LONGEST_ROW:
             return rows
         count *= 2
-    raise OutOfReachError(f"the arrivals during a batch of up to {table.longest:.4g} s ({count} of them)")
+    raise OutOfReachError(f"the arrivals during a batch of up to {table.longest:.4g} s ({count} of them)", SMALLER)
 
 
 def _needed(time: BatchTime, arrival_rate: float, bound: int) -> int:

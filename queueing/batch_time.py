@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from queueing.distributions import TokenDistribution
-from queueing.errors import OutOfReachError
+from queueing.errors import SMALLER, OutOfReachError
 from queueing.latency import LatencyModel
 from queueing.lattice import Vector
 from queueing.prefill import prompt_total
@@ -59,7 +59,7 @@ class BatchTime:
     @cached_property
     def lengths(self) -> TokenDistribution:
         """The output lengths as the numerics carry them, one law for tables and moments: unpadded ones are thinned where they are many."""
-        return self.output_tokens if self.padded else thinned(self.output_tokens)
+        return self.output_tokens if self.padded or self.output_tokens.tail is not None else thinned(self.output_tokens)
 
     def moments(self, largest: int) -> tuple[Vector, Vector, Vector]:
         """E[H | b], E[H^2 | b] and the mean time to a member's own release, each for b = 1 .. `largest`."""
@@ -75,7 +75,7 @@ class BatchTime:
         prompts = self.prompt_tokens if self.pad_prompts else None
         for what, law in (("outputs", self.output_tokens), ("prompts", prompts)):
             if law is not None and largest * len(law.pmf) > _MOST_NUMBERS:
-                raise OutOfReachError(f"the service time of 1 to {largest} {what} of up to {law.longest} tokens")
+                raise OutOfReachError(f"the service time of 1 to {largest} {what} of up to {law.longest} tokens", SMALLER)
 
     def _longest(self, batch_size: int) -> TokenDistribution:
         """The law of the longest output; the last is kept: a batch's moments ask for it one after the other."""

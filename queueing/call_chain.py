@@ -13,9 +13,11 @@ Means are over requests, not calls. With one request per call these are the equa
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
-from queueing.batch_chain import BatchQueue, Moments, State, landing_below, smallest_circle
+from queueing.batch_chain import LARGEST_BOUND, LOST, BatchQueue, Moments, State, landing_below, smallest_circle, solve_cut
 from queueing.batch_time import BatchTime
 from queueing.calls import Calls
 from queueing.errors import NotConvergedError, UnstableQueueError
@@ -23,10 +25,8 @@ from queueing.ladder import solve_ladder
 from queueing.lattice import Vector
 from queueing.service_table import ServiceTable
 
-_FIRST, _LARGEST_BATCH = 32, 2048  # sizes tried where there is no bound
 _LONG_ROW = 2**12
 _SMALLEST, _NEGLIGIBLE = 1e-6, -14 * np.log(10)  # logarithms: of a circle's radius, of a term
-_LOST = 1e-11  # share of batches beyond the cut of an unbounded chain
 _TOLERANCE = 1e-8
 
 
@@ -35,18 +35,10 @@ def solve_call_chain(time: BatchTime, calls: Calls, bound: int | None) -> BatchQ
     load = calls.rate * calls.moment(1) / time.largest_stable_rate(bound)
     if load >= 1:
         raise UnstableQueueError(load)
-    if bound is not None:
+    if bound is not None and bound <= LARGEST_BOUND:
         return _bounded(time, calls, bound)
-    size = _FIRST
-    while size < _LARGEST_BATCH and (calls.rate * calls.moment(1) * time.mean(size) > 0.95 * size or size < 2 * calls.largest):
-        size *= 2
-    while True:
-        queue, lost = _unbounded(time, calls, size)
-        if lost < _LOST:
-            return queue
-        if size >= _LARGEST_BATCH:
-            raise NotConvergedError(f"the law of the batch size (share of batches above {size})", lost)
-        size *= 2
+    rate = calls.rate * calls.moment(1)
+    return solve_cut(bound, lambda size: rate * time.mean(size) > 0.95 * size or size < 2 * calls.largest, partial(_unbounded, time, calls))
 
 
 def _unbounded(time: BatchTime, calls: Calls, size: int) -> tuple[BatchQueue, float]:
@@ -60,7 +52,7 @@ def _unbounded(time: BatchTime, calls: Calls, size: int) -> tuple[BatchQueue, fl
     state = flows[1:] / batches, 0.0, float(flows[0]) / batches
     moments = tuple(moment[:-1] for moment in time.moments(size))
     residual = _drift(calls, moments[0], state)
-    if lost < _LOST and residual > _TOLERANCE:
+    if lost < LOST and residual > _TOLERANCE:
         raise NotConvergedError("the chain of batch sizes (drift)", residual)
     return _means(calls, moments, state, residual), lost
 
@@ -72,7 +64,7 @@ def _bounded(time: BatchTime, calls: Calls, bound: int) -> BatchQueue:
         return _means(calls, moments, (np.zeros(0), 1.0, (1 - float(first[0])) / calls.moment(1)), 0.0)
     stalled = int(calls.rate * calls.moment(1) * time.law.stall * table.most_stalls)
     rows = calls.arrivals(table, _needed(time, calls, bound) + stalled)
-    while abs(1 - float(rows[-1].sum())) > _LOST and 2 * rows.shape[1] <= _LONG_ROW:
+    while abs(1 - float(rows[-1].sum())) > LOST and 2 * rows.shape[1] <= _LONG_ROW:
         rows = calls.arrivals(table, 2 * rows.shape[1])
     row, radius = _full_arrivals(table, calls, bound, rows[-1])
     ladder = solve_ladder(row, bound, radius)

@@ -15,11 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from queueing.distributions import TokenDistribution
+from queueing.errors import OutOfReachError
 from queueing.lattice import Vector, blocks
 from queueing.service_table import ServiceTable
 
 _BLOCK = 256  # numbers of arrivals at a time
+_AT_ONCE = 2_000_000  # numbers of a block: 16 MB
 _LARGE = 1e100
+_MOST_NUMBERS = 2**25  # of the recursion's last columns, 270 MB
+_MOST_TERMS = 2_000_000_000  # of the recursion: some seconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,11 +58,15 @@ class Calls:
         return float(np.polynomial.polynomial.polyval(z, self.sizes))
 
     def arrivals(self, table: ServiceTable, count: int, first: int = 0) -> Vector:
-        """`rows[b - 1, j]` = P(A = j | b), j = 0 .. count - 1, for b = first + 1 .. B."""
+        """`rows[b - 1, j]` = P(A = j | b), j = 0 .. count - 1, for b = first + 1 .. B. Raises OutOfReachError."""
+        instants = len(table.instants)
+        if self.largest * instants > _MOST_NUMBERS or self.largest * instants * count > _MOST_TERMS:
+            what = f"the arrivals during a batch ({count} of them, in calls of up to {self.largest} sequences)"
+            raise OutOfReachError(what, "ask for smaller calls, or use the method simulation")
         laws = table.laws[first:]
         rows = np.empty((len(laws), count))
         recursion = _Panjer(self, self.rate * table.instants, table.law.cv**2)
-        for part in blocks(count, _BLOCK):
+        for part in blocks(count, max(1, min(_BLOCK, _AT_ONCE // len(table.instants)))):
             rows[:, part] = laws @ recursion.following(part.stop - part.start).T
         return rows
 

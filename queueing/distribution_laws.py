@@ -7,7 +7,8 @@ A draw X is rounded to the nearest integer, at least 1:
 Method: the difference is taken in the smaller tail, G(n - 1/2) - G(n + 1/2) above the median and F(n + 1/2) - F(n - 1/2)
 below it, so that a probability of 1e-12 keeps its digits at either end. Every law gives F and G by its own formula, never
 one as 1 minus the other where that would cancel. An infinite support ends where the tail mass falls below 1e-12; what is
-beyond goes to the last count.
+beyond goes to the last count. A law with more than that beyond 2^20, or with moments that count there, has a tail (queueing.heavy_tail)
+or is refused.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ import numpy.typing as npt
 from scipy.special import ndtr
 
 from policies.text import SpecError
+from queueing.heavy_tail import MOST_BEYOND, Tail
 
 Vector = npt.NDArray[np.floating[Any]]
 SUPPORT_LIMIT = 100_000  # of files of counts, constants and searched token limits
 LONGEST = 2**20  # of a named law
 TAIL_MASS = 1e-12
+_MISSED = 1e-3  # of the second moment, beyond which a power law has a tail however little mass that is
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,25 @@ class Law:
 
 def rounded_pmf(law: Law, text: str, cap: int | None) -> Vector:
     """The probability vector over 0, 1, ..., cut at `cap` or where nothing is left. Raises SpecError: support too long."""
-    longest = _longest(law, text, cap)
+    return _up_to(law, _longest(law, text, cap))
+
+
+def tailed_pmf(law: Law, text: str, index: float) -> tuple[Vector, Tail | None]:
+    """The same without a cap, with what lies beyond `LONGEST` where that is no more than `MOST_BEYOND`; its moments end at `index`.
+
+    Raises SpecError: more of it there, or no mean.
+    """
+    if index <= 1:
+        raise SpecError(f"got {text!r}, whose mean is infinite (alpha <= 1), as is the load at every arrival rate; set --max-output-tokens")
+    beyond = float(law.above(np.array([LONGEST - 0.5]))[0])
+    if 0 < beyond <= MOST_BEYOND and (beyond >= TAIL_MASS or index < math.inf):
+        pmf, tail = _up_to(law, LONGEST), Tail.of(law.above, LONGEST - 0.5, index)
+        if beyond >= TAIL_MASS or tail.moment(2) > _MISSED * float(pmf @ np.arange(len(pmf)) ** 2.0):
+            return pmf, tail
+    return rounded_pmf(law, text, None), None
+
+
+def _up_to(law: Law, longest: int) -> Vector:
     last = law.at_least(np.array([float(longest)]))
     return np.concatenate([[0.0], law.probabilities(np.arange(1.0, longest)), last])
 

@@ -3,11 +3,12 @@
 Upper tails keep their relative accuracy: `survival` is summed from the top, and the longest of a batch is computed from
 the probabilities themselves, not from differences of powers of the distribution function. A clip (`max_output_tokens`) is
 exact: the mass above it goes to it. How a continuous law is rounded: queueing/distribution_laws.py; the text form:
-queueing/distribution_text.py; files of counts: queueing/distribution_files.py.
+queueing/distribution_text.py; files of counts: queueing/distribution_files.py; a tail beyond the table: queueing/heavy_tail.py.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,17 +19,19 @@ import numpy.typing as npt
 
 from policies.text import SpecError, counted
 from queueing.distribution_files import read_counts
-from queueing.distribution_laws import LAWS, SUPPORT_LIMIT, TAIL_MASS, Vector, rounded_pmf
+from queueing.distribution_laws import LAWS, SUPPORT_LIMIT, TAIL_MASS, Vector, rounded_pmf, tailed_pmf
 from queueing.distribution_text import DistributionText, format_distribution, read_text
+from queueing.heavy_tail import Tail
 
 __all__ = ["SUPPORT_LIMIT", "TAIL_MASS", "TokenDistribution", "Vector", "format_distribution", "parse_distribution"]
 
 
 @dataclass(frozen=True, eq=False)
 class TokenDistribution:
-    """`pmf[n]` = P(n output tokens); index 0 exists and is zero."""
+    """`pmf[n]` = P(n output tokens); index 0 exists and is zero. With a tail the last holds P(that many or more)."""
 
     pmf: Vector
+    tail: Tail | None = None
 
     def __post_init__(self) -> None:
         pmf = np.asarray(self.pmf, dtype=float)
@@ -57,11 +60,12 @@ class TokenDistribution:
         pmf = np.zeros(max(part.longest for part in parts) + 1)
         for weight, part in zip(weights, parts, strict=True):
             pmf[: part.longest + 1] += weight * part.pmf
-        return cls(pmf)
+        tails = {part.tail: weight for weight, part in zip(weights, parts, strict=True) if part.tail is not None}
+        return cls(pmf, Tail.mixture(list(tails.values()), list(tails)) if tails else None)
 
     @property
     def longest(self) -> int:
-        """The largest count that can occur."""
+        """The largest count that can occur, or where the tail begins."""
         return len(self.pmf) - 1
 
     @cached_property
@@ -89,8 +93,12 @@ class TokenDistribution:
         """The law of min(N, cap): the gateway's token limit."""
         if cap < 1:
             raise SpecError(f"got a token limit of {cap}; expected at least 1")
+        if cap > self.longest and self.tail is not None:
+            raise SpecError(
+                f"got a token limit of {cap} for lengths with a tail beyond {self.longest}; expected a limit up to there, or none"
+            )
         if cap >= self.longest:
-            return self
+            return self if self.tail is None else TokenDistribution(self.pmf)
         return TokenDistribution(np.append(self.pmf[:cap], self.pmf[cap:].sum()))
 
     def maximum(self, batch_size: int) -> TokenDistribution:
@@ -110,10 +118,13 @@ class TokenDistribution:
             log_share = np.log1p(-share)
         log_cdf = np.where(upper > 0.5, np.log(lower), np.log1p(-np.minimum(upper, 0.5)))
         pmf = -np.exp(batch_size * log_cdf) * np.expm1(batch_size * log_share)
-        return TokenDistribution(np.concatenate([np.zeros(first), pmf]))
+        tail = None if self.tail is None else self.tail.largest_of(batch_size)
+        return TokenDistribution(np.concatenate([np.zeros(first), pmf]), tail)
 
     def moment(self, k: int) -> float:
         """E[N^k]."""
+        if self.tail is not None:
+            return float(self.pmf[:-1] @ self.counts[:-1] ** k) + self.tail.moment(k)
         return float(self.pmf @ self.counts**k)
 
     @property
@@ -124,7 +135,11 @@ class TokenDistribution:
     @property
     def variance(self) -> float:
         """Var N, from centred counts: no cancellation."""
-        return float(self.pmf @ (self.counts - self.mean) ** 2)
+        mean = self.mean
+        if self.tail is not None:
+            within = float(self.pmf[:-1] @ (self.counts[:-1] - mean) ** 2)
+            return within + self.tail.moment(2) - 2 * mean * self.tail.moment(1) + mean**2 * self.tail.moment(0)
+        return float(self.pmf @ (self.counts - mean) ** 2)
 
     @property
     def scv(self) -> float:
@@ -135,28 +150,44 @@ class TokenDistribution:
         """The smallest n with P(N <= n) >= q, searched in the smaller tail: exact for 1 - 1e-12 too."""
         if not 0 <= q <= 1:
             raise SpecError(f"got quantile {q}; expected a probability between 0 and 1")
+        if self.tail is not None and 1 - q < self.pmf[-1]:
+            return int(self.tail.counts(np.array([1 - q]))[0])
         if q <= 0.5:
             return max(1, int(np.searchsorted(self.cdf, q - 1e-15)))
         return max(1, int(np.searchsorted(-self.survival, -(1 - q) - 1e-15)))
 
     def sample(self, rng: np.random.Generator, size: int) -> npt.NDArray[np.int64]:
         """`size` independent counts, by inversion: one uniform number each."""
-        return np.searchsorted(self.cdf, rng.random(size), side="right").astype(np.int64)
+        uniforms = rng.random(size)
+        return self.with_tail(np.searchsorted(self.cdf, uniforms, side="right").astype(np.int64), uniforms)
+
+    def with_tail(self, counts: npt.NDArray[np.int64], uniforms: Vector) -> npt.NDArray[np.int64]:
+        """Counts found in the table by these uniform numbers, in place: those at its end are what the tail has there."""
+        if self.tail is not None:
+            beyond = counts >= self.longest
+            counts[beyond] = self.tail.counts(1 - uniforms[beyond])
+        return counts
 
 
-def parse_distribution(text: str, max_output_tokens: int | None = None) -> TokenDistribution:
-    """The law that a text names, clipped. Raises SpecError: unknown name or key, value out of range, support too long."""
+def parse_distribution(text: str, max_output_tokens: int | None = None, *, tail: bool = False) -> TokenDistribution:
+    """The law that a text names, clipped; without a clip with its `tail`, for those who can carry one.
+
+    Raises SpecError: unknown name or key, value out of range, support too long.
+    """
     if max_output_tokens is not None and max_output_tokens < 1:
         raise SpecError(f"got max_output_tokens={max_output_tokens}; expected at least 1")
-    return _build(read_text(text), text, max_output_tokens)
+    return _build(read_text(text), text, max_output_tokens, tail=tail and max_output_tokens is None)
 
 
-def _build(spec: DistributionText, text: str, cap: int | None) -> TokenDistribution:
+def _build(spec: DistributionText, text: str, cap: int | None, *, tail: bool) -> TokenDistribution:
     if spec.parts:
-        return TokenDistribution.mixture(spec.numbers, [_build(part, str(part), cap) for part in spec.parts])
+        return TokenDistribution.mixture(spec.numbers, [_build(part, str(part), cap, tail=tail) for part in spec.parts])
     if spec.path is not None:
         return _empirical(Path(spec.path), text, cap)
-    return TokenDistribution(rounded_pmf(LAWS[spec.name](text, *spec.numbers), text, cap))
+    law = LAWS[spec.name](text, *spec.numbers)
+    if tail:
+        return TokenDistribution(*tailed_pmf(law, text, spec.numbers[0] if spec.name == "pareto" else math.inf))
+    return TokenDistribution(rounded_pmf(law, text, cap))
 
 
 def _empirical(path: Path, text: str, cap: int | None) -> TokenDistribution:

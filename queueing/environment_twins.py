@@ -30,7 +30,7 @@ def by_flag(ctx: typer.Context, name: str) -> bool:
 
 @contextmanager
 def defaults_named(ctx: typer.Context, **values: str) -> Iterator[None]:
-    """Says of a value that nobody gave that it is the default, in what an error has got: `got the default --objective delay`."""
+    """In an error raised inside, a value that was not given is called the default: `got the default --objective delay`."""
     try:
         yield
     except SpecError as error:

@@ -5,14 +5,20 @@ PredictionError
   +- UnstableQueueError   the queue grows without bound; carries the load
   +- NotConvergedError    the numerical method stopped before it was accurate; carries the residual
        +- OutOfReachError     it did not start, or broke off: too large a table, or a number too large or too small
+            +- LargeBatchesError  larger batches occur than it follows
+       +- InfiniteMeanError   the queue is stable, but its mean delay is infinite
   +- NoStableChoiceError  nothing that was tried is stable, or keeps the constraint; carries the smallest load
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from policies.text import short_number
+
+INFINITE_MEAN = "the mean delay is infinite: batches without a bound, whose residual makes their sizes heavy-tailed"
+SMALLER = "bound the batch size or the output tokens lower, or use the method simulation"
 
 
 class CommandError(RuntimeError):
@@ -21,6 +27,17 @@ class CommandError(RuntimeError):
 
 class PredictionError(Exception):
     """A quantity that was asked for cannot be given."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To another process as it is, whatever its own arguments are."""
+        return _as_it_was, (type(self), self.args, self.__dict__)
+
+
+def _as_it_was(kind: type[PredictionError], args: tuple[Any, ...], state: dict[str, Any]) -> PredictionError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 class UnstableQueueError(PredictionError):
@@ -46,9 +63,27 @@ class NotConvergedError(PredictionError):
 class OutOfReachError(NotConvergedError):
     """The method cannot follow this queue within a few seconds, 1 GB of memory and the range of a float."""
 
-    def __init__(self, what: str, advice: str = "use the method simulation") -> None:
+    def __init__(self, what: str, advice: str = "use the method simulation", residual: float = math.inf) -> None:
         self.reason = f"{what} is out of reach of this method"
         PredictionError.__init__(self, f"{self.reason}; {advice}")
+        self.residual = residual
+
+
+class LargeBatchesError(OutOfReachError):
+    """Batches occur that are larger than the largest a chain follows; `lost`: their share, `bound`: the policy's or the engine's."""
+
+    def __init__(self, largest: int, lost: float, bound: int | None, followed: int) -> None:
+        limit = "no bound is set" if bound is None else f"the bound is {bound}"
+        what = f"a batch size above {largest} ({lost:.2g} of the batches; {limit})"
+        super().__init__(what, f"bound the batch size at {followed} or less, or use the method simulation", lost)
+
+
+class InfiniteMeanError(NotConvergedError):
+    """The queue is stable, and its delay has no mean."""
+
+    def __init__(self) -> None:
+        self.reason = INFINITE_MEAN
+        PredictionError.__init__(self, f"{INFINITE_MEAN}; bound the batch size, or use the method simulation, which gives its quantiles")
         self.residual = math.inf
 
 

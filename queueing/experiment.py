@@ -19,12 +19,15 @@ from policies.text import SpecError, counted
 from queueing.calls import draw_calls
 from queueing.distributions import TokenDistribution, Vector
 from queueing.gg1 import unit_gaps
+from queueing.heavy_tail import LARGEST_COUNT
 from queueing.latency import LatencyModel
 from queueing.model import Model, whole_number
 from queueing.record import Record
-from queueing.result import Mean, Prediction
+from queueing.result import Mean, Prediction, Quantiles
+from queueing.settling import tail_notes, without_unsettled
 from queueing.simulated_means import BATCH_MEANS, mean_of_runs, summary_of_runs
 from queueing.simulation import Job, simulate_trace
+from queueing.stalls import SPARE_GAPS
 
 if TYPE_CHECKING:
     from queueing.fast_simulation import SimulatedRun
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
 WARM_UP = 0.1
 NUM_REQUESTS = 100_000
 MOST_REQUESTS = 10_000_000  # of all replications together, some 100 bytes each: 1 GB
-MOST_DRAWS = 60_000_000  # residuals: 480 MB
+MOST_DRAWS = 60_000_000  # residuals, and as many gaps between stalls: 480 MB each
 
 
 def simulate(
@@ -72,10 +75,17 @@ def simulate_model(
     if model.disaggregated:
         from queueing.tandem_experiment import simulate_tandem
 
-        return simulate_tandem(model, arrival_rate, num_requests, streams, warm_up=int(WARM_UP * num_requests), notes=notes)
+        tandem = simulate_tandem(
+            model, arrival_rate, num_requests, streams, warm_up=int(WARM_UP * num_requests), notes=(*tail_notes(model), *notes)
+        )
+        return without_unsettled(tandem, model)
     runs = [
         simulate_run(model, arrival_rate, num_requests, stream, generic=generic).after(int(WARM_UP * num_requests)) for stream in streams
     ]
+    return without_unsettled(_summary(runs, model, load, notes), model)
+
+
+def _summary(runs: Sequence[SimulatedRun], model: Model, load: float, notes: tuple[str, ...]) -> Prediction:
     patience = math.inf if model.patience is None else model.patience
     return Prediction(
         policy=model.text,
@@ -90,9 +100,16 @@ def simulate_model(
         batch_size=Mean(*mean_of_runs([_per_dispatch(run) for run in runs])),
         loss_fraction=mean_of_runs([run.lost.astype(float) for run in runs])[0],
         served_queueing_delay=summary_of_runs([run.queueing_delay[~run.lost] for run in runs]),
-        time_to_first_token=Mean(*mean_of_runs([(run.first_token_at - run.arrived_at)[~run.lost] for run in runs])),
-        assumptions=(*model.assumptions, *notes, *_cautions(runs)),
+        time_to_first_token=_to_first_token(runs),
+        assumptions=(*model.assumptions, *tail_notes(model), *notes, *_cautions(runs)),
     )
+
+
+def _to_first_token(runs: Sequence[SimulatedRun]) -> Quantiles:
+    """Of the served; unknown under a law with a negative k1 or k2 that puts a first token before its dispatch: it says nothing of it."""
+    if any((run.first_token_at < run.dispatched_at)[~run.lost].any() for run in runs):
+        return Quantiles()
+    return summary_of_runs([(run.first_token_at - run.arrived_at)[~run.lost] for run in runs])
 
 
 def _cautions(runs: Sequence[SimulatedRun]) -> Iterator[str]:
@@ -136,7 +153,7 @@ def draw_jobs(
         names = [f"{call}-{number}" for call, size in enumerate(sizes.tolist()) for number in range(size)]
     outputs = model.output_tokens.sample(lengths, num_requests).tolist()
     inputs = [0] * num_requests if model.prompt_tokens is None else model.prompt_tokens.sample(prompts, num_requests).tolist()
-    limit = model.output_tokens.longest
+    limit = int(LARGEST_COUNT) if model.endless else model.output_tokens.longest
     patience = math.inf if model.patience is None else model.patience
     jobs = [
         Job(Request(id=names[i], arrived_at=at, prompt_tokens=inputs[i], max_output_tokens=limit, deadline=at + patience), outputs[i])
@@ -146,17 +163,18 @@ def draw_jobs(
 
 
 def check_draws(model: Model, num_requests: int, replications: int) -> None:
-    """Raises SpecError for more requests, or more residuals drawn in advance, than fit into about 1 GB."""
+    """Raises SpecError for more requests, or more residuals and gaps between stalls drawn in advance, than fit into about 1 GB."""
     if num_requests * replications > MOST_REQUESTS:
         raise SpecError(
             f"got {num_requests} requests in each of {counted(replications, 'replication')}; expected at most {MOST_REQUESTS} in all, "
             "which take 1 GB: ask for fewer, and run again with other seeds"
         )
-    if model.law.cv and num_requests * model.servers > MOST_DRAWS:
-        raise SpecError(
-            f"got {num_requests} requests on servers={model.servers} and cv={model.law.cv:g}; "
-            f"expected at most {MOST_DRAWS // model.servers} requests on so many servers"
-        )
+    law, spare, fewest = model.law, SPARE_GAPS if model.law.stall_share else 0, 2 * BATCH_MEANS
+    most = MOST_DRAWS // model.servers - spare
+    if model.draws_in_advance and num_requests > most:
+        drawn = f"stall_share={law.stall_share:g}" if law.stall_share else f"cv={law.cv:g}"
+        expected = f"{most} requests on so many servers" if most >= fewest else f"{MOST_DRAWS // (fewest + spare)} servers"
+        raise SpecError(f"got {num_requests} requests on servers={model.servers} and {drawn}; expected at most {expected}")
 
 
 def _column(records: Sequence[Record], name: str, missing: float = math.nan) -> Any:

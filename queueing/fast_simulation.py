@@ -24,6 +24,7 @@ from queueing.distributions import TokenDistribution, Vector
 from queueing.gg1 import unit_gaps
 from queueing.latency import LatencyModel
 from queueing.model import Model
+from queueing.stalls import SPARE_GAPS
 
 Ints = npt.NDArray[np.signedinteger[Any]]
 MOST_SLOTS = 4096  # of a continuous server; beyond, the generic simulator
@@ -31,7 +32,6 @@ COLUMNS = ("dispatched_at", "released_at", "first_token_at", "server_free_at", "
 _NAMED = (Single, Dynamic, Capped, Elastic, Continuous, Fixed)
 _GUIDE = 2**16
 _BLOCK = 2**14
-_SPARE_GAPS = 1024  # between stalls, beyond one a request
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,8 +198,10 @@ def _gaps(law: LatencyModel, trace: Trace) -> Vector:
     """Gaps between stalls in units of their mean, for each server: the numbers that `StallClock` draws one by one."""
     if not law.stall_share:
         return np.empty((len(trace.residuals), 0))
-    count = len(trace.arrived_at) + _SPARE_GAPS
-    return np.array([rng.spawn(1)[0].standard_exponential(count) for rng in trace.residuals])
+    drawn = np.empty((len(trace.residuals), len(trace.arrived_at) + SPARE_GAPS))
+    for rng, row in zip(trace.residuals, drawn, strict=True):
+        rng.spawn(1)[0].standard_exponential(out=row)
+    return drawn
 
 
 def _residuals(law: LatencyModel, trace: Trace) -> Vector:
@@ -233,6 +235,7 @@ def _sample(lengths: TokenDistribution, rng: np.random.Generator, count: int) ->
         uniforms = block[: count - first]
         rng.random(out=uniforms)
         kernels.invert(cdf, guide, uniforms, found[first : first + _BLOCK])
+        lengths.with_tail(found[first : first + _BLOCK], uniforms)
     return found
 
 

@@ -20,7 +20,7 @@ from queueing.gg1 import LARGEST_SCV
 from queueing.latency import LatencyModel
 from queueing.profile import load_law
 from queueing.service_time import ServiceTime
-from queueing.tandem import phases
+from queueing.tandem import phase_means, phases
 
 SMALLEST_RATE, LARGEST_RATE = 1e-12, 1e12  # requests/s: beyond, sums of instants lose all digits
 
@@ -79,6 +79,16 @@ class Model:
     def call_size(self) -> float:
         """Mean number of sequences in a call."""
         return 1.0 if self.sequences is None else self.sequences.mean
+
+    @property
+    def endless(self) -> bool:
+        """Whether the lengths have a tail beyond their table (queueing.heavy_tail)."""
+        return self.output_tokens.tail is not None
+
+    @property
+    def tail_index(self) -> float:
+        """Moments of the lengths from this order on are infinite."""
+        return math.inf if self.output_tokens.tail is None else self.output_tokens.tail.index
 
     @property
     def text(self) -> str:
@@ -147,7 +157,7 @@ class Model:
         limit = None if max_output_tokens is None else whole_number("max_output_tokens", max_output_tokens)
         return cls(
             policy=_policy(policy),
-            output_tokens=_lengths("output_tokens", output_tokens, limit),
+            output_tokens=_lengths("output_tokens", output_tokens, limit, tail=True),
             law=_law(latency),
             prompt_tokens=None if prompt_tokens is None else _lengths("prompt_tokens", prompt_tokens, None),
             max_num_seqs=None if max_num_seqs is None else whole_number("max_num_seqs", max_num_seqs),
@@ -170,6 +180,11 @@ class Model:
         return phases(self.law, self.output_tokens, self.prompt_tokens)
 
     @property
+    def draws_in_advance(self) -> bool:
+        """Whether a simulation draws residuals or gaps between stalls before it starts. With a continuous policy it draws neither."""
+        return bool(self.law.cv or self.law.stall_share) and not self.policy.joins_running
+
+    @property
     def slot_time(self) -> SlotTime:
         """How long a slot of a continuous engine is taken."""
         return SlotTime(self.law, self.output_tokens, self.prompt_tokens)
@@ -181,8 +196,13 @@ class Model:
         Raises SpecError: a batch that takes no time.
         """
         check_durations(self.law, self.output_tokens, self.prompt_tokens, self.bound, batches=not self.policy.joins_running)
+        if self.endless and self.bound is None and self.policy.padded and self.law.k3:
+            raise SpecError(
+                f"got policy {self.text} without a bound for lengths without one, so that the load is infinite at every arrival rate; "
+                "bound the batch size, or set --max-output-tokens"
+            )
         if self.disaggregated:
-            return 1 / max(station.mean for station in self.stations)
+            return 1 / max(phase_means(self.law, self.output_tokens, self.prompt_tokens))
         if isinstance(self.policy, Continuous):
             each = self.slot_time.limit() if self.bound is None else self.slot_time.throughput(self.bound, refilled=True)
         else:
@@ -236,7 +256,7 @@ class Model:
             common.append("padded prompts change nothing: the latency law has no kp, so prompts take no time")
         elif self.pads_prompts:
             common.append("the prompts of a batch are padded to its longest: kp b max(prompt) instead of kp sum(prompt)")
-        if self.bound is None and self.policy.padded:
+        if self.bound is None and self.policy.padded and not self.endless:
             common.append(f"padded batches without a bound: stable only while no output exceeds {self.output_tokens.longest} tokens")
         return tuple(common)
 
@@ -267,9 +287,9 @@ def _ratio(name: str, value: float) -> float:
     return float(value)
 
 
-def _lengths(name: str, given: TokenDistribution | str, limit: int | None) -> TokenDistribution:
+def _lengths(name: str, given: TokenDistribution | str, limit: int | None, *, tail: bool = False) -> TokenDistribution:
     if isinstance(given, str):
-        return parse_distribution(given, limit)
+        return parse_distribution(given, limit, tail=tail)
     if not isinstance(given, TokenDistribution):
         raise SpecError(f"got {name}={given!r}; expected a distribution or its text, for example 'deterministic:value=64'")
     return given if limit is None else given.clip(limit)

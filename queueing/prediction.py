@@ -32,7 +32,7 @@ from queueing.call_chain import solve_call_chain
 from queueing.calls import Calls
 from queueing.continuous import doubt, solve_continuous
 from queueing.distributions import TokenDistribution
-from queueing.errors import NotConvergedError
+from queueing.errors import INFINITE_MEAN, InfiniteMeanError, NotConvergedError
 from queueing.experiment import simulate_model
 from queueing.gg1 import best_estimate
 from queueing.latency import LatencyModel
@@ -41,7 +41,8 @@ from queueing.mg1d import solve_mg1d
 from queueing.mgb1 import solve_fixed_batches
 from queueing.mgc import solve_mgc
 from queueing.model import Model
-from queueing.result import FALLBACK, Mean, Prediction, Quantiles, Station
+from queueing.result import FALLBACK, LEVELS, MEANLESS, PARTIAL, Mean, Prediction, Quantiles, Station
+from queueing.settling import no_second_moment, tail_notes
 from queueing.tandem import is_exact, solve_tandem
 
 SIMULATED_REQUESTS = 1_000_000
@@ -75,28 +76,50 @@ def predict_model(model: Model, arrival_rate: float, method: str = "auto") -> Pr
     chosen = best if method == "auto" else method
     if chosen == "simulation":
         notes = (f"{FALLBACK}exact: no formula covers {model.text} with {_described(model)}",) if method == "auto" else ()
-        return _simulated(model, arrival_rate, *notes)
+        return _finite_means(_simulated(model, arrival_rate, *notes), model, load)
     try:
         found = checked_answer(lambda: _answer(model, arrival_rate, chosen))
-        return _with_quantiles(found, model, arrival_rate) if method == "auto" else found
+        return _with_quantiles(found, model, arrival_rate, simulating=method == "auto")
     except NotConvergedError as error:
         if method != "auto":
-            raise
-        simulated = _simulated(model, arrival_rate, f"{FALLBACK}{chosen}: {error.reason}")
-        return without_means(simulated) if infinite_mean(model, load) else simulated
+            raise _with_reason(error, model, load) from None
+        return _finite_means(_simulated(model, arrival_rate, f"{FALLBACK}{chosen}: {error.reason}"), model, load)
 
 
-def _with_quantiles(found: Prediction, model: Model, arrival_rate: float) -> Prediction:
-    """The same means; quantiles that no exact law gives, as of calls of several sequences and of heavy tails, are simulated."""
-    missing = [name for name in _DURATIONS if getattr(found, name).p50 is None and getattr(found, name).mean is not None]
+def _with_quantiles(found: Prediction, model: Model, arrival_rate: float, *, simulating: bool) -> Prediction:
+    """The same means; quantiles that no exact law gives, as of calls of several sequences and of heavy tails, are simulated or named."""
+    missing = [name for name in _DURATIONS if _lacks_quantiles(getattr(found, name))]
     if found.method != "exact" or not missing:
         return found
-    simulated = simulate_model(model, arrival_rate, num_requests=QUANTILE_REQUESTS)
+    from queueing.simulation_budget import affordable_requests  # noqa: PLC0415 - loads numba
+
+    count = affordable_requests(model, arrival_rate, QUANTILE_REQUESTS) if simulating else 0
+    noted = dataclasses.replace(found, assumptions=(*found.assumptions, _without(model, missing, count)))
+    if not simulating:
+        return noted
+    simulated = simulate_model(model, arrival_rate, num_requests=count)
     means = {name: getattr(found, name).mean for name in missing}
     quantiles = {name: dataclasses.replace(getattr(simulated, name), mean=means[name], standard_error=None) for name in missing}
-    what = "quantiles" if len(missing) == len(_DURATIONS) else f"quantiles of {' and '.join(missing)}"
-    note = f"{what}: simulation of {QUANTILE_REQUESTS:,} {'requests' if model.sequences is None else 'sequences'}"
-    return dataclasses.replace(found, assumptions=(*found.assumptions, note), **quantiles)
+    return dataclasses.replace(noted, **quantiles)
+
+
+def _lacks_quantiles(duration: Quantiles) -> bool:
+    return duration.mean is not None and any(getattr(duration, level) is None for level in LEVELS)
+
+
+def _without(model: Model, missing: list[str], simulated: int) -> str:
+    if model.patience is None:  # then every request is served: one delay
+        missing = [name for name in missing if name != "served_queueing_delay"]
+    every = len(_DURATIONS) - (model.patience is None)
+    of = "" if len(missing) == every else " of the " + " and the ".join(name.replace("_", " ") for name in missing)
+    if model.sequences is not None:
+        drawn, why = "sequences", "no formula covers the law of the delay where calls hold several sequences"
+    elif model.disaggregated:
+        drawn, why = "requests", "no formula covers the law of the delay at two stations"
+    else:
+        drawn, why = "requests", "their law could not be computed accurately"
+    what = f"quantiles{of} from a simulation of {simulated:,} {drawn}" if simulated else f"no quantiles{of}"
+    return f"{PARTIAL}{what}: {why}"
 
 
 def _simulated(model: Model, arrival_rate: float, *notes: str) -> Prediction:
@@ -109,22 +132,29 @@ def _simulated(model: Model, arrival_rate: float, *notes: str) -> Prediction:
         effective_max_batch_size=model.bound,
         model=model.name,
         load=model.load(arrival_rate),
-        assumptions=(*model.assumptions, *notes),
+        assumptions=(*model.assumptions, *tail_notes(model), *notes),
     )
+
+
+def _finite_means(simulated: Prediction, model: Model, load: float) -> Prediction:
+    return without_means(simulated) if infinite_mean(model, load) else simulated
+
+
+def _with_reason(error: NotConvergedError, model: Model, load: float) -> NotConvergedError:
+    """The same, or, where the delay has no mean to find, that."""
+    return InfiniteMeanError() if infinite_mean(model, load) else error
 
 
 def infinite_mean(model: Model, load: float) -> bool:
     """Whether the delay has no mean though the queue is stable: unbounded batches with a residual are a Kesten recursion (THEORY c)."""
-    return model.bound is None and not model.policy.joins_running and load * math.sqrt(1 + model.law.cv**2) >= 1
+    unbounded = model.bound is None and not model.policy.joins_running and model.servers == 1 and model.patience is None
+    return unbounded and load * math.sqrt(1 + model.law.cv**2) >= 1
 
 
 def without_means(prediction: Prediction) -> Prediction:
     """A simulated mean of something that has none says nothing."""
-    note = "the mean delay is infinite: batches without a bound, whose residual makes their sizes heavy-tailed"
-    answer = {name: dataclasses.replace(getattr(prediction, name), mean=None, standard_error=None) for name in _DURATIONS}
-    return dataclasses.replace(
-        prediction, batch_size=Mean(), time_to_first_token=Mean(), assumptions=(*prediction.assumptions, note), **answer
-    )
+    bare = prediction.without_means(*_DURATIONS)
+    return dataclasses.replace(bare, batch_size=Mean(), time_to_first_token=Quantiles(), assumptions=(*bare.assumptions, INFINITE_MEAN))
 
 
 def unstable(model: Model, load: float, method: str) -> Prediction:
@@ -155,8 +185,10 @@ def best_method(model: Model) -> str:
 def methods(model: Model) -> tuple[str, ...]:
     """What this queue can be answered by, the best first."""
     found = []
+    if model.endless:
+        return ("exact", "simulation") if _is_plain_single(model) else ("simulation",)
     if model.disaggregated:
-        return ("simulation",) if model.arrival_scv != 1 else ("exact" if is_exact(*model.stations) else "approximation", "simulation")
+        return ("simulation",) if model.arrival_scv != 1 else ("exact" if _is_exact_tandem(model) else "approximation", "simulation")
     if model.arrival_scv != 1:
         return ("approximation", "bound", "paper", "simulation") if is_renewal(model) else ("simulation",)
     alone = model.servers == 1 and model.patience is None
@@ -171,6 +203,20 @@ def methods(model: Model) -> tuple[str, ...]:
     return (*(name for name in found if name), "simulation")
 
 
+def _is_exact_tandem(model: Model) -> bool:
+    try:
+        return is_exact(*model.stations)
+    except NotConvergedError:  # more stalls in the longest service than its law can hold
+        return False
+
+
+def _is_plain_single(model: Model) -> bool:
+    """M/G/1 without stalls, whose numbers in the longest services no law could hold."""
+    alone = model.servers == 1 and model.patience is None and model.sequences is None
+    poisson = model.arrival_scv == 1 and not model.disaggregated
+    return isinstance(model.policy, Single) and alone and poisson and not model.law.stall_share
+
+
 def _timed(model: Model) -> bool:
     return isinstance(model.policy, Fixed) and math.isfinite(model.policy.max_wait) and model.bound != 1
 
@@ -181,6 +227,8 @@ def _described(model: Model) -> str:
         parts = ["prefill and decode on two servers"]
     if model.arrival_scv != 1:
         parts.append(f"arrivals of SCV {model.arrival_scv:g}")
+    if model.endless:
+        parts.append(f"lengths beyond {model.output_tokens.longest:,} tokens")
     return ", ".join(parts if model.patience is None else [*parts, f"patience {model.patience} s"])
 
 
@@ -240,13 +288,13 @@ def _token_times(delay: Quantiles, first: float, step: float | None) -> dict[str
     A law with a negative k1 or k2, fitted to longer answers, may put the first token before the dispatch: then it says nothing of it.
     """
     arrived = None if first < 0 or delay.mean is None else delay.mean + first
-    return {"time_to_first_token": Mean(arrived), "inter_token_latency": Mean(step)}
+    return {"time_to_first_token": Quantiles(arrived), "inter_token_latency": Quantiles(step)}
 
 
 def _continuous(model: Model, arrival_rate: float) -> dict[str, Any]:
     slots = solve_continuous(model.slot_time, arrival_rate, model.bound)
     answer = _answered(slots.delay, Quantiles(slots.sojourn_time), slots.batch_size, slots.utilisation)
-    answer |= {"time_to_first_token": Mean(slots.time_to_first_token), "inter_token_latency": Mean(slots.inter_token_latency)}
+    answer |= {"time_to_first_token": Quantiles(slots.time_to_first_token), "inter_token_latency": Quantiles(slots.inter_token_latency)}
     reason = doubt(model.slot_time, arrival_rate, model.bound)
     return answer if reason is None else answer | {"assumptions": (*model.assumptions, f"approximation in doubt: {reason}")}
 
@@ -286,4 +334,7 @@ def _single(model: Model, arrival_rate: float) -> dict[str, Any]:
         several = solve_mgc(*given, model.servers, model.prompt_tokens)
         return _answered(several.delay, several.sojourn, 1.0, several.load) | _token_times(several.delay, *own)
     single = solve_mg1(*given, model.prompt_tokens)
-    return _answered(single.delay, single.sojourn, 1.0, single.load) | _token_times(single.delay, *own)
+    answer = _answered(single.delay, single.sojourn, 1.0, single.load) | _token_times(single.delay, *own)
+    if single.delay.mean is not None:
+        return answer
+    return answer | {"assumptions": (*model.assumptions, f"{MEANLESS}the mean delay is infinite: {no_second_moment(model)}")}

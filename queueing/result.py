@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 FALLBACK = "simulation, not "  # how the assumption begins that says why `auto` simulated
+PARTIAL = "exact means, but "  # and the one that says why quantiles are simulated or missing
+MEANLESS = "exact quantiles, but "  # or why means are
 Quantity = Literal["queueing_delay", "sojourn_time", "time_to_first_token"]
 _DELAYS, _AFTER = ("queueing_delay", "served_queueing_delay"), ("sojourn_time", "time_to_first_token")
 LEVELS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
@@ -73,16 +75,22 @@ class Prediction:
     batch_size: Mean = field(default_factory=Mean)
     loss_fraction: float | None = 0.0
     served_queueing_delay: Quantiles = field(default_factory=Quantiles)
-    time_to_first_token: Mean | Quantiles = field(default_factory=Mean)  # arrival to first token, of the served
-    inter_token_latency: Mean = field(default_factory=Mean)  # from one token of an answer to its next
+    time_to_first_token: Quantiles = field(default_factory=Quantiles)  # arrival to first token, of the served
+    inter_token_latency: Quantiles = field(default_factory=Quantiles)  # from one token of an answer to its next
     bounds: Mapping[str, float] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
     stations: tuple[Station, ...] = ()  # of a tandem, whose queueing delay is the sum of theirs
 
     @property
     def fallback(self) -> str | None:
-        """Why `auto` simulated; None where it did not."""
-        return next((text for text in self.assumptions if text.startswith(FALLBACK)), None)
+        """What is not exact where more was to be expected: all is simulated, or quantiles or means are or are missing. Else None."""
+        return next((text for text in self.assumptions if text.startswith((FALLBACK, PARTIAL, MEANLESS))), None)
+
+    def without_means(self, *names: str) -> Prediction:
+        """Those of these durations say nothing."""
+        return dataclasses.replace(
+            self, **{name: dataclasses.replace(getattr(self, name), mean=None, standard_error=None) for name in names}
+        )
 
     def with_turnaround(self, seconds: float) -> Prediction:
         """As a gateway measures it that needs `seconds` itself from an arrival to its dispatch: no delay is shorter.
@@ -117,9 +125,9 @@ class Prediction:
         return answer
 
 
-def _mapped(value: Quantiles | Mean, change: Callable[[float], float]) -> Quantiles | Mean:
+def _mapped(value: Quantiles, change: Callable[[float], float]) -> Quantiles:
     numbers: dict[str, Any] = {name: None if number is None else change(number) for name, number in dataclasses.asdict(value).items()}
-    return type(value)(**numbers | {"standard_error": value.standard_error})
+    return Quantiles(**numbers | {"standard_error": value.standard_error})
 
 
 def _without_empty_error(value: Quantiles | Mean) -> dict[str, float | None]:

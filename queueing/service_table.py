@@ -26,10 +26,10 @@ from collections.abc import Callable
 import numpy as np
 
 from queueing.distributions import TokenDistribution
-from queueing.errors import OutOfReachError
+from queueing.errors import SMALLER, OutOfReachError
 from queueing.latency import LatencyModel
 from queueing.lattice import Complex, Grid, Vector, blocks
-from queueing.service_laws import ServiceLaws, likely_sum
+from queueing.service_laws import MOST_COUNTS, ServiceLaws, likely_sum
 from queueing.stalls import TERMS_OF_A_STALL, most_stalls, room_for_stalls, with_stalls
 
 _POINTS, _UNPADDED_POINTS = 1024, 4096  # at least; the stencils of an unpadded batch's many terms must not reach below 0
@@ -42,6 +42,7 @@ _COARSE = 256  # instants that a transform with a residual sums over
 _BLOCK = 2_000_000  # numbers made at once
 _MOST_NUMBERS = 2**25  # of a table, 270 MB; building it takes up to three times as much
 _MOST_TERMS = 2_200_000_000  # that are added up to those numbers: some four seconds
+_KEPT, _TERMS_OF_A_SPECTRUM = 1024, 20
 _MOST_ARRIVALS = 1_000_000_000  # their probabilities at all instants: some seconds
 _CACHED = 16_000  # numbers that stay in a core's cache
 
@@ -72,7 +73,7 @@ class ServiceTable:
                 self.origin, points = _REACH, finer
         self.width = horizon / (points - _MARGIN - self.origin)
         self.most_stalls = most_stalls(law.stall_rate / (1 - law.stall_share) * horizon)
-        self._check_size(points, 0 if padded else min(output.longest, 1024))
+        self._check_size(points, 0 if padded else output.longest)
         self._builder = ServiceLaws(
             law=pace,
             output_tokens=output,
@@ -90,15 +91,21 @@ class ServiceTable:
         self._kernel: tuple[float, Vector, Vector] = (0.0, np.empty((0, 0)), np.empty((0, 0)))  # period, real and imaginary part
 
     def _check_size(self, points: int, classes: int) -> None:
-        """Raises OutOfReachError before a table is built that would take more than seconds and a GB; `classes` of output lengths."""
+        """Raises OutOfReachError before a table is built that would take more than seconds and a GB; `classes` of output lengths.
+
+        Each length has a spectrum, whatever the batch size; of the powers of more than `_KEPT` of them nearly all vanish.
+        """
         numbers = self.largest * (points + room_for_stalls(self.law, self.width, self.most_stalls))
-        if numbers > _MOST_NUMBERS or numbers * (classes + TERMS_OF_A_STALL * self.most_stalls) > _MOST_TERMS:
-            raise OutOfReachError(f"a table of the service times of 1 to {self.largest} requests at {numbers // self.largest} instants")
+        terms = numbers * (min(classes, _KEPT) + TERMS_OF_A_STALL * self.most_stalls)
+        terms += points * min(classes, MOST_COUNTS) * _TERMS_OF_A_SPECTRUM
+        if numbers > _MOST_NUMBERS or terms > _MOST_TERMS:
+            what = f"a table of the service times of 1 to {self.largest} requests at {numbers // self.largest} instants"
+            raise OutOfReachError(what, SMALLER)
 
     def arrivals(self, arrival_rate: float, count: int, first: int = 0) -> Vector:
         """`rows[b - 1, j]` = P(A = j | b), j = 0 .. count - 1, for b = first + 1 .. B. Raises OutOfReachError."""
         if count * len(self.instants) > _MOST_ARRIVALS:
-            raise OutOfReachError(f"the arrivals during a batch of up to {self.longest:.4g} s ({count} of them)")
+            raise OutOfReachError(f"the arrivals during a batch of up to {self.longest:.4g} s ({count} of them)", SMALLER)
         laws, j_size = self.laws[first:], max(1, _BLOCK // len(self.instants))
         rows = np.empty((len(laws), count))
         chunk = np.empty((min(j_size, count), len(self.instants)))

@@ -1,7 +1,8 @@
 """How many requests a simulation may follow within a few seconds and a few hundred megabytes.
 
-An event looks at every server, one of a continuous engine at every sequence in service too; the residuals of all servers are
-drawn beforehand. The generic simulator takes some hundred times longer than the compiled one.
+An event looks at every server, one of a continuous engine at every sequence in service too, a service at each of its stalls; the
+residuals of all servers, and the gaps between their stalls, are drawn beforehand. The generic simulator takes some hundred times longer
+than the compiled one.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from policies.immediate import Continuous
 from queueing.errors import OutOfReachError
 from queueing.fast_simulation import MOST_SLOTS, is_compiled
 from queueing.model import Model
+from queueing.stalls import SPARE_GAPS
 
 _LOOKS, _GENERIC_LOOKS = 1_500_000_000, 15_000_000  # at a server or a sequence, in about five seconds
-_DRAWS = 30_000_000  # residuals kept: 240 MB
+_DRAWS = 30_000_000  # residuals kept: 240 MB; and as many gaps between stalls
 _GENERIC_EVENT = 300  # looks that an event of the generic simulator costs besides
 _FEWEST = 20_000  # requests that a mean can be read from
 
@@ -24,13 +26,15 @@ def affordable_requests(model: Model, arrival_rate: float, most: int) -> int:
     """At most `most`. Raises OutOfReachError where too few are affordable for a mean."""
     compiled = is_compiled(enough_slots(model, arrival_rate))
     in_service = _in_service(model, arrival_rate)
-    looks = 4 * (model.servers + in_service) + (0 if compiled else _GENERIC_EVENT)
+    stalls = 0.0 if model.policy.joins_running else model.law.stall_rate * model.batch_time.mean(1)
+    looks = 4 * (model.servers + in_service) + stalls + (0 if compiled else _GENERIC_EVENT)
     affordable = (_LOOKS if compiled else _GENERIC_LOOKS) / looks
-    if model.law.cv:
-        affordable = min(affordable, _DRAWS / model.servers)
+    if model.draws_in_advance:
+        affordable = min(affordable, _DRAWS / model.servers - (SPARE_GAPS if model.law.stall_share else 0))
     if affordable < _FEWEST:
-        what = f"a simulation of servers={model.servers} with {in_service:.0f} sequences in service together"
-        raise OutOfReachError(what, "ask for fewer servers, or a smaller bound on the batch size")
+        events = f"{in_service:.0f} sequences in service together and {stalls:.0f} stalls in a service"
+        what = f"a simulation of servers={model.servers} with {events}"
+        raise OutOfReachError(what, "ask for fewer servers, a smaller bound on the batch size, or fewer and longer stalls")
     return int(min(affordable, most))
 
 

@@ -22,6 +22,7 @@ _NEVER = 1e-17
 _MOST = 200  # in one batch
 _ORDER = 8  # of a shift's stencil
 _CACHED = 16_000  # numbers that stay in a core's cache
+SPARE_GAPS = 1024  # between stalls, that a simulation draws for each server beyond one a request
 TERMS_OF_A_STALL = 5  # what one more stall costs `with_stalls` for each number, in the terms of a length's power
 
 

@@ -57,17 +57,26 @@ def phases(
     law: LatencyModel, output_tokens: TokenDistribution, prompt_tokens: TokenDistribution | None = None
 ) -> tuple[ServiceTime, ServiceTime]:
     """Prefill and decode service times of a single request. Raises SpecError where prefill takes no time."""
+    seconds, chances = _prefills(law.without_stalls(), prompt_tokens)
+    return ServiceTime.of_values(seconds, chances, law), ServiceTime.of(replace(law, k1=0.0, k2=0.0, kp=0.0), output_tokens)
+
+
+def phase_means(law: LatencyModel, output_tokens: TokenDistribution, prompt_tokens: TokenDistribution | None = None) -> tuple[float, float]:
+    """Their means, seconds, which stalls leave as they are, also where these are too many for a law. Raises SpecError likewise."""
+    seconds, chances = _prefills(law, prompt_tokens)
+    return float(chances @ seconds), law.step(1) * output_tokens.mean
+
+
+def _prefills(law: LatencyModel, prompt_tokens: TokenDistribution | None) -> tuple[Vector, Vector]:
     lengths: Vector = np.zeros(1)
     chances: Vector = np.ones(1)
     if prompt_tokens is not None and law.kp != 0:
         support = np.flatnonzero(prompt_tokens.pmf)
         lengths, chances = support.astype(float), prompt_tokens.pmf[support]
-    pace = law.without_stalls()
-    seconds = pace.speed * (pace.k1 + pace.k2 + pace.kp * lengths)
+    seconds = law.speed * (law.k1 + law.k2 + law.kp * lengths)
     if not np.all(seconds > 0):
         raise SpecError("got a latency law whose prefill takes no time; expected k1 + k2 + kp prompt tokens > 0")
-    prefill = ServiceTime.of_values(seconds, chances, law)
-    return prefill, ServiceTime.of(replace(law, k1=0.0, k2=0.0, kp=0.0), output_tokens)
+    return seconds, chances
 
 
 def solve_disaggregated(

@@ -48,7 +48,7 @@ def simulate_tandem(
         sojourn_time=summary_of_runs([(delay + service).sum(axis=0) for delay, service, _ in runs]),
         batch_size=Mean(1.0),
         served_queueing_delay=total,
-        time_to_first_token=Mean(*mean_of_runs(first_tokens)),
+        time_to_first_token=summary_of_runs(first_tokens),
         assumptions=(*model.assumptions, *notes),
         stations=tuple(
             Station(name, loads[i], _of_station(delays, i), Mean(*mean_of_runs([service[i] for service in services])))

@@ -42,4 +42,5 @@ class PriorityQueue(WaitingQueue):
             self.append(waiting)
 
     def _key(self, waiting: Waiting) -> float:
-        return waiting.request.arrived_at + waiting.request.priority * self._aging
+        request = waiting.request  # one that was admitted before priorities aged may have any priority
+        return request.arrived_at + max(-MOST, min(MOST, request.priority)) * self._aging

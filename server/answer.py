@@ -55,7 +55,8 @@ class Choice:
         if call.stream:
             if text or call.format.every_token:
                 call.add_chunk(self, call.format.text(self.index, text, tokens, self._offset))
-                self._offset += len(text)
+                if call.format.every_token:  # of the tokens' text: some of it may be held back for a stop string
+                    self._offset += sum(len(token.text) for token in tokens)
                 call.wake()
         else:
             self.text.append(text)
@@ -274,11 +275,12 @@ class Answer(Response):
         return round((last - self._works[0].request.arrived_at) * 1e3, 3), round((now - last) * 1e3, 3)
 
     def _start_headers(self, queue: float, service: float | None = None) -> list[tuple[bytes, bytes]]:
-        timing = f"queue;dur={queue}" if service is None else f"queue;dur={queue}, service;dur={service}"
+        delay = str(queue).encode()
+        timing = b"queue;dur=" + delay
         return [
-            (b"x-kendall-queueing-delay-ms", str(queue).encode()),
+            (b"x-kendall-queueing-delay-ms", delay),
             (b"x-llm-d-flow-queue-duration-ms", b"%d" % round(queue)),
-            (b"server-timing", timing.encode()),
+            (b"server-timing", timing if service is None else timing + f", service;dur={service}".encode()),
             *self._early_headers(),
         ]
 

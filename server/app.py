@@ -150,7 +150,7 @@ def _add_openai(app: _App, gateway: Gateway) -> None:
 
 
 def _add_state(app: FastAPI, gateway: Gateway) -> None:
-    @app.get("/health", response_class=Response, responses={503: {"description": "The engine is given up."}})
+    @app.get("/health", response_class=Response, responses={503: {"description": "The engine has failed for good."}})
     async def health() -> Response:
         return Response(status_code=200 if gateway.healthy else 503)
 
@@ -210,7 +210,12 @@ def _add_admin(app: FastAPI, gateway: Gateway) -> None:
 
 def _poison(gateway: Gateway) -> dict[str, Any]:
     trials = gateway.batcher.trials
-    return {"on_trial": trials.suspect is not None, "convicted": trials.convicted, "refused_prompts": len(gateway.refusals)}
+    return {
+        "on_trial": trials.suspect is not None,
+        "proving": trials.proving,
+        "convicted": trials.convicted,
+        "refused_prompts": len(gateway.refusals),
+    }
 
 
 def _add_live(app: FastAPI, gateway: Gateway) -> None:

@@ -22,8 +22,9 @@ from server.batch import Batch, Observer
 from server.clock import clock_of
 from server.ending import Ending
 from server.engines.base import Capabilities, Engine, Work
-from server.observers import Guarded
+from server.observers import Observers
 from server.supervision.poison import CODE, FAILED, Trials
+from server.supervision.proof import Proof
 from server.ticket import Consumer, Ticket
 
 log = logging.getLogger("kendall.batcher")
@@ -64,9 +65,10 @@ class Batcher:
         self.failing: str | None = None  # what went wrong when the policy was asked last, if something did
         self.failures: Counter[str] = Counter()  # requests that failed, by the code of the error
         self.moved_at = self.now()  # last arrival, outcome or end of a hold
-        self.trials = Trials(suspect_after, self._restart, self._ask)  # what was in service when engines died, back to the next one
+        # what was in service when engines died, back to the next one
+        self.trials = Trials(suspect_after, self._restart, self._trials_over, lambda over: Proof(self.engine, over))
         self._let_go: Callable[[], None] | None = None  # frees the engine that is lent
-        self._observers = tuple(Guarded(observer) for observer in observers)
+        self._observers = Observers(observers)
         self._queue = WaitingQueue() if queue is None else queue
         self._slots = [_Slot(index) for index in range(capabilities.servers)]
         self._batch_ids = itertools.count()
@@ -116,7 +118,7 @@ class Batcher:
     @property
     def idle(self) -> bool:
         """Whether nothing waits, nothing is served, and the engine is its own."""
-        return not (self.held or self._unsettled or self.in_service)
+        return not (self.held or self._unsettled or self.in_service or self.trials.holding)
 
     @property
     def lent(self) -> bool:
@@ -152,8 +154,7 @@ class Batcher:
             deadline = ticket.work.request.deadline
             if deadline < math.inf:
                 self._expiries[ticket.id] = self._loop.call_at(deadline, self._expire, ticket)
-            for observer in self._observers:
-                observer.on_arrival(ticket)
+            self._observers.on_arrival(ticket)
         self.moved_at = self.now()
         self.take_back()
         self._ask()
@@ -161,8 +162,7 @@ class Batcher:
 
     def turn_away(self, record: Record) -> None:
         """One that arrived and was refused: recorded and counted, never queued."""
-        for observer in self._observers:
-            observer.on_record(record)
+        self._observers.on_record(record)
 
     def switch(self, policy: Policy | None = None) -> int:
         """Put another policy in force (None: only a limit changed); returns the new epoch.
@@ -174,6 +174,13 @@ class Batcher:
             self.policy, self.policy_text = policy, format_policy(policy)
         self._ask()
         return self.epoch
+
+    def requeue(self, queue: WaitingQueue) -> None:
+        """Move the waiting requests into `queue`, which is empty and has another order."""
+        for waiting in sorted(self._queue, key=lambda waiting: waiting.request.arrived_at):
+            queue.append(waiting)
+        self._queue = queue
+        self._ask()
 
     def close(self) -> None:
         """Nothing more will arrive: a partial batch is dispatched rather than kept waiting."""
@@ -201,10 +208,14 @@ class Batcher:
             await self._settled.wait()
 
     async def served(self) -> None:
-        """Return once nothing is in service."""
-        while self.in_service:
+        """Return once nothing is in service, and no trial or proof has the engine."""
+        while self.in_service or self.trials.holding:
             self._settled.clear()
             await self._settled.wait()
+
+    def _trials_over(self) -> None:
+        self._settled.set()
+        self._ask()
 
     def hold(self, held: bool) -> None:
         """Stop dispatching (what waits keeps its place), or go on."""
@@ -244,6 +255,7 @@ class Batcher:
         """The engine is gone or the gateway stops: every unanswered ticket fails, once."""
         self.take_back()
         self.held = True  # nothing may be dispatched in between
+        self.trials.stop()
         for ticket in list(self._unsettled.values()):
             self.lose(ticket, "failed", code, message)
 
@@ -304,8 +316,7 @@ class Batcher:
             self.trials.completed(ticket)
         self._settled.set()
         self.moved_at = self.now()
-        for observer in self._observers:
-            observer.on_settle(ticket)
+        self._observers.on_settle(ticket)
         if ticket.at.server_free is not None or ticket.batch is None:
             self._emit(ticket)
         else:
@@ -376,8 +387,7 @@ class Batcher:
     def _tell_idle(self, slot: _Slot, at: float) -> None:
         if not slot.running:
             self._settled.set()
-            for observer in self._observers:
-                observer.on_idle(slot.id, at)
+            self._observers.on_idle(slot.id, at)
 
     def _free(self, ticket: Ticket, at: float) -> None:
         ticket.at.server_free = at  # the instant that `on_idle` has: the process may lose the CPU between two readings of the clock
@@ -387,8 +397,7 @@ class Batcher:
 
     def _emit(self, ticket: Ticket) -> None:
         record = ticket.record()
-        for observer in self._observers:
-            observer.on_record(record)
+        self._observers.on_record(record)
 
     def _forget_expiry(self, ticket: Ticket) -> None:
         if timer := self._expiries.pop(ticket.id, None):
@@ -416,7 +425,7 @@ class Batcher:
             self._asking = False
 
     def _carry_out(self) -> None:
-        while not (self.held or self.down or self.trials.suspect is not None):
+        while not (self.held or self.down or self.trials.holding):
             if not self._queue:  # nothing can start, whatever the policy
                 self._wake_at(math.inf)
                 return
@@ -462,8 +471,7 @@ class Batcher:
             ticket.running = slot.running[ticket.id] = Running(ticket.work.request, now, len(ticket.work.output_token_ids))
         for ticket in tickets:
             ticket.batch_size = len(slot.running)
-        for observer in self._observers:
-            observer.on_dispatch(batch)
+        self._observers.on_dispatch(batch)
         for ticket in self._start(batch, tickets):
             self._tell(ticket, ticket.consumer.on_dispatched)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
@@ -17,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from server.answer import Answer, AnswerOptions
 from server.api.models import check_model
 from server.api.request_id import asked_id, stamped
-from server.api.unserved import refuse_unserved, unknown_field
+from server.api.unserved import check_unserved, unknown_field, unknown_to_all
 from server.api.works import works_of
 from server.arrivals_seen import is_retry
 from server.bodies import MOST_VALUES, parsed
@@ -34,6 +35,7 @@ from server.schema import FORCED_FIELD, ChatRequest, CompletionRequest
 from server.security.limits import check_form_size
 from server.security.settings import MAX_BODY_BYTES
 from server.security.wording import brief, excerpt
+from server.settings import Settings
 from server.supervision.deadlines import timeouts_of
 
 log = logging.getLogger("kendall")
@@ -104,13 +106,30 @@ def _check(gateway: Gateway, call: CompletionRequest | ChatRequest, body_bytes: 
     check_model(gateway.settings, call.model)
     if body_bytes > gateway.settings.security.max_form_bytes and not call.formless:
         check_form_size(call, gateway.settings.security.max_form_bytes)
-    if call.model_extra:
-        refuse_unserved(call.model_extra, type(call).model_fields, {"best_of": call.n, **call.harmless})
+    check_extra(gateway.settings, call, {"best_of": call.n, **call.harmless})
     if call.stream_options is not None and call.stream_options.include_obfuscation:
         field = "stream_options.include_obfuscation"
         raise ApiError(501, "unsupported", f"got {field}, which this gateway does not support; leave it out", param=field)
     if call.kendall_forced_output_tokens is not None and not gateway.settings.allow_forced_lengths:
         raise ApiError(400, "forced_lengths_not_allowed", "forced lengths need `kendall serve --allow-forced-lengths`", param=FORCED_FIELD)
+
+
+def check_extra(
+    settings: Settings,
+    call: BaseModel,
+    harmless: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    why: str = "which neither OpenAI nor vLLM has",
+) -> None:
+    """Check the fields that the call's model does not have. Raises ApiError; unknown names are ignored if the settings say so."""
+    if not call.model_extra:
+        return
+    unknown = check_unserved(call.model_extra, harmless)
+    if not unknown:
+        return
+    if settings.unknown_fields == "refuse":
+        raise unknown_to_all(unknown[0], type(call).model_fields, why)
+    log.debug("ignored unknown fields: %s", ", ".join(brief(name) for name in unknown))
 
 
 def _check_size(gateway: Gateway, call: CompletionRequest | ChatRequest) -> int:

@@ -10,16 +10,17 @@ import typer
 
 from policies import SpecError, format_policy, parse_policy
 from policies.durations import Duration
+from policies.text import one_of
 from queueing.environment_twins import by_flag
 from queueing.local_key import key_for_admin
 from queueing.paths import FileToWrite
 from queueing.remote import CACERT, INSECURE, Trust
 from server.configuration.again import is_read_again, reader_of
 from server.configuration.file import ENGINE_TABLE, JSON, take_file
-from server.logs import LogSettings, check_format, check_level, configure_logs, end_logs
+from server.logs import LogFormat, LogSettings, check_level, configure_logs, end_logs
 from server.overload.limits import MAX_QUEUED, MAX_SEQUENCES, OverloadSettings
 from server.security.settings import MAX_BODY_BYTES, MAX_FORM_BYTES, MAX_FORM_COMPILE_TIME
-from server.settings import AutopilotMode, EngineName, Settings
+from server.settings import AutopilotMode, EngineName, Settings, UnknownFields
 from server.supervision.settings import SupervisionSettings
 
 app = typer.Typer(add_completion=False)
@@ -60,6 +61,13 @@ def serve_command(
         list[str] | None,
         _option(LISTENING, "Name of the model in the API; repeatable, answers carry the first. Default: the last part of MODEL."),
     ] = None,
+    unknown_fields: Annotated[
+        str,
+        _option(
+            LISTENING,
+            "Fields of requests that neither OpenAI nor vLLM has: refuse (400) | ignore. Fields of theirs that are not supported get 501.",
+        ),
+    ] = "refuse",
     policy: Annotated[str, _option(QUEUE, "Batching policy, for example capped:max_batch_size=8.")] = "continuous",
     max_output_tokens: Annotated[
         int | None,
@@ -312,7 +320,7 @@ def serve_command(
         served_model_aliases=tuple(names[1:]),
         host=host,
         port=port,
-        engine=check_engine(engine),
+        engine=one_of("--engine", engine, EngineName),
         policy=format_policy(parse_policy(policy)),
         max_output_tokens=max_output_tokens,
         patience=patience,
@@ -322,11 +330,12 @@ def serve_command(
         calibrate=calibrate,
         record_file=record_file,
         allow_forced_lengths=allow_forced_lengths,
+        unknown_fields=one_of("--unknown-fields", unknown_fields, UnknownFields),
         prediction_interval=prediction_interval,
         what_if_interval=what_if_interval,
         prediction_window=prediction_window,
         state_file=state_file,
-        autopilot=check_autopilot(autopilot),
+        autopilot=one_of("--autopilot", autopilot, AutopilotMode),
         autopilot_policies=tuple(autopilot_policies or ()),
         max_clipped_fraction=max_clipped_fraction,
         idle_probes=idle_probes,
@@ -361,7 +370,7 @@ def serve_command(
             ssl_certfile=ssl_certfile,
             ssl_ca_certs=ssl_ca_certs,
         ),
-        logs=LogSettings(level=check_level(log_level), format=check_format(log_format), prompts=log_prompts),
+        logs=LogSettings(level=check_level(log_level), format=one_of("--log-format", log_format, LogFormat), prompts=log_prompts),
         overload=overload,
         engine_args=engine_args,
     )
@@ -385,24 +394,6 @@ def _show(ctx: typer.Context, settings: Settings, engine_args: Mapping[str, Any]
     settled: dict[str, Any] = {"policy": settings.policy, "served_model_name": [settings.served_model_name, *settings.served_model_aliases]}
     shown = effective(ctx, engine_args, settled)
     typer.echo(as_json(shown) if json_output else as_toml(shown), nl=False)
-
-
-def check_engine(name: str) -> EngineName:
-    """One of the engines. Raises SpecError."""
-    match name:
-        case "auto" | "vllm" | "emulated":
-            return name
-        case _:
-            raise SpecError(f"got --engine {name!r}; expected auto, vllm or emulated")
-
-
-def check_autopilot(mode: str) -> AutopilotMode:
-    """One of the modes. Raises SpecError."""
-    match mode:
-        case "off" | "advise" | "act":
-            return mode
-        case _:
-            raise SpecError(f"got --autopilot {mode!r}; expected off, advise or act")
 
 
 @app.command("calibrate")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -14,6 +13,7 @@ from policies import Policy, SpecError, format_policy, parse_policy, policy_batc
 from queueing.latency import LatencyModel, parse_law
 from queueing.profile import Profile
 from queueing.record import Header
+from server.api.request_id import RandomIds
 from server.arrivals_seen import ArrivalsSeen
 from server.batch import Observer
 from server.batcher import Batcher
@@ -64,6 +64,7 @@ class Gateway:
         self.live: LiveModel | None = None
         self.probes: IdleProbes | None = None
         self.arrivals = ArrivalsSeen()
+        self._call_ids = RandomIds()
         self.overload = Overload(self)
         self.profile: Profile | None = None  # where the law came from, if it was calibrated here
         self._policy = parse_policy(settings.policy)
@@ -248,8 +249,8 @@ class Gateway:
 
     @property
     def holding(self) -> bool:
-        """Whether the queue waits for something else than service: a calibration, or the trial of requests that may kill engines."""
-        return self.calibrating or (self._batcher is not None and self._batcher.trials.suspect is not None)
+        """Whether the queue waits for something else than service: a calibration, the trial of requests that may kill engines, a proof."""
+        return self.calibrating or (self._batcher is not None and self._batcher.trials.holding)
 
     @property
     def started(self) -> bool:
@@ -379,4 +380,4 @@ class Gateway:
 
     def next_call_id(self, prefix: str) -> str:
         """A fresh id for a call: random, so that no restart and no replica repeats one, and none tells how many calls there were."""
-        return f"{prefix}-{secrets.token_hex(12)}"
+        return f"{prefix}-{self._call_ids.next()}"

@@ -71,15 +71,6 @@ def check_level(level: str) -> LogLevel:
             raise SpecError(f"got --log-level {level!r}; expected {', '.join(known)}{suggest(level, known)}")
 
 
-def check_format(name: str) -> LogFormat:
-    """One of the formats. Raises SpecError."""
-    match name:
-        case "text" | "json":
-            return name
-        case _:
-            raise SpecError(f"got --log-format {name!r}; expected text or json")
-
-
 def configure_logs(settings: LogSettings) -> None:
     """Put it in force for this process and for the engine's; call it before vLLM is imported."""
     writer = LogWriter(to_stream(sys.stderr))
@@ -93,7 +84,7 @@ def configure_logs(settings: LogSettings) -> None:
 
 
 def end_logs() -> None:
-    """Write the last lines; a stderr that nobody reads holds the exit up for two seconds at most."""
+    """Write the remaining lines. If stderr is blocked, give up after two seconds."""
     for writer in _writers:
         let_go(writer, sys.stderr)
 

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily
 
 from queueing.record import Record
 from server.batch import Batch
-from server.cost.histogram import Histogram
+from server.cost.instruments import Counter, Histogram
 from server.cost.processor import ProcessorTime
 from server.cost.stages import OwnTime
 from server.errors import FAILURES
@@ -80,13 +80,15 @@ class Metrics:
         )
         self.refused = Counter(
             "kendall_refused_calls",
-            "Calls that were no requests: wrong or not served here, by error code",
+            "Calls refused before they became requests, because they are invalid or not supported, by error code",
             ["code"],
             registry=self.registry,
         )
         labels = ["policy", "outcome"]
         self.requests = Counter("kendall_requests", "Requests that have ended, by outcome", labels, registry=self.registry)
-        self.denied = Counter("kendall_denied_calls", "Calls refused for want of a right, by reason", ["reason"], registry=self.registry)
+        self.denied = Counter(
+            "kendall_denied_calls", "Calls refused by authentication or authorization, by reason", ["reason"], registry=self.registry
+        )
         self.clipped = Counter(
             "kendall_clipped_requests", "Answers that the gateway's token limit ended", ["policy"], registry=self.registry
         )
@@ -154,7 +156,9 @@ class Metrics:
         )
         self.load = self._gauge("load", "Arrival rate divided by the largest stable arrival rate of the policy in force")
         self.utilisation = self._gauge("utilisation", "Fraction of the last minute in which a server was busy")
-        self.arrival_rate = self._gauge("arrival_rate", "Arrivals per second over the last minute")
+        self.arrival_rate = self._gauge(
+            "arrival_rate", "Calls that arrive per second, over the last minute; a call with n or several prompts is one arrival"
+        )
 
     def gauge_of(self, name: str, help_text: str, read: Callable[[], float]) -> None:
         """A gauge that is read when scraped."""
@@ -171,7 +175,7 @@ class Metrics:
     def on_arrival(self, ticket: Ticket) -> None:
         """Its outcome is counted when it is known."""
         del ticket
-        self.received.inc()
+        self.received.count()
 
     def on_dispatch(self, batch: Batch) -> None:
         """Delays up to the dispatch, and the size."""
@@ -229,7 +233,7 @@ class _DroppedLines:
         """By reason, all of them from the start."""
         family = CounterMetricFamily(
             "kendall_dropped_log_lines",
-            "Log lines left out: nobody read stderr (blocked), too many of one kind (repeated), or a write failed (unwritable)",
+            "Log lines dropped, by reason: stderr was not read (blocked), too many of one kind (repeated), a write failed (unwritable)",
             labels=["reason"],
         )
         writer = log_writer()

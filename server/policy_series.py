@@ -25,9 +25,9 @@ class PolicySeries:
         self._output_tokens = metrics.output_tokens.labels(label).observe
         self._first_token = metrics.first_token.labels(label).observe
         self._inter_token = metrics.inter_token.labels(label).observe
-        self._clipped = metrics.clipped.labels(label).inc
-        self._tokens = metrics.tokens.labels(label).inc
-        self._requests = {outcome: metrics.requests.labels(label, outcome).inc for outcome in OUTCOMES}
+        self._clipped = metrics.clipped.labels(label).count
+        self._tokens = metrics.tokens.labels(label).count
+        self._requests = {outcome: metrics.requests.labels(label, outcome).count for outcome in OUTCOMES}
 
     def dispatched(self, batch: Batch) -> None:
         """Delays up to the dispatch, and the size."""

@@ -102,7 +102,7 @@ class _Watched:
 
 
 class HangUps:
-    """Ends of connections that nobody reads, as the kernel reports them (Linux; elsewhere nothing is reported).
+    """Reports that a client closed its connection, also while the server does not read from it (Linux only).
 
     An event loop sees the end of a connection when it reads it, and it does not read while pipelined requests wait for their turn, nor
     after the peer's last byte. epoll reports both without a byte being read. One epoll a loop, open while there is something to watch.

@@ -22,14 +22,16 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
+import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from server.overload.descriptors import Room
 from server.presence import CONNECTION, Connection, HangUps
+from server.writing import JoiningTransport
 
 log = logging.getLogger("kendall")
 RECEIVED_AT = "kendall.received_at"  # key of a request's scope; seconds of the monotonic clock
@@ -38,6 +40,7 @@ _TIMESPEC = struct.Struct("@ll")
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_TIMESPEC.size) if hasattr(socket, "CMSG_SPACE") else 0
 _READ_BYTES = 1 << 16
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_UPGRADE = frozenset({b"upgrade", b"http2-settings"})
 ASK_EVERY = 5.0  # seconds between two questions to a client that has half-closed, or whose end may be behind bytes that are not read
 _RESET = struct.pack("ii", 1, 0)
 READING = 5000  # nanoseconds that a reading of both clocks takes at most, if nothing comes in between
@@ -221,15 +224,19 @@ class StampedProtocol(HttpToolsProtocol):
     room: Room | None = None  # of all connections of a server; None: as many as the system permits
     _received_at: float
     _connection: Connection
+    _writing: JoiningTransport
     _reader: StampedReader | None = None
     _paused: PausedTransport | None = None
     _in_room = False
+    _fed = _again = b""  # what the parser has now; what it is to have after it
     _slow: asyncio.TimerHandle | None = None
     _before: Sequence[RequestResponseCycle] = ()  # pipelined requests before the last one, answered or not
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Read it here, where the kernel stamps."""
         super().connection_made(transport)
+        self._writing = JoiningTransport(self.loop, transport)
+        self.transport = cast("asyncio.Transport", self._writing)
         self._connection = Connection(self._read_on)
         sock: Any = transport.get_extra_info("socket")
         if sock is None or not self._may_stay(sock):
@@ -271,6 +278,7 @@ class StampedProtocol(HttpToolsProtocol):
         for reader in (self._reader, self._paused):
             if reader is not None:
                 reader.close()
+        self._writing.let_go()
         super().connection_lost(exc)
         for cycle in self._before:  # uvicorn tells the last one only, and would answer the others on a closed connection
             cycle.disconnected = True
@@ -308,6 +316,11 @@ class StampedProtocol(HttpToolsProtocol):
     def _unanswered(self) -> list[RequestResponseCycle]:
         return [cycle for cycle in (*self._before, self.cycle) if cycle is not None and not cycle.response_complete]
 
+    def on_response_complete(self) -> None:
+        """The next answer may begin."""
+        self._writing.expect_head()
+        super().on_response_complete()
+
     def pause_writing(self) -> None:
         """The client does not read: uvicorn has the answer wait from here on, and somebody has to end the wait."""
         super().pause_writing()
@@ -334,12 +347,29 @@ class StampedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes, at: float | None = None) -> None:
         """From the reader with its stamp, or from the transport."""
         self._received_at = time.clock_gettime(time.CLOCK_MONOTONIC) if at is None else at
-        super().data_received(data)
+        while data:
+            self._fed, self._again = data, b""
+            super().data_received(data)
+            data = self._again
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """The parser takes what follows a head with `Upgrade` for another protocol: hear the request again without it (RFC 9110, 7.8)."""
+        if self.parser.get_method() == b"CONNECT":
+            self.send_400_response("got CONNECT; expected another method, this is no proxy")
+            return
+        stopped_at: int = sys.exc_info()[1].args[0]  # type: ignore[union-attr]  # an httptools.HttpParserUpgrade
+        self._again = _without_upgrade(self.parser, self.url, self.scope["headers"]) + self._fed[stopped_at:]
+        self.parser = httptools.HttpRequestParser(self)  # the other one ignores what follows `Connection: close`
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
 
     def on_headers_complete(self) -> None:
         """A request begins; the one before it may still be without an answer."""
+        if self.parser.should_upgrade():
+            return  # it is heard again
         before = self.cycle
         super().on_headers_complete()
+        if self.cycle is not None and self.scope["http_version"] == "1.0":
+            self.cycle.chunked_encoding, self.cycle.expected_content_length = False, _UntilClose()
         if before is None or before.response_complete:
             self._before = ()
         elif before is not self.cycle:
@@ -347,10 +377,40 @@ class StampedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The last byte is there."""
+        if self.parser.should_upgrade():
+            return
         scope = cast("dict[str, Any]", self.cycle.scope)
         scope[RECEIVED_AT] = self._received_at
         scope[CONNECTION] = self._connection
         super().on_message_complete()
+
+
+class _UntilClose(int):
+    """The length of an answer that ends with its connection: HTTP/1.0 knows no chunks (RFC 9112, 6.1)."""
+
+    def __lt__(self, other: object) -> bool:
+        return False
+
+    def __sub__(self, other: object) -> _UntilClose:
+        return self
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    __hash__ = int.__hash__
+
+
+def _without_upgrade(parser: Any, url: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The head of a request once more, without what asks for another protocol."""
+    lines = [b"%s %s HTTP/%s" % (parser.get_method(), url, parser.get_http_version().encode())]
+    for name, value in headers:
+        if name == b"connection":
+            kept = [token for token in value.split(b",") if token.strip().lower() not in _UPGRADE]
+            if kept:
+                lines.append(b"connection:" + b",".join(kept))
+        elif name not in _UPGRADE:
+            lines.append(name + b": " + value)
+    return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
 def protocol_with(base: type[StampedProtocol], reader_patience: float, room: Room | None = None) -> type[StampedProtocol]:

@@ -74,7 +74,7 @@ class Recorder:
             self._lines.append(line)
             self._bytes += len(line)
             self._records += 1
-            if len(self._lines) in (1, MOST_UNWRITTEN):
+            if len(self._lines) == 1 or self._due():
                 self._changed.notify_all()
 
     def flush(self) -> bool:
@@ -111,7 +111,8 @@ class Recorder:
         self._dropped(records)
 
     def _due(self) -> bool:
-        return self._asked or self._closing or (len(self._lines) >= MOST_UNWRITTEN and not self._failing)
+        many = len(self._lines) >= MOST_UNWRITTEN or self._bytes >= QUEUE_BYTES // 2
+        return self._asked or self._closing or (many and not self._failing)
 
     def _run(self) -> None:
         while not self._closing or self._lines:
@@ -137,11 +138,11 @@ class Recorder:
             self._lines.insert(0, rest)
         self._records -= self._file.records_in(data[:kept])
         if error is None and self._failing:
-            log.warning("%s is written again; %s dropped meanwhile", self._path, _were(self._missing))
+            log.warning("writing to %s works again; %s dropped in the meantime", self._path, _were(self._missing))
             self._missing = 0
         elif error is not None and not self._failing:
             log.error(
-                "%s cannot be written (%s): tried again until it can; see kendall_dropped_records_total",
+                "cannot write to %s (%s): each write is retried; see kendall_dropped_records_total",
                 self._path,
                 error.strerror or error,
             )
@@ -193,7 +194,7 @@ class _RunFile:
         if self._descriptor is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             if kept := keep_old(self._path):
-                log.info("%s was there before: it is kept as %s", self._path, kept)
+                log.info("%s existed already and was renamed to %s", self._path, kept)
             descriptor = os.open(self._path, _MODE, 0o666)
             self._regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
             if self._regular:

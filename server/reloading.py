@@ -1,10 +1,11 @@
-"""SIGHUP: keys, the certificate, the bounds of the queue and the log level are read again. What cannot be read changes nothing."""
+"""SIGHUP: keys, the certificate, limits of overload, patience and the log level are read again. What cannot be read changes nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import logging
+import math
 import signal
 import ssl
 import threading
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from policies.text import counted
 from server.overload.control import RELOADED
 from server.pools import in_a_thread
-from server.security.exposure import no_password
+from server.schema import PolicyChange
+from server.security.exposure import no_password, warn_of
 from server.security.guard import Guard
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("kendall")
 Read = Callable[[], "Settings"]
 LONGEST = 10.0  # seconds that reading may take
-KEYS = ("api_keys", "admin_keys")
+KEYS = ("api_keys", "admin_keys", "key_files")
 FILES = ("certfile", "keyfile")
 PREFIXES = {"tls": "--ssl-", "logs": "--log-"}  # of the options that are fields of these parts
 _T = TypeVar("_T")
@@ -53,32 +55,34 @@ class Reloader:
     async def reload(self) -> None:
         """Everything that can be in force now, or nothing where the configuration is wrong."""
         try:
-            after = await in_a_thread(self._prepare, LONGEST)
+            self._take(await in_a_thread(self._prepare, LONGEST))
         except TimeoutError:
             log.error("SIGHUP: nothing was reloaded, because reading the configuration took longer than %g s", LONGEST)  # noqa: TRY400
         except Exception as error:  # noqa: BLE001 - an operator's mistake must not end what serves
             log.error("SIGHUP: nothing was reloaded: %s", _first_line(error))  # noqa: TRY400
-        else:
-            self._take(after)
 
     def _prepare(self) -> Settings:
-        """Read the settings, and load the certificate into the context in force: both may wait for a disk."""
+        """Read the settings, load the certificate into the context in force, look at the key files: each may wait for a disk."""
         after = self._read()
         context, files = self._tls(), after.security.tls
         if context is not None and files.certfile is not None:
             context.load_cert_chain(files.certfile, files.keyfile, password=no_password)
+        now = in_force(self._gateway.settings, after)
+        warn_of(now.host, now.security)
         return after
 
     def _take(self, after: Settings) -> None:
         gateway, before = self._gateway, self._gateway.settings
         now = in_force(before, after)
+        if now.patience != before.patience:  # first: it is the one that can be refused
+            _change_patience(gateway, now.patience)
         gateway.settings = now
         self._app.guard = Guard(now.security)
         gateway.overload.change(now.overload)
         security = now.security
         certificate = "" if self._tls() is None else ", the certificate"
         log.warning(
-            "SIGHUP: reloaded %s and %s%s, the bounds of the queue, log level %s",
+            "SIGHUP: reloaded %s and %s%s, the bounds of the queue, the patience, log level %s",
             counted(len(security.api_keys), "API key"),
             counted(len(security.admin_keys), "admin key"),
             certificate,
@@ -96,10 +100,19 @@ def in_force(before: Settings, after: Settings) -> Settings:
     tls = _with(tls_before, tls_after, FILES) if tls_before.certfile and tls_after.certfile else tls_before
     return dataclasses.replace(
         before,
+        patience=after.patience,
         security=dataclasses.replace(_with(before.security, after.security, KEYS), tls=tls),
         overload=_with(before.overload, after.overload, RELOADED),
         logs=_with(before.logs, after.logs, ("level",)),
     )
+
+
+def _change_patience(gateway: Gateway, seconds: float | None) -> None:
+    seconds = None if seconds == math.inf else seconds
+    if gateway.started:
+        gateway.change(PolicyChange(patience=seconds))
+    else:
+        gateway.patience = seconds
 
 
 def differences(before: Any, after: Any, prefix: str = "--") -> list[str]:

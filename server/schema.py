@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, WithJsonSchema, model_validator
 from pydantic.json_schema import SkipJsonSchema
@@ -154,8 +154,7 @@ class Generation(BaseModel):
     @property
     def formless(self) -> bool:
         """Whether no form is asked for, as nearly always."""
-        texts = self.guided_json is None and self.guided_regex is None and self.guided_choice is None and self.guided_grammar is None
-        return texts and self.response_format is None and self.structured_outputs is None
+        return self.__pydantic_fields_set__.isdisjoint(FORM_FIELDS) or self.form_field() is None
 
     def form_field(self) -> str | None:
         """The field that asks for a form."""
@@ -220,7 +219,21 @@ class ChatMessage(BaseModel):
     tool_calls: SkipJsonSchema[list[dict[str, Any]] | None] = None  # the model's template reads them
 
 
-class ChatRequest(Generation):
+class Templated(BaseModel):
+    """What decides, beside the messages, what the model's chat template makes of them."""
+
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    @model_validator(mode="after")
+    def _agree_about_the_end(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("continue_final_message needs add_generation_prompt=false")
+        return self
+
+
+class ChatRequest(Templated, Generation):
     """`POST /v1/chat/completions`."""
 
     harmless: ClassVar[Mapping[str, Any]] = {"add_special_tokens": False}
@@ -228,16 +241,11 @@ class ChatRequest(Generation):
     max_completion_tokens: Tokens | None = None
     logprobs: Flag = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
 
     @model_validator(mode="after")
     def _agree_in_chat(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs is only allowed when logprobs is true")
-        if self.continue_final_message and self.add_generation_prompt:
-            raise ValueError("continue_final_message needs add_generation_prompt=false")
         return self
 
     def client_limit(self) -> int | None:

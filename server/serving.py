@@ -128,8 +128,8 @@ class _Server(uvicorn.Server):
         self._signals = 0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """First signal: not ready, after --shutdown-delay take nothing new, finish what is there. Second: tell whoever is left, stop.
-        Third: do not even wait for that.
+        """First signal: /ready answers 503; after --shutdown-delay new requests are refused and those present are finished. Second: those
+        left get an error and the server stops. Third: stop without waiting for that.
 
         uvicorn's own would raise the signal again at the end: status -15 for an orderly end, and nothing tidied up at exit.
         """

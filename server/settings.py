@@ -13,6 +13,7 @@ from server.supervision.settings import SupervisionSettings
 
 AutopilotMode = Literal["off", "advise", "act"]
 EngineName = Literal["auto", "vllm", "emulated"]
+UnknownFields = Literal["refuse", "ignore"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,7 @@ class Settings:
     calibrate: bool = False  # measure the law before serving
     record_file: Path | None = None
     allow_forced_lengths: bool = False
+    unknown_fields: UnknownFields = "refuse"  # of requests: names that neither OpenAI nor vLLM has
     prediction_interval: float = 5.0  # 0 switches the live prediction off
     what_if_interval: float = 60.0  # seconds between looks at every other policy
     prediction_window: float = 300.0  # seconds that estimates and observation go back, at most

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import TypeVar
 
 import pytest
-from hypothesis import is_hypothesis_test, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from tests.support import require_vllm
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy is loaded: on small matrices more threads only spin
-settings.register_profile("same", deadline=None, derandomize=True, print_blob=True)  # no deadline: a busy machine is no error
-settings.register_profile("fuzz", deadline=None, print_blob=True)  # `make fuzz`
+for _name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "PY_COLORS", "CLICOLOR_FORCE", "GITHUB_ACTIONS"):
+    os.environ.pop(_name, None)  # they change what commands print; a test that needs one sets it
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)  # a busy machine is no error
+settings.register_profile("same", PATIENT, derandomize=True)
+settings.register_profile("fuzz", PATIENT)  # `make fuzz`
 settings.load_profile("same")
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 MORE = 20  # times as many examples under "fuzz"
@@ -21,7 +23,12 @@ MORE = 20  # times as many examples under "fuzz"
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`make fuzz`: the property tests only, with `MORE` times the examples that each asks for."""
+    """In random order, but folder after folder: what a folder shares is started once.
+
+    `make fuzz`: the property tests only, with `MORE` times the examples that each asks for.
+    """
+    folders = {folder: place for place, folder in enumerate(dict.fromkeys(item.path.parent for item in items))}
+    items.sort(key=lambda item: folders[item.path.parent])
     if config.getoption("--hypothesis-profile") != "fuzz":
         return
     properties = [item for item in items if is_hypothesis_test(getattr(item, "obj", None))]
@@ -49,6 +56,16 @@ def unless_on_ci(report: Report) -> Report:
     if report.skipped and os.environ.get("CI") == "true" and not hasattr(report, "wasxfail"):
         report.outcome, report.longrepr = "failed", f"skipped under CI=true: {report.longrepr}"
     return report
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _environment() -> Iterator[None]:
+    """What a module sets ends with it: vLLM, started in this process, sets a dozen variables."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PRINTED_URL = re.compile(r"(?P<host>localhost|127\.0\.0\.1):8080\b")
 FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 SHELL = frozenset({"sh", "bash", "shell"})
-QUICK = "k1=2e-05,k2=0.0002,k3=2e-06,k4=0.0001"  # the emulated engine's law: a calibration takes seconds
+# the emulated engine's law: a calibration takes seconds, and what a token costs shows in the longest answer on a busy machine too
+QUICK = "k1=2e-05,k2=0.0002,k3=2e-06,k4=0.0004"
 LIMIT = 300.0  # seconds a line may take
 
 # Appended to a line, where the later of two options wins: a line is run with all its own arguments, and made short.
@@ -31,7 +33,7 @@ SHORTENED = {
     "load --request-rate": ["--num-prompts", "60"],  # more than the live model needs before it predicts
     "load --duration": ["--duration", "3"],
     "sweep": ["--num-prompts", "6", "--tolerance", "1"],
-    "calibrate": ["--repeats", "2", "--max-batch-size", "4", "--max-output-tokens", "8"],
+    "calibrate": ["--repeats", "3", "--max-batch-size", "4", "--max-output-tokens", "64"],
     "simulate": ["--num-requests", "20000"],
 }
 
@@ -61,7 +63,8 @@ def shell_lines(page: Path) -> list[Line]:
             if raw.endswith("\\"):
                 continue
             if pending.strip() and not pending.lstrip().startswith("#"):
-                found.append(Line(str(page.relative_to(ROOT)), number + offset, pending.strip()))
+                name = str(page.relative_to(ROOT)) if page.is_relative_to(ROOT) else page.name
+                found.append(Line(name, number + offset, pending.strip()))
             pending = ""
     return found
 
@@ -113,8 +116,9 @@ class Reader:
         ours = {name: value for name, value in os.environ.items() if not name.startswith("KENDALL_")}
         cache = self.folder / "home"
         cache.mkdir(exist_ok=True)
+        places = [_strict_curl(cache / "bin"), Path(sys.executable).parent, os.environ["PATH"]]
         return ours | {
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PATH": os.pathsep.join(str(place) for place in places),
             "PYTHONPATH": str(ROOT),
             "HOME": str(cache),
             "XDG_CACHE_HOME": str(cache / ".cache"),
@@ -161,6 +165,16 @@ def reader(folder: Path, **settings: str) -> Iterator[Reader]:
         yield someone
     finally:
         someone.stop()
+
+
+def _strict_curl(folder: Path) -> Path:
+    """A folder with a `curl` that fails on 400 and above: curl itself ends with 0 there unless a flag asks for it."""
+    real = shutil.which("curl")
+    if real is not None and not folder.exists():
+        folder.mkdir()
+        (folder / "curl").write_text(f'#!/bin/sh\nexec {shlex.quote(real)} --fail-with-body "$@"\n')
+        (folder / "curl").chmod(0o755)
+    return folder
 
 
 def _is_server(text: str) -> bool:

@@ -25,7 +25,7 @@ class Prometheus:
         self._folder = folder
         self._port = free_port(0)
         self._process: subprocess.Popen[bytes] | None = None
-        self._client = httpx.Client(base_url=f"http://127.0.0.1:{self._port}", timeout=10)
+        self._client = httpx.Client(base_url=f"http://127.0.0.1:{self._port}", timeout=60)
         (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration(target)))
 
     def __enter__(self) -> Self:
@@ -37,7 +37,7 @@ class Prometheus:
         ]
         with (self._folder / "prometheus.log").open("wb") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
-        for _ in range(300):
+        for _ in range(600):
             if self._is_ready():
                 return self
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -67,6 +67,10 @@ class Prometheus:
     def at(self, expr: str, instant: float) -> list[dict[str, Any]]:
         """Series of an instant query, each with one value, in the form of `over`."""
         return [each | {"values": [each["value"]]} for each in self._ask("query", query=expr, time=instant)]
+
+    def scrapes_since(self, instant: float) -> int:
+        """How often it has scraped the gateway since then, at most a minute ago; what it scraped can be asked for."""
+        return sum(at > instant for series in self._ask("query", query="kendall_queue_length[1m]") for at, _ in series["values"])
 
     def rules(self) -> list[dict[str, Any]]:
         """Every rule with its health."""

@@ -47,10 +47,33 @@ def test_compose_is_valid_by_the_compose_specification() -> None:
         check(compose, "compose-spec")
 
 
+def test_the_scheduled_audit_is_a_workflow_that_asks_by_the_makefiles_command() -> None:
+    """Its action is pinned by commit: a tag can be moved."""
+    workflow = read(ROOT / ".github/workflows/audit.yml")
+    check(workflow, "github-workflows")
+    (job,) = workflow["jobs"].values()
+    checkout, audit = job["steps"]
+    assert re.fullmatch(r"actions/checkout@[0-9a-f]{40}", checkout["uses"])
+    assert audit["run"] == "make audit"
+    assert re.search(r"^audit:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
 def test_compose_says_only_flags_that_the_command_has() -> None:
     for name in ("gateway", "gateway-gpu", "load"):
         command = read(DOCKER / "compose.yaml")["services"][name]["command"]
         assert_flags_exist(command[0], command[1:])
+
+
+def test_compose_passes_the_hugging_face_token_and_names_the_capability_for_numa() -> None:
+    services = read(DOCKER / "compose.yaml")["services"]
+    for name in ("gateway", "gateway-gpu"):
+        assert services[name]["environment"]["HF_TOKEN"] == "${HF_TOKEN:-}"
+        assert "cap_add" not in services[name]  # a note only: one NUMA node needs no capability
+    (note,) = re.findall(r"^ +# (cap_add: \[SYS_NICE\])  # (.*NUMA.*)$", (DOCKER / "compose.yaml").read_text(), re.MULTILINE)
+    written = (DOCKER / "compose.yaml").read_text().replace(f"# {note[0]}", note[0])
+    for name in ("gateway", "gateway-gpu"):
+        assert yaml.safe_load(written)["services"][name]["cap_add"] == ["SYS_NICE"]
+    check(yaml.safe_load(written), "compose-spec")
 
 
 def test_compose_leaves_no_right_that_nobody_needs() -> None:

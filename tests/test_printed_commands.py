@@ -19,14 +19,20 @@ from tests.printed_commands import ROOT, Line, pages, reader, shell_lines, words
 # Lines that are not run here, by their beginning, each with its reason.
 SKIPPED = {
     "HF_TOKEN=": "a GPU, and a model of 16 GB to be fetched",
+    """curl -i localhost:8080/v1/completions -d '{"model": "Llama""": "asks that model",
     "make ": "it made the environment that runs this test; its targets are looked up instead",
     "KENDALL_ADMIN_KEY=... docker ": "as docker",
     "docker ": "no container engine here; tests/test_containers.py holds the commands of images and compose",
     "kubectl ": "no cluster here; tests/test_deployment.py renders the overlays and checks them against the schemas",
     "uv pip compile ": "resolves against the package index; tests/test_deployment.py holds the locks",
 }
-SOURCES = [path for folder in ("kendall", "server", "loadgen", "queueing", "policies", "tools") for path in (ROOT / folder).rglob("*.py")]
-NAMED = re.compile(r"\bkendall (?P<command>[a-z]+)\b(?P<rest>(?: [^`;]*)?)")
+SOURCES = [
+    path
+    for folder in ("kendall", "server", "loadgen", "queueing", "policies", "tools", "grafana")
+    for path in (ROOT / folder).rglob("*.py")
+]
+VALUE = "{}"  # what an f-string puts in, in a text that is looked through
+NAMED = re.compile(r"\bkendall (?P<command>[a-z]+\b|\{\})(?P<rest>(?: (?:(?!\bkendall )[^`;])*)?)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 
 
@@ -76,15 +82,31 @@ def test_a_misspelt_line_fails(tmp_path: Path) -> None:
                 someone.run(text)
 
 
-@pytest.mark.parametrize("calibrated", [False, True])
-def test_the_command_on_the_empty_page_works(calibrated: bool, tmp_path: Path) -> None:
-    (parts,) = re.findall(r'\["kendall load", [^\]]*\]', (ROOT / "server/page/static/verdict.js").read_text())
-    text = " ".join(re.findall(r"[\"`]([^\"`]*)[\"`]", parts))
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("kendall serve tiny\n", "kendall sevre tiny\n"),
+        ("""/v1/completions -d '{"model": "tiny\"""", """/v1/completion -d '{"model": "tiny\""""),
+    ],
+)
+def test_a_misspelt_line_in_a_page_fails_the_test_of_the_page(right: str, wrong: str, tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text()
+    assert right in text
+    (copy := tmp_path / "README.md").write_text(text.replace(right, wrong, 1))
+    (folder := tmp_path / "reader").mkdir()
+    with pytest.raises(pytest.fail.Exception, match=rf"^README\.md:\d+: .*{re.escape(wrong.strip())}"):
+        test_every_printed_line_works(copy, folder)
+
+
+def test_a_printed_curl_line_that_gets_an_http_error_fails(tmp_path: Path) -> None:
+    printed = [line.text for page in pages() for line in commands(page) if line.text.startswith("curl ")]
+    assert len(printed) >= 3
     with reader(tmp_path) as someone:
-        someone.run(f"kendall serve tiny --policy dynamic{' --calibrate' * calibrated}")
-        command = text.replace("${location.origin}", "http://localhost:8080")
-        assert command.startswith("kendall load --base-url http://localhost:8080 ")
-        someone.run(command)
+        someone.run("kendall serve tiny")
+        for text in printed:
+            someone.run(text)
+            with pytest.raises(AssertionError, match="exit status 22"):
+                someone.run(re.sub(r"(localhost:8080/\S+)", r"\1x", text))
 
 
 @cache
@@ -100,16 +122,44 @@ def misnamed(text: str) -> list[str]:
         command = match["command"]
         if command == "help":
             continue
-        if command not in kendall.cli.COMMANDS:
+        if command not in {VALUE, *kendall.cli.COMMANDS}:
             found.append(f"kendall {command}")
             continue
-        found += [f"kendall {command} {flag}" for flag in FLAG.findall(match["rest"].partition(" # ")[0]) if flag not in flags(command)]
+        known = frozenset().union(*map(flags, kendall.cli.COMMANDS)) if command == VALUE else flags(command)
+        found += [f"kendall {command} {flag}" for flag in FLAG.findall(match["rest"].partition(" # ")[0]) if flag not in known]
     return found
+
+
+def texts(source: str) -> Iterator[str]:
+    """Every text of a module, an f-string as one text with `VALUE` where a value is put in."""
+    tree = ast.parse(source)
+    joined = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
+    inside = {id(part) for node in joined for part in node.values}
+    for node in joined:
+        yield "".join(part.value if isinstance(part, ast.Constant) else VALUE for part in node.values)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside:
+            yield node.value
 
 
 def test_what_is_looked_for_in_texts() -> None:
     assert misnamed("`kendall load --request-rate 5`, then `kendall advise URL --slo ...`") == []
     assert misnamed("`kendall laod`; `kendall load --rate 5`") == ["kendall laod", "kendall load --rate"]
+    assert misnamed("kendall load (kendall comprae reads it); kendall {} --hlep") == ["kendall comprae", "kendall {} --hlep"]
+
+
+@pytest.mark.parametrize(
+    ("source", "wrong"),
+    [
+        ('say(f"`kendall sweep --resum {folder}` continues")', ["kendall sweep --resum"]),
+        ('say(f"differences: kendall compare --sweeep {shlex.quote(folder)}", soft_wrap=True)', ["kendall compare --sweeep"]),
+        ('say(f"one command, as in `kendall {name} --hlep`")', ["kendall {} --hlep"]),
+        ('say("to continue: kendall sweep " "--resum FOLDER.")', ["kendall sweep --resum"]),
+        ('say("kendall: cannot write"); say(f"`kendall {name}`"); say(f"{n} of `kendall sweep --resume {folder!r:>{width}}`")', []),
+    ],
+)
+def test_texts_are_looked_through_wherever_values_are_put_in(source: str, wrong: list[str]) -> None:
+    assert [found for text in texts(source) for found in misnamed(text)] == wrong
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
@@ -125,16 +175,9 @@ def test_every_command_in_the_prose_exists(page: Path) -> None:
 
 
 def test_every_command_in_a_message_exists() -> None:
-    """In backticks, in any text of the sources: help, errors, log lines, the page."""
-    found = []
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found += [
-                    f"{path.relative_to(ROOT)}: {wrong}"
-                    for text in re.findall(r"`(kendall [^`]*)`", node.value)
-                    for wrong in misnamed(text)
-                ]
+    """In backticks or not, in any text of the sources: help, errors, log lines, dashboards, alerts, the page."""
+    found = [f"{path.relative_to(ROOT)}: {wrong}" for path in SOURCES for text in texts(path.read_text()) for wrong in misnamed(text)]
+    found += [f"rules.yml: {wrong}" for wrong in misnamed((ROOT / "docker/rules.yml").read_text())]
     for path in (ROOT / "server/page/static").glob("*.js"):
         found += [f"{path.name}: {wrong}" for text in re.findall(r"(kendall [^`<\"]*)", path.read_text()) for wrong in misnamed(text)]
     assert found == []

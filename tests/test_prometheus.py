@@ -24,6 +24,7 @@ from loadgen.run import run_load
 from loadgen.timetable import draw
 from queueing.distributions import parse_distribution
 from queueing.record import Record, read_run
+from tests.eventually import eventually
 from tests.grafana.asked import FILES, Asked, faults, filled, queries_of
 from tests.prometheus_server import ROOT, Prometheus
 from tests.serving import started
@@ -32,7 +33,7 @@ LAW = "k1=1.8e-05,k2=0.0044,k3=0.00013,k4=0.0035,kp=5.4e-05,cv=0.08,turnaround=0
 POLICIES = ("dynamic", "continuous:max_batch_size=4")
 RATE = 15.0  # requests a second: far from unstable, also on a machine that does something else
 AT_LEAST, AT_MOST = 6.0, 60.0  # seconds of load under each policy: until the gateway predicts, and Prometheus has seen it
-SEEN = 3.0
+SEEN = 3  # scrapes
 
 
 @dataclass
@@ -69,11 +70,11 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     arguments += ["--prediction-interval", "1", "--what-if-interval", "5", "--max-output-tokens", "24", "--record-file", str(records)]
     gateway = GatewayProcess(arguments, port, folder / "gateway.log")
     with Prometheus(folder, f"127.0.0.1:{port}") as prometheus, started(gateway) as runner:
-        start, end = runner.run(_drive(gateway))
+        start, end = runner.run(_drive(gateway, prometheus))
         yield Watched(prometheus, start, end, read_run(records)[1])
 
 
-async def _drive(gateway: GatewayProcess) -> tuple[float, float]:
+async def _drive(gateway: GatewayProcess, prometheus: Prometheus) -> tuple[float, float]:
     """Load under each policy. Returns when it began and ended."""
     target = Target(base_url=gateway.url, model="tiny", max_tokens=32)
     lengths, prompts = parse_distribution("uniform:low=1,high=31"), parse_distribution("deterministic:value=32")
@@ -83,6 +84,7 @@ async def _drive(gateway: GatewayProcess) -> tuple[float, float]:
         timetable = draw(RATE, round(RATE * AT_MOST), number, prompts, lengths)
         load = asyncio.create_task(run_load(target, timetable, seed=number))
         await _predicts(gateway, policy)
+        await _is_scraped(prometheus)
         load.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await load
@@ -91,8 +93,8 @@ async def _drive(gateway: GatewayProcess) -> tuple[float, float]:
 
 
 async def _predicts(gateway: GatewayProcess, policy: str) -> None:
-    """Return once the gateway shows a prediction for this policy beside what it observed, and what-ifs of others, and a little later."""
-    await asyncio.sleep(AT_LEAST - SEEN)
+    """Return once the gateway shows a prediction for this policy beside what it observed, and what-ifs of others."""
+    await asyncio.sleep(AT_LEAST / 2)
     async with asyncio.timeout(AT_MOST - AT_LEAST):
         while True:
             found = await gateway.ask("GET", "/admin/prediction")
@@ -100,7 +102,16 @@ async def _predicts(gateway: GatewayProcess, policy: str) -> None:
             if found["what_if"] and prediction and prediction["policy"] == policy and prediction["comparison"]["error"] is not None:
                 break
             await asyncio.sleep(0.3)
-    await asyncio.sleep(SEEN)
+
+
+async def _is_scraped(prometheus: Prometheus) -> None:
+    """Return once Prometheus has scraped what the gateway shows now, and a little later."""
+    since = _unix_time()
+
+    async def often_enough() -> bool:
+        return await asyncio.to_thread(prometheus.scrapes_since, since) >= SEEN
+
+    await eventually(often_enough, seconds=AT_MOST)
 
 
 def _unix_time() -> float:

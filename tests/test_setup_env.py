@@ -134,13 +134,18 @@ print("Using Python 3.11.7 environment at: x\nResolved 2 packages in 1ms\nDownlo
 print("warning: this stays\nInstalled 2 packages in 3ms\n + torch==2.13.0+cpu\n - rich==1\n ~ numpy==2", file=sys.stderr)
 print("error: so does this\n  hint: and this", file=sys.stderr)
 sys.stderr.flush()
-import time; time.sleep({seconds})
+import os, time
+for _ in range(6000):
+    if os.path.exists({ends_with!r}):
+        break
+    time.sleep(0.01)
 sys.exit(2)
 """
 
 
-def installer(tool: ModuleType, seconds: float = 0.0) -> Any:
-    return tool.Installer([sys.executable, "-c", UV.replace("{seconds}", str(seconds)), "pip"], dict(os.environ), [])
+def installer(tool: ModuleType, ends_with: Path = Path("/")) -> Any:
+    """It ends once a file is there."""
+    return tool.Installer([sys.executable, "-c", UV.replace("{ends_with!r}", repr(str(ends_with))), "pip"], dict(os.environ), [])
 
 
 def test_warnings_errors_and_sums_are_shown_and_packages_are_not(tool: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
@@ -167,10 +172,22 @@ def on_a_terminal(action: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) ->
     return written.decode()
 
 
-def test_a_terminal_sees_signs_of_life_while_nothing_else_is_said(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_sees_signs_of_life_while_nothing_else_is_said(
+    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The installer ends when two lines of progress were printed."""
+    signs, printed, seen = [], tool.SignsOfLife.print, tmp_path / "seen"
+
+    def noting(life: Any, text: str) -> None:
+        printed(life, text)
+        signs.extend([text] * text.startswith("setup: "))
+        if len(signs) == 2:
+            seen.touch()
+
     monkeypatch.setattr(tool, "TICK", 0.05)
-    shown = on_a_terminal(lambda: installer(tool, seconds=0.5).install(), monkeypatch)
-    assert shown.count("\r\033[Ksetup: 0 s") >= 2
+    monkeypatch.setattr(tool.SignsOfLife, "print", noting)
+    shown = on_a_terminal(lambda: installer(tool, ends_with=seen).install(), monkeypatch)
+    assert len(re.findall(r"\r\033\[Ksetup: \d+ s", shown)) >= 2
     assert shown.endswith("\r\033[K"), "the line that is written anew is gone in the end"
     assert "error: so does this" in shown
     assert "torch==" not in shown

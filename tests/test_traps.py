@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from policies import POLICIES
-from tests.policies.test_decide import ROWS
+from tests.policies.decisions import ROWS
 
 HERE = Path(__file__).resolve().parent
 TRAPS: dict[str, tuple[str, ...]] = {
@@ -64,6 +64,8 @@ TRAPS: dict[str, tuple[str, ...]] = {
     "memory of a burst is never given back": (
         "server/test_memory_given_back.py::test_memory_is_given_back_once_after_it_has_grown_and_only_at_a_quiet_moment",
         "server/test_memory_given_back.py::test_trap_the_memory_of_every_attack_comes_back",
+        "server/test_memory_given_back.py::test_callers_that_left_keep_no_objects",
+        "server/test_memory_given_back.py::test_trap_8000_callers_that_left_at_once_are_not_held_three_times",
     ),
     "two servers read two different hosts in one request (RFC 9112, 3.2)": (
         "server/test_request_framing.py::test_trap_a_request_names_its_host_once",
@@ -77,6 +79,62 @@ TRAPS: dict[str, tuple[str, ...]] = {
         "server/test_security.py::test_trap_allowed_origins_open_chat_and_not_admin",
         "server/test_security.py::test_trap_without_keys_a_page_cannot_send_work_without_asking",
         "server/test_questions.py::test_trap_a_question_whose_askers_have_left_is_not_asked",
+    ),
+    "5 KB ask for 131,072 sequences, and everybody waits while they are built": (
+        "server/overload/test_one_call.py::test_a_small_body_that_asks_for_131072_sequences_is_refused_before_anything_is_built",
+        "server/test_real_gateway.py::test_what_one_client_sizes_holds_up_nobody_else",
+        "server/test_real_chaos.py::test_a_thousand_calls_beside_a_fault_have_one_outcome_each",
+    ),
+    "one form that takes long to compile holds up everybody, and its retries end the gateway": (
+        "server/test_real_forms.py::test_a_heavy_form_is_refused_once_and_harms_no_other_call",
+        "server/test_real_forms.py::test_a_client_that_leaves_its_heavy_form_stops_the_compilation",
+        "server/test_forms.py::test_a_slow_form_is_given_up_and_refused_at_once_when_it_comes_again",
+        "server/test_forms.py::test_a_form_that_is_too_large_is_refused_before_anybody_compiles_it",
+    ),
+    "a request's own fault ends as 503, which clients send again and balancers eject a server for": (
+        "server/test_real_gateway.py::test_what_the_engine_cannot_do_is_said_before_the_request_queues",
+        "server/test_forms.py::test_a_bad_form_is_the_clients_fault_and_the_next_one_is_compiled",
+        "server/test_status_table.py::test_status_headers_and_body_are_as_the_table_says",
+    ),
+    "a prompt beyond the context has another code for each engine, and clients switch on it": (
+        "server/test_real_gateway.py::test_statuses_are_as_the_table_says",
+        "server/test_status_table.py::test_status_headers_and_body_are_as_the_table_says",
+    ),
+    "what a client sizes (bad words, messages) is tokenised or parsed on the event loop": (
+        "server/overload/test_one_call.py::test_what_a_client_sizes_is_bounded_before_the_engine_hears_of_it",
+        "server/test_real_gateway.py::test_what_one_client_sizes_holds_up_nobody_else",
+        "server/test_bodies.py::test_a_body_of_too_many_values_reaches_no_parser",
+        "server/test_bodies.py::test_a_large_body_is_parsed_in_a_thread",
+    ),
+    "viewers of the live page use up the connections": (
+        "page/test_feed.py::test_viewers_from_one_address_are_bounded_and_others_are_not_shut_out",
+        "page/test_feed.py::test_viewers_are_bounded_in_all_and_no_address_is_kept",
+    ),
+    "ids of answers are a counter, which each replica and each restart repeats": (
+        "server/test_api_surface.py::test_ids_of_answers_are_random_and_tell_no_count",
+    ),
+    "a redirect leads to the host that the client named": (
+        "server/test_api_surface.py::test_a_path_with_a_slash_too_many_is_not_redirected_to_the_clients_host",
+    ),
+    "errors tell internals: a path, an address in memory, an error of Python's, a kind of the schemas": (
+        "server/test_security.py::test_an_error_tells_no_path_and_no_address",
+        "server/test_security.py::test_an_engine_that_refuses_with_a_path_in_its_words_does_not_tell_it",
+        "server/test_vllm_engine.py::test_a_fault_in_the_middle_of_the_template_tells_no_internals",
+        "server/test_api_surface.py::test_the_place_of_an_error_names_no_kind_of_the_schemas",
+    ),
+    "a key that leaked is good until a restart": (
+        "server/test_reloading.py::test_keys_are_revoked_and_added_at_once",
+        "server/test_reloading.py::test_a_gateway_takes_up_keys_and_certificate_and_survives_what_is_wrong",
+    ),
+    "every user of the machine reads the file of keys, and nobody is told": (
+        "server/test_security.py::test_key_files_that_others_can_read_are_warned_of",
+        "server/test_reloading.py::test_key_files_that_everybody_reads_are_named_again",
+    ),
+    "a container has rights that nobody needs": (
+        "test_containers.py::test_compose_leaves_no_right_that_nobody_needs",
+        "test_containers.py::test_a_target_runs_without_rights_has_a_check_and_its_own_flavour",
+        "test_kubernetes.py::test_the_root_file_system_is_read_only_and_what_is_written_has_a_volume",
+        "test_kubernetes.py::test_the_network_policy_means_this_pod_and_its_port",
     ),
     "refused calls fill the log": ("server/test_audit_trail.py::test_trap_denials_do_not_fill_the_log",),
     # the queue and the policy
@@ -146,9 +204,14 @@ TRAPS: dict[str, tuple[str, ...]] = {
         "server/test_faults.py::test_a_killed_engine_costs_time_and_nothing_else",
         "server/test_engine_faults.py::test_an_engine_that_cannot_come_back_ends_the_gateway_with_a_non_zero_status",
     ),
+    "one prompt kills every engine, its neighbours fail with it, and a few such calls end the gateway": (
+        "server/test_poison.py::test_ten_poison_calls_cost_a_hundred_innocents_nothing",
+        "server/test_poison.py::test_poison_alone_does_not_end_the_gateway",
+        "server/test_real_recovery.py::test_ten_poison_calls_cost_a_hundred_innocents_nothing_on_the_real_engine",
+    ),
     "what the gateway itself costs is not known": (
         "server/test_cost.py::test_one_call_in_64_tells_the_time_of_its_stages",
-        "bench/test_gateway_bench.py::test_the_command_measures_the_edge_and_writes_what_it_found",
+        "bench/test_gateway_bench.py::test_the_command_measures_the_edge_beside_a_checkout_and_writes_what_it_found",
     ),
     # the process
     "SIGTERM resets calls: idle connections are closed under a request, the backlog of the listening socket is dropped": (
@@ -200,6 +263,113 @@ TRAPS: dict[str, tuple[str, ...]] = {
     ),
 }
 
+DEFENDED: dict[str, tuple[str, ...]] = {  # each row of SECURITY.md's table
+    "other machines that reach the gateway by mistake": ("server/test_security.py::test_a_door_to_other_machines_needs_a_key_or_a_word",),
+    "callers without a key": (
+        "server/test_security.py::test_every_route_has_a_decision_and_every_decision_a_route",
+        "server/test_security.py::test_without_a_key_only_open_routes_answer",
+        "server/test_security.py::test_the_hot_routes_refuse_before_the_body_is_read",
+        "server/test_security.py::test_an_unknown_path_needs_a_key",
+    ),
+    "keys that leak from the gateway": (
+        "server/test_security.py::test_only_digests_are_kept_and_all_are_compared",
+        "server/test_security.py::test_short_keys_are_named_by_digest_not_by_text",
+        "server/test_security.py::test_key_files_that_others_can_read_are_warned_of",
+        "server/test_configuration.py::test_show_config_shows_no_secret",
+        "server/test_admin_key.py::test_a_key_is_made_kept_privately_and_gone_at_the_end",
+    ),
+    "clients that use the operator's controls": (
+        "server/test_admin_key.py::test_trap_behind_nginx_on_this_machine_nobody_drains_calibrates_or_becomes_admin",
+        "server/test_security.py::test_trap_draining_and_calibrating_need_the_admin_key_always",
+        "server/test_security.py::test_this_machine_needs_no_key_only_where_no_other_reaches_the_gateway_and_none_was_given",
+    ),
+    "pages in a browser": (
+        "server/test_security.py::test_trap_no_page_of_another_origin_calls_admin_with_or_without_a_key",
+        "server/test_security.py::test_trap_allowed_origins_open_chat_and_not_admin",
+        "server/test_security.py::test_trap_without_keys_a_page_cannot_send_work_without_asking",
+        "server/test_security.py::test_without_an_admin_key_only_this_machine_may_call_admin",
+        "server/test_security.py::test_cors_is_off_unless_pages_are_named",
+    ),
+    "requests that two servers read differently": (
+        "server/test_request_framing.py::test_trap_a_request_names_its_host_once",
+        "server/test_request_framing.py::test_trap_a_trailer_is_no_header",
+        "server/test_api_surface.py::test_a_path_with_a_slash_too_many_is_not_redirected_to_the_clients_host",
+    ),
+    "memory and time held by one client": (
+        "server/test_security.py::test_a_body_that_is_too_large_is_413_by_its_length_or_as_it_comes",
+        "server/test_request_limits.py::test_a_head_that_does_not_end_is_let_go",
+        "server/test_request_limits.py::test_a_body_that_does_not_end_is_let_go",
+        "server/test_request_limits.py::test_a_head_of_too_many_bytes_or_headers_is_431",
+        "server/test_request_framing.py::test_trap_trailers_and_chunk_extensions_are_bounded_as_a_head_is",
+        "server/test_request_framing.py::test_trap_a_request_that_is_answered_is_not_read_to_its_end",
+        "server/test_request_framing.py::test_the_rest_of_a_request_that_is_answered_has_little_time",
+        "server/test_security.py::test_a_prompt_is_at_most_what_the_operator_says",
+        "server/test_security.py::test_json_without_end_is_one_400",
+        "server/test_bodies.py::test_a_body_of_too_many_values_reaches_no_parser",
+        "server/test_bodies.py::test_a_large_body_is_parsed_in_a_thread",
+        "server/overload/test_one_call.py::test_a_small_body_that_asks_for_131072_sequences_is_refused_before_anything_is_built",
+        "server/overload/test_one_call.py::test_what_a_client_sizes_is_bounded_before_the_engine_hears_of_it",
+        "server/test_real_gateway.py::test_what_one_client_sizes_holds_up_nobody_else",
+        "page/test_feed.py::test_viewers_from_one_address_are_bounded_and_others_are_not_shut_out",
+        "page/test_feed.py::test_viewers_are_bounded_in_all_and_no_address_is_kept",
+        "server/test_memory_given_back.py::test_trap_the_memory_of_every_attack_comes_back",
+    ),
+    "questions that hold the live prediction": (
+        "server/test_questions.py::test_trap_a_question_whose_askers_have_left_is_not_asked",
+        "server/test_questions.py::test_different_questions_are_asked_one_at_a_time",
+        "server/test_questions.py::test_a_look_waits_for_one_question_at_most",
+        "server/test_questions.py::test_the_advice_of_two_who_ask_the_same_is_computed_once",
+    ),
+    "forms that take long to compile (JSON schemas, grammars, expressions)": (
+        "server/test_real_forms.py::test_a_heavy_form_is_refused_once_and_harms_no_other_call",
+        "server/test_real_forms.py::test_a_client_that_leaves_its_heavy_form_stops_the_compilation",
+        "server/test_forms.py::test_a_form_that_is_too_large_is_refused_before_anybody_compiles_it",
+    ),
+    "connections that use up the descriptors": (
+        "server/test_connection_room.py::test_probes_are_answered_when_descriptors_run_out",
+        "server/test_connection_room.py::test_connections_of_one_address_are_bounded",
+    ),
+    "one request that kills the engine again and again": (
+        "server/test_poison.py::test_ten_poison_calls_cost_a_hundred_innocents_nothing",
+        "server/test_poison.py::test_poison_alone_is_convicted_at_the_second_death_and_refused_for_its_caller_for_a_while",
+        "server/test_poison.py::test_poison_alone_does_not_end_the_gateway",
+        "server/test_real_recovery.py::test_ten_poison_calls_cost_a_hundred_innocents_nothing_on_the_real_engine",
+    ),
+    "errors that tell too much": (
+        "server/test_security.py::test_an_error_repeats_at_most_80_characters_of_what_was_sent",
+        "server/test_security.py::test_an_error_tells_no_path_and_no_address",
+        "server/test_security.py::test_no_error_text_is_longer_than_its_bound_nor_slow_to_make",
+        "server/test_vllm_engine.py::test_a_fault_in_the_middle_of_the_template_tells_no_internals",
+    ),
+    "prompts in logs and records": ("server/test_security.py::test_prompts_are_logged_only_where_it_is_asked_for",),
+    "changes that nobody can trace": (
+        "server/test_audit_trail.py::test_changes_and_drains_are_logged_with_key_address_and_outcome",
+        "server/test_audit_trail.py::test_every_denial_is_counted_by_its_reason",
+        "server/test_audit_trail.py::test_trap_denials_do_not_fill_the_log",
+    ),
+    "a log that a client fills, or that nobody reads": (
+        "server/test_log_writer.py::test_one_kind_of_line_has_a_rate_and_the_rest_is_one_line",
+        "server/test_log_writer.py::test_the_metric_counts_by_reason",
+        "server/test_leaving.py::test_neither_a_log_that_nobody_reads_nor_a_full_disk_stops_a_gateway_or_its_end",
+    ),
+    "metrics that grow without bound": (
+        "server/test_security.py::test_every_label_has_a_bound_whatever_clients_and_operators_send",
+        "server/test_cost.py::test_policies_beyond_the_bound_share_one_label",
+    ),
+    "rights in a container": (
+        "test_containers.py::test_compose_leaves_no_right_that_nobody_needs",
+        "test_containers.py::test_a_target_runs_without_rights_has_a_check_and_its_own_flavour",
+        "test_kubernetes.py::test_the_root_file_system_is_read_only_and_what_is_written_has_a_volume",
+        "test_kubernetes.py::test_the_network_policy_means_this_pod_and_its_port",
+    ),
+    "known vulnerabilities in packages": (
+        "test_dependency_audit.py::test_every_lock_is_audited",
+        "test_dependency_audit.py::test_the_status_says_what_was_found",
+        "test_dependency_audit.py::test_no_report_is_no_audit",
+        "test_containers.py::test_the_scheduled_audit_is_a_workflow_that_asks_by_the_makefiles_command",
+    ),
+}
+
 
 @cache
 def _tests_of(file: str) -> set[str]:
@@ -207,12 +377,24 @@ def _tests_of(file: str) -> set[str]:
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
+def _missing(tests: tuple[str, ...]) -> list[str]:
+    return [test for test in tests if test.partition("::")[2] not in _tests_of(test.partition("::")[0])]
+
+
 @pytest.mark.parametrize("trap", TRAPS)
 def test_every_trap_has_its_tests(trap: str) -> None:
     assert TRAPS[trap]
-    for test in TRAPS[trap]:
-        file, _, name = test.partition("::")
-        assert name in _tests_of(file), test
+    assert _missing(TRAPS[trap]) == []
+
+
+def test_every_attack_that_the_security_page_says_is_defended_has_its_tests() -> None:
+    """Row by row, in its order; none of the tests is left out of `make test-all`, which runs all that there are."""
+    table = (HERE.parent / "SECURITY.md").read_text().partition("\n## What is defended\n")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("|")]
+    header, rule, *attacks = rows
+    assert (header, rule) == ("against", "---")
+    assert attacks == list(DEFENDED)
+    assert {attack: missing for attack, tests in DEFENDED.items() if (missing := _missing(tests)) or not tests} == {}
 
 
 def test_every_policy_has_hand_written_decisions_over_several_waiting_requests() -> None:

@@ -284,7 +284,7 @@ def _install(installer: Installer, part: str, *, copy: bool, dev: bool) -> None:
         if installer.is_uv:
             how = ["--refresh-package", "kendall", *how]  # else uv takes the build of earlier sources
         if installer.install("--no-deps", *how, str(ROOT)) != 0:
-            raise SetupError("kendall itself could not be installed; see above")
+            raise SetupError("Kendall itself could not be installed; see above")
         return
     _say(f"installing {len(_pins(part))} packages of requirements/{part}.txt and compiling them to byte code")
     if installer.install("--no-deps", *_torch_source(installer, part), "-r", str(ROOT / "requirements" / f"{part}.txt")) != 0:

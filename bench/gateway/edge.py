@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from bench.gateway.bare import TOKENS
-from bench.gateway.judging import Finding, mean_of, ratio_of
+from bench.gateway.judging import LEAST_BEFORE, Finding, mean_of, ratio_of
 from bench.gateway.servers import Server, serving, used
 from bench.gateway.wire import Load, Pool, WireError, post
 
@@ -62,13 +62,12 @@ class Run:
 def requests() -> dict[tuple[str, str], tuple[bytes, int]]:
     """By server and kind: the request, and the events of its answer."""
     call = {"model": "tiny", "prompt": PROMPT, "ignore_eos": True, "temperature": 0.0}
-    gateway = "/v1/completions"
-    return {
-        ("bare", "whole"): (post("/whole", call | {"max_tokens": 1}), 0),
-        ("bare", "stream"): (post("/stream", call | {"max_tokens": TOKENS, "stream": True}), TOKENS + 1),
-        ("gateway", "whole"): (post(gateway, call | {"max_tokens": 1}), 0),
-        ("gateway", "stream"): (post(gateway, call | {"max_tokens": TOKENS, "stream": True}), TOKENS + 2),
-    }
+    whole, stream = call | {"max_tokens": 1}, call | {"max_tokens": TOKENS, "stream": True}
+    found = {("bare", "whole"): (post("/whole", whole), 0), ("bare", "stream"): (post("/stream", stream), TOKENS + 1)}
+    for name in ("gateway", "before"):
+        found[name, "whole"] = post("/v1/completions", whole), 0
+        found[name, "stream"] = post("/v1/completions", stream), TOKENS + 2
+    return found
 
 
 def load(server: Server, kind: str, seconds: float) -> Run:
@@ -89,8 +88,8 @@ def _check(name: str, kind: str, found: Load, events: int) -> None:
         raise WireError(f"{name}, {kind}: got answers of {sorted(found.sizes)} events; expected {events} in each")
 
 
-def measure(folder: Path, rounds: int, seconds: float, seed: int) -> Iterator[Run]:
-    """Every round, both servers and both kinds of request in random order."""
+def measure(folder: Path, rounds: int, seconds: float, seed: int, before: Path | None = None) -> Iterator[Run]:
+    """Every round, all servers and both kinds of request in random order; `before`: an earlier checkout, served too."""
     rng = np.random.default_rng(seed)
     cpus = sorted(os.sched_getaffinity(0))
     law = ["--engine", "emulated", "--latency", LAW, "--policy", "continuous:max_batch_size=64"]
@@ -102,6 +101,8 @@ def measure(folder: Path, rounds: int, seconds: float, seed: int) -> Iterator[Ru
                 stack.enter_context(serving("bare", ["bench.gateway.bare", "{port}"], folder)),
                 stack.enter_context(serving("gateway", gateway, folder)),
             ]
+            if before is not None:
+                servers.append(stack.enter_context(serving("before", gateway, folder, checkout=before)))
             os.sched_setaffinity(0, cpus[1:2] or cpus)
             cells = [(server, kind) for server in servers for kind in ("whole", "stream")]
             for _ in range(rounds):
@@ -126,6 +127,9 @@ def findings(runs: list[Run]) -> list[Finding]:
         found.append(Finding(f"gateway / bare: {unit} by processor second", ratio, at_least=least))
         clock = ratio_of([run.by_clock for run in ours], [run.by_clock for run in bare])
         found.append(Finding(f"gateway / bare: {unit} by second of the clock", clock))
+        if earlier := _of(runs, "before", kind):
+            ratio = ratio_of([run.by_cpu for run in ours], [run.by_cpu for run in earlier])
+            found.append(Finding(f"gateway / before: {unit} by processor second", ratio, at_least=LEAST_BEFORE))
     return found
 
 

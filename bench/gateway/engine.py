@@ -17,20 +17,20 @@ from typing import Any
 
 import numpy as np
 
-from bench.gateway.judging import Finding, difference_of, mean_of, ratio_of
+from bench.gateway.judging import LEAST_BEFORE, Finding, difference_of, mean_of, ratio_of
 from bench.gateway.servers import Server, serving, used
 from bench.gateway.wire import Pool, post
 from server.engines.tiny import make_tiny
 from server.engines.vllm_options import engine_arguments, on_cpu
 
 PEERS = ("default", "uni")
-OURS = "gateway"
+OURS, BEFORE = "gateway", "before"  # this checkout, and an earlier one
 PROMPT_TOKENS = 64
 SHORTEST, LONGEST = 32, 96  # output tokens, uniform
 SATURATING, CONNECTIONS = 384, 96  # requests of the closed loop; more at once than there are slots
 SLOTS = 64
 RATE, SECONDS = 10.0, 20.0  # of the moderate load: requests/s, seconds; a busy machine must bear it too
-LEAST = {"default": 1.0, "uni": 0.95}  # of the peer's throughput
+LEAST = {"default": 1.0, "uni": 0.95, BEFORE: LEAST_BEFORE}  # of the other's throughput
 MOST_TTFT = 2.0  # milliseconds more than the peer's, upper end
 NOT_THE_PEERS = {"model", "use_tqdm_on_load", "distributed_executor_backend"}  # arguments of the gateway's own
 
@@ -90,17 +90,17 @@ def peer_flags(model: str) -> list[str]:
     return flags
 
 
-def measure(folder: Path, rounds: int, seed: int) -> Iterator[Round]:
-    """Every round, the servers in random order."""
+def measure(folder: Path, rounds: int, seed: int, before: Path | None = None) -> Iterator[Round]:
+    """Every round, the servers in random order; `before`: an earlier checkout, which is one of them then."""
     rng = np.random.default_rng(seed)
     with ExitStack() as stack:
-        servers = [stack.enter_context(each) for each in _servers(folder)]
+        servers = [stack.enter_context(each) for each in _servers(folder, before)]
         for number in range(rounds):
             for index in rng.permutation(len(servers)).tolist():
                 yield load(servers[index], np.random.SeedSequence([seed, number]))
 
 
-def _servers(folder: Path) -> Iterator[Any]:
+def _servers(folder: Path, before: Path | None) -> Iterator[Any]:
     model, parent = str(make_tiny()), str(os.getpid())
     quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
     vllm = ["bench.gateway.peer", parent, "serve", model, "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", "{port}"]
@@ -110,14 +110,17 @@ def _servers(folder: Path) -> Iterator[Any]:
     one = {"OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     yield serving("uni", [*vllm, "--distributed-executor-backend", "uni"], folder, quiet | one)
     yield serving(OURS, gateway, folder, quiet)
+    if before is not None:
+        yield serving(BEFORE, gateway, folder, quiet, before)
 
 
 def findings(rounds: list[Round]) -> list[Finding]:
     """Each server's numbers, then ours beside each peer's."""
-    by_server = {name: [each for each in rounds if each.server == name] for name in (*PEERS, OURS)}
+    names = (*PEERS, OURS, *([BEFORE] if any(each.server == BEFORE for each in rounds) else []))
+    by_server = {name: [each for each in rounds if each.server == name] for name in names}
     found: list[Finding] = []
     for name, some in by_server.items():
-        label = name if name == OURS else f"vllm serve, {name}"
+        label = _label(name)
         found += [
             Finding(f"{label}: output tokens a second, saturated", mean_of([each.throughput for each in some]), "/s"),
             Finding(f"{label}: processor time by token, all processes", mean_of([each.cpu_by_token for each in some]), "us"),
@@ -127,13 +130,18 @@ def findings(rounds: list[Round]) -> list[Finding]:
             Finding(f"{label}: p50 time to first token at {RATE:g}/s", mean_of([each.ttft for each in some]), "ms"),
             Finding(f"{label}: p50 time to the end at {RATE:g}/s", mean_of([each.latency for each in some]), "ms"),
         ]
-    for name in PEERS:
-        found += _beside(by_server[OURS], by_server[name], name)
+    for name in names:
+        if name != OURS:
+            found += _beside(by_server[OURS], by_server[name], name)
     return found
 
 
+def _label(name: str) -> str:
+    return {OURS: OURS, BEFORE: "before"}.get(name, f"vllm serve, {name}")
+
+
 def _beside(ours: list[Round], theirs: list[Round], name: str) -> list[Finding]:
-    label = f"gateway / vllm serve, {name}"
+    label = f"gateway / {_label(name)}"
     throughput = ratio_of([each.throughput for each in ours], [each.throughput for each in theirs])
     cpu = ratio_of([each.cpu_by_token for each in ours], [each.cpu_by_token for each in theirs])
     ttft = difference_of([each.ttft for each in ours], [each.ttft for each in theirs])
@@ -141,8 +149,8 @@ def _beside(ours: list[Round], theirs: list[Round], name: str) -> list[Finding]:
     return [
         Finding(f"{label}: throughput", throughput, at_least=LEAST[name]),
         Finding(f"{label}: processor time by token", cpu),
-        Finding(f"gateway - vllm serve, {name}: p50 time to first token", ttft, "ms", upper_end_at_most=MOST_TTFT),
-        Finding(f"gateway - vllm serve, {name}: p50 time to the end", latency, "ms"),
+        Finding(f"gateway - {_label(name)}: p50 time to first token", ttft, "ms", upper_end_at_most=MOST_TTFT),
+        Finding(f"gateway - {_label(name)}: p50 time to the end", latency, "ms"),
     ]
 
 

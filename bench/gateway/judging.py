@@ -16,6 +16,8 @@ import numpy as np
 
 from queueing.batch_means import student
 
+LEAST_BEFORE = 0.97  # of the throughput and the rates of an earlier checkout
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:

@@ -54,4 +54,5 @@ def _bound(finding: Mapping[str, Any]) -> str:
 def _machine(report: Mapping[str, Any]) -> str:
     hardware, versions = report["hardware"], report["versions"]
     named = [f"{name} {version}" for name, version in versions.items()]
-    return f"{hardware['cpu']}, {hardware['cores']} cores; {', '.join(named)}."
+    before = f" `before` is {report['before']}." if "before" in report else ""
+    return f"{hardware['cpu']}, {hardware['cores']} cores; {', '.join(named)}.{before}"

@@ -58,19 +58,21 @@ def _seconds(pid: int) -> float:
 
 
 @contextmanager
-def serving(name: str, arguments: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
-    """`python -m ARGUMENTS --port PORT` until the block is left; nothing of it stays behind."""
+def serving(
+    name: str, arguments: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None, checkout: Path = ROOT
+) -> Iterator[Server]:
+    """`python -m ARGUMENTS --port PORT` with the code of a checkout until the block is left; nothing of it stays behind."""
     port = free_port(0)
     log = folder / f"{name.replace(' ', '-')}.log"
     command = [sys.executable, "-m", *(text.replace("{port}", str(port)) for text in arguments)]
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(checkout), *filter(None, [os.environ.get("PYTHONPATH")])])
     with log.open("wb") as file:
         process = subprocess.Popen(
             command,
             stdout=file,
             stderr=file,
             env=dict(os.environ, PYTHONPATH=path, **(environment or {})),
-            cwd=ROOT,
+            cwd=checkout,
             start_new_session=True,
         )
     server = Server(name, port, process, log)

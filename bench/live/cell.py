@@ -17,7 +17,7 @@ from bench.live.design import LONGEST, Point, Rules
 from bench.live.judgement import noise
 from bench.live.looks import Follower, Look, enough, look
 from bench.live.observation import Cell as Observed
-from bench.live.observation import observe
+from bench.live.observation import observe, seen_in
 from bench.live.results import Result
 from bench.live.speed_path import WIDTH, LoadedQueue
 from loadgen.gateway_process import GatewayClient, GatewayError
@@ -30,6 +30,7 @@ from loadgen.timetable import draw
 from policies import parse_policy
 from queueing.distributions import parse_distribution
 from queueing.estimation.assess import Limits
+from queueing.estimation.batch_times import batch_times
 from queueing.model import Model
 
 
@@ -56,10 +57,22 @@ class RunningCell:
     allowed: float
     shown: str
 
-    def stated_band(self, speed: float, path: Sequence[float]) -> dict[str, float] | None:
-        """Where the mean should lie, stated before the cell is measured; None for a continuous engine."""
-        model = model_of(self.apparatus.basis.at_speed(speed), self.point)
-        queue = LoadedQueue.of(model, self._cell(speed).rate)
+    async def speed_under_load(self, idle: float) -> float:
+        """A pilot at the load that the idle engine's speed gives: how slow the engine is then. Raises GatewayError."""
+        pilot = dataclasses.replace(self, allowed=self.rules.pilot, shown=f"{self.shown}: pilot")
+        measured = await pilot.run(idle)
+        return await asyncio.to_thread(pilot.speed_of, measured)
+
+    def speed_of(self, measured: Measured) -> float:
+        """Of the engine over the whole run, stalls included: the factor on the law."""
+        observed = dataclasses.replace(self._observed(measured), live=None)
+        times = batch_times(parse_policy(observed.policy), seen_in(observed).mine, observed.shape)
+        return float(times.measured.sum() / times.fitted.sum())
+
+    def stated_band(self, idle: float, loaded: float, path: Sequence[float]) -> dict[str, float] | None:
+        """Where the mean should lie, stated before the cell is measured; None for a continuous engine. `path`: relative to `idle`."""
+        model = model_of(self.apparatus.basis.at_speed(idle), self.point)
+        queue = LoadedQueue.of(model, self._cell(loaded).rate)
         if queue is None:
             return None
         found = queue.stated_band(path, self.allowed, self.rules.settle, self.point.seed)

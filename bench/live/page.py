@@ -30,15 +30,15 @@ TABLE_SAYS = """\
 load: asked, in brackets what the live model took it for. n: requests. s: seconds of load (t: ended by time). observed: mean with its
 95 % interval. predicted: live, at a constant speed, with the interval that the estimates leave; error: observed over predicted. at its
 speeds: the same prediction with what the changes of the engine's speed within the cell do to it, by simulation with the speeds of its
-batches second by second. band: where the mean of a cell of the planned length was expected to lie in 95 % of the cases, stated before the
-cell was measured; it counts the chance of arrivals and lengths, and the speeds in all cells before. Neither decides whether the cell
-holds. gateway: observed over measured service, the recursion on the run's own arrivals, batches and service times. p99: observed /
-predicted; of continuous that of the sojourn, predicted by simulation at the same estimates, as the live approximation has none. live
-verdict: what the live model itself said of the window, with the assumptions it named. * the machine was not quiet. The estimates with
-their intervals are in the files.
+batches second by second. band: what holds 95 % of the means of cells of the planned length on an engine that goes at the speeds of all
+cells before, stated before the cell was measured; it counts the chance of arrivals and lengths, not that the engine goes at other speeds
+than before. Neither decides whether the cell holds. gateway: observed over measured service, the recursion on the run's own arrivals,
+batches and service times. p99: observed / predicted; of continuous that of the sojourn, predicted by simulation at the same estimates,
+as the live approximation has none. live verdict: what the live model itself said of the window, with the assumptions it named. * the
+machine was not quiet. The estimates with their intervals are in the files.
 """
 
-LONGER_SAYS = "As long as `queueing.run_length` advises for ±10 %; not counted above."
+LONGER_SAYS = "As long as `queueing.run_length` advises; not counted above."
 HEAD = (
     *("policy", "load", "lengths", "n", "s", "observed (ms)", "predicted (ms)", "error", "at its speeds (ms)"),
     *("band (ms)", "gateway", "p99 (ms)", "live verdict", "result"),
@@ -163,7 +163,7 @@ def _named(cells: Sequence[Judged], everything: Sequence[dict[str, Any]]) -> str
     twice = sorted({result["cell"] for result in everything if result["attempt"] > 1})
     lines = ["## Stopped by time, or outside the noise gate", ""]
     lines += [
-        f"- Ended by the time limit (t), mean not yet known to 10 %: {_names(late)}.",
+        f"- Ended by the time limit (t), mean not yet known well enough: {_names(late)}.",
         f"- Outside the noise gate (*): {_names(noisy)}.",
         f"- Measured once more, because the first attempt was too short: {', '.join(twice) or 'none'}. The attempt with the narrower "
         "interval of the observed mean counts; whether observed and predicted agree has no say.",
@@ -212,6 +212,8 @@ def _configuration(cells: Sequence[Judged]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in sorted(first["versions"].items()))
     late = max((result["lateness"]["p99"] for result in results if result["lateness"]), default=math.nan)
     dates = sorted(result["date"] for result in results)
+    loaded = all("speed_under_load" in result for result in results)
+    measured_at = f"of a pilot under load, {rules.pilot:g} s, just before the cell" if loaded else "measured just before the cell"
     lines = [
         "## How",
         "",
@@ -222,7 +224,7 @@ def _configuration(cells: Sequence[Judged]) -> str:
         f"- Speed against the law around the cells: {min(speeds):.3f} to {max(speeds):.3f}.",
         f"- Output tokens: {', '.join(f'`{text}`' for text in dict.fromkeys(result['output_tokens'] for result in results))}; "
         f"prompts `{first['prompt_tokens']}`; max_num_seqs {first['max_num_seqs']}.",
-        "- Load: the asked rate over the largest stable one under the law at the speed measured just before the cell.",
+        f"- Load: the asked rate over the largest stable one under the law at the speed {measured_at}.",
         f"- A cell ends when the half width of its mean is {rules.half_width:.0%}, or with its share of the time.",
         f"- The measured epoch begins {rules.settle:g} s after the load; the load generator was late by {late * 1e3:.2g} ms at most (p99).",
         f"- Noise gate: every {rules.block:g}-s block's speed within {rules.block_deviation:.0%} of the cell's, the calibrations of "

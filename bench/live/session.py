@@ -1,7 +1,8 @@
 """One session: the gateway up, the law's shape calibrated once, then cell after cell, each on the disk before the next begins.
 
-    speed measured -> policy in force -> load flows -> a new epoch begins in mid-flow -> looks, until enough or out of time
-    -> the last live prediction is taken while the load still flows -> load cut off -> speed measured -> records judged
+    speed measured -> pilot: speed under load -> policy in force -> load flows -> a new epoch begins in mid-flow
+    -> looks, until enough or out of time -> the last live prediction is taken while the load still flows
+    -> load cut off -> speed measured -> records judged
 
 A cell that is too short to say anything is measured once more after all others, as long as the whole time allows. A session may be
 shorter than that, or be killed: the next one goes on with the cells that have no file.
@@ -159,13 +160,14 @@ class Session:
         apparatus.store.append("started", cell=point.name, attempt=number, allowed=allowed, speed=before)
         apparatus.speed = None
         running = RunningCell(apparatus, self.rules, point, allowed, shown)
-        band = await asyncio.to_thread(running.stated_band, before, self._path())
-        apparatus.store.append("stated", cell=point.name, attempt=number, band=band)
-        measured = await running.run(before)
+        loaded = await running.speed_under_load(before)
+        band = await asyncio.to_thread(running.stated_band, before, loaded, self._path())
+        apparatus.store.append("stated", cell=point.name, attempt=number, band=band, speed_under_load=loaded)
+        measured = await running.run(loaded)
         after = await self._speed_after()
         apparatus.status.phase(f"{shown}: judging")
         result = await asyncio.to_thread(running.result, measured, (before, after))
-        result |= {"attempt": number, "allowed_seconds": allowed, "stated_band": band}
+        result |= {"attempt": number, "allowed_seconds": allowed, "stated_band": band, "speed_under_load": loaded}
         path = apparatus.store.write_json(f"cells/{point.name}.{number}.json", result)
         apparatus.store.append("done", cell=point.name, attempt=number, file=f"cells/{path.name}", ended=measured.ended)
         apparatus.status.note(f"{shown}: {in_words(result)}")

@@ -72,9 +72,14 @@ class VirtualCell:
     policy: str
     load: float
     seconds: float
-    band: Band
+    band: Band  # along the path that the run at load 0.3 showed
+    true_band: Band  # along the trace itself
     found: Assessment
     at_its_speeds: float | None
+
+    def lies_in(self, band: Band) -> bool:
+        """Whether the observed mean does."""
+        return band.low <= self.found.compared.observed.value <= band.high
 
     def says(self, predicted: float | None) -> str:
         """The rule of the real cells, of either prediction."""
@@ -113,7 +118,9 @@ def _cell(model: Model, load: float, trace: Trace, before: list[float]) -> Virtu
         count *= 2
     path = speed_path(batch_times(model.policy, seen, _shape(LAW)))
     along = at_its_speeds(found, _shape(LAW), path)
-    return VirtualCell(policy=model.text, load=load, seconds=run.arrived_at[-1], band=band, found=found, at_its_speeds=along)
+    true = queue.stated_band(trace.levels.tolist(), count / rate, 0.0, 1, width=trace.step)
+    seconds = float(run.arrived_at[-1])
+    return VirtualCell(policy=model.text, load=load, seconds=seconds, band=band, true_band=true, found=found, at_its_speeds=along)
 
 
 def _queue(model: Model, rate: float) -> LoadedQueue:

@@ -131,6 +131,6 @@ COLUMNS = (
     Column("utilisation", "in use", "", _of("utilisation"), _with_prediction("utilisation", "predicted_utilisation", ".2f")),
     Column("speed", "speed", "", _speed, _speed_shown),
     Column("cv", "cv", "", _cv, None),
-    Column("verdict", "verdict", "", lambda cell: cell.verdict.text, _short),
+    Column("verdict", "verdict", "", lambda cell: "INVALID" if cell.invalid else cell.verdict.text, _short),
 )
 SHOWN = tuple(column for column in COLUMNS if column.shown is not None)

@@ -29,6 +29,26 @@ PAPER = Mark("paper", "as printed", "triangle-down-open", "$muted", 8, -0.39)
 MARKS = (A_PRIORI, PREDICTED, SAME_ARRIVALS, RECURSION, PAPER)
 
 
+class Look(NamedTuple):
+    """How what was observed is drawn, in every figure alike."""
+
+    name: str
+    group: str
+    colour: str
+    rank: int  # in the legend
+    curve: str  # the name of one without intervals
+
+
+JUDGED = Look("observed, 95 % interval", "observed", "$observed", 1, "observed")
+_PALE = "observed, too short or invalid: not judged"
+NOT_JUDGED = Look(_PALE, "short", "$pale", 2, _PALE)
+
+
+def look_of(cell: ReportCell) -> Look:
+    """Pale where the cell is too short or invalid."""
+    return JUDGED if cell.counts else NOT_JUDGED
+
+
 class Panel(NamedTuple):
     """Where a trace goes, and whether the legend takes its name from it."""
 
@@ -69,36 +89,31 @@ def observed_marks(panel: Panel, cells: Sequence[ReportCell], others: Sequence[f
 
     Two traces: those that can be judged, and, pale, those of runs too short or invalid. On a logarithmic axis an interval does not reach 0.
     """
-    judged = [(cell, other) for cell, other in zip(cells, others, strict=True) if cell.counts]
-    short = [(cell, other) for cell, other in zip(cells, others, strict=True) if not cell.counts]
-    return [
-        _observed(panel, judged, along, ("observed, 95 % interval", "observed", "$observed", 1)),
-        _observed(panel, short, along, ("observed, too short or invalid: not judged", "short", "$pale", 2)),
-    ]
+    placed = list(zip(cells, others, strict=True))
+    return [_observed(panel, [(cell, at) for cell, at in placed if look_of(cell) is look], along, look) for look in (JUDGED, NOT_JUDGED)]
 
 
-def _observed(panel: Panel, cells: Sequence[tuple[ReportCell, float]], along: str, look: tuple[str, str, str, int]) -> Trace:
-    name, group, colour, rank = look
+def _observed(panel: Panel, cells: Sequence[tuple[ReportCell, float]], along: str, look: Look) -> Trace:
     means = [cell.comparison.quantity.observed for cell, _ in cells]
     bars = {
         "type": "data",
         "array": [mean.half_width * MS for mean in means],
         "arrayminus": [min(mean.half_width, 0.9 * mean.mean) * MS for mean in means],
-        "color": colour,
+        "color": look.colour,
         "thickness": 1.8,
         "width": 4,
     }
     return {
         "type": "scatter",
         "mode": "markers",
-        "name": name,
-        "legendgroup": group,
-        "legendrank": rank,
+        "name": look.name,
+        "legendgroup": look.group,
+        "legendrank": look.rank,
         "showlegend": bool(cells),
         along: [mean.mean * MS for mean in means],
         "y" if along == "x" else "x": [other for _, other in cells],
         f"error_{along}": bars,
-        "marker": {"color": colour, "size": 9},
+        "marker": {"color": look.colour, "size": 9},
         "text": [hover(cell) for cell, _ in cells],
         "hoverinfo": "text",
         **panel.axes,
@@ -127,4 +142,4 @@ def hover(cell: ReportCell) -> str:
         estimate = getattr(quantity, mark.key)
         if estimate is not None:
             lines.append(f"{mark.name}: {ms(estimate.mean)} ms ({percent(estimate.deviation)})")
-    return "<br>".join([*lines, f"verdict: {cell.verdict.text}"])
+    return "<br>".join([*lines, f"verdict: {'INVALID, not judged' if cell.invalid else cell.verdict.text}"])

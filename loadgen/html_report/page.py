@@ -95,9 +95,7 @@ def _warning(data: ReportData) -> str:
 
 def _verdicts(data: ReportData) -> str:
     if not data.cells:
-        return _section(
-            "Verdict", _empty("No cell has a result yet. A sweep that was interrupted goes on with kendall sweep --resume FOLDER.")
-        )
+        return _section("Verdict", _empty("No cell has a result yet. kendall sweep --resume FOLDER continues an interrupted sweep."))
     rows = "".join(f"<li><strong>{escape(name)}</strong>: {typeset(why)}</li>" for name, why in causes(data.cells))
     lead = "Per policy and load: the mean as observed with its 95 % interval, and the prediction made before the run."
     return _section(

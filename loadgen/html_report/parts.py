@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from loadgen.cells import ReportCell
+from loadgen.html_report.marks import JUDGED, NOT_JUDGED, Look, look_of
 from loadgen.html_report.numbers import label, load_text, ms, percent
 from loadgen.html_report.style import PART_COLOURS, PART_NAMES, Figure, Trace, axis, axis_title, figure, legend_at_top
 from loadgen.residual import PARTS
 
 ROW, HEAD = 26, 120  # pixels
+PALE = 0.38  # opacity of a bar that names no cause: within chance, or in a cell that is not judged
 FARTHEST, LEAST = 4.0, 20.0  # times the median reach; percent
 
 
@@ -39,7 +41,7 @@ def parts_figure(cells: Sequence[ReportCell]) -> Figure | None:
         "annotations": [_beyond(cell, name, low, high) for cell, name in zip(split, names, strict=True) if not low <= _total(cell) <= high],
         "margin": {"l": 8, "r": 16, "t": 76, "b": 48},
     }
-    return figure("parts", [*traces, _totals(split, names)], layout, height=HEAD + ROW * len(split), min_width=620)
+    return figure("parts", [*traces, *_totals(split, names)], layout, height=HEAD + ROW * len(split), min_width=620)
 
 
 def _total(cell: ReportCell) -> float:
@@ -74,41 +76,51 @@ def _beyond(cell: ReportCell, name: str, low: float, high: float) -> dict[str, A
 
 
 def _bars(part: str, cells: Sequence[ReportCell], names: Sequence[str]) -> Trace:
-    found = [(cell.comparison.split, name) for cell, name in zip(cells, names, strict=True) if cell.comparison.split is not None]
+    found = [(cell, split, name) for cell, name in zip(cells, names, strict=True) if (split := cell.comparison.split) is not None]
     texts = [
         f"<b>{PART_NAMES[part]}</b><br>{name}<br>{ms(split.part(part).seconds)} ± {ms(split.part(part).half_width)} ms"
         f" = {percent(split.share(part))} of the prediction<br>"
         + ("beyond chance" if split.part(part).significant else "within chance")
+        + ("" if cell.counts else "<br>not judged: the run is too short or invalid")
         + (f"<br>{split.part(part).note}" if split.part(part).note else "")
-        for split, name in found
+        for cell, split, name in found
     ]
+    opacity = [1.0 if cell.counts and split.part(part).significant else PALE for cell, split, _ in found]
     return {
         "type": "bar",
         "orientation": "h",
         "name": PART_NAMES[part],
-        "x": [100 * split.share(part) for split, _ in found],
-        "y": [name for _, name in found],
-        "marker": {"color": PART_COLOURS[part], "opacity": [1.0 if split.part(part).significant else 0.38 for split, _ in found]},
+        "x": [100 * split.share(part) for _, split, _ in found],
+        "y": [name for _, _, name in found],
+        "marker": {"color": PART_COLOURS[part], "opacity": opacity},
         "text": texts,
         "textposition": "none",
         "hoverinfo": "text",
     }
 
 
-def _totals(cells: Sequence[ReportCell], names: Sequence[str]) -> Trace:
-    splits = [cell.comparison.split for cell in cells if cell.comparison.split is not None]
-    half = [cell.comparison.quantity.observed.half_width for cell in cells]
-    widths = [100 * h / split.predicted for h, split in zip(half, splits, strict=True)]
+def _totals(cells: Sequence[ReportCell], names: Sequence[str]) -> list[Trace]:
+    """One trace for the cells that can be judged, one for the others, where there are any."""
+    placed = list(zip(cells, names, strict=True))
+    alike = [(look, [(cell, name) for cell, name in placed if look_of(cell) is look]) for look in (JUDGED, NOT_JUDGED)]
+    return [_total_marks(look, group) for look, group in alike if group]
+
+
+def _total_marks(look: Look, cells: Sequence[tuple[ReportCell, str]]) -> Trace:
+    found = [(cell, split, name) for cell, name in cells if (split := cell.comparison.split) is not None]
+    widths = [100 * cell.comparison.quantity.observed.half_width / split.predicted for cell, split, _ in found]
+    colour = "$ink" if look is JUDGED else look.colour
     return {
         "type": "scatter",
         "mode": "markers",
-        "name": "sum: observed, 95 % interval",
-        "x": [100 * split.total / split.predicted for split in splits],
-        "y": list(names),
-        "error_x": {"type": "data", "array": widths, "color": "$ink", "thickness": 1.2, "width": 3},
-        "marker": {"symbol": "diamond", "color": "$ink", "size": 8},
+        "name": f"sum: {look.name}",
+        "legendgroup": look.group,
+        "x": [_total(cell) for cell, _, _ in found],
+        "y": [name for _, _, name in found],
+        "error_x": {"type": "data", "array": widths, "color": colour, "thickness": 1.2, "width": 3},
+        "marker": {"symbol": "diamond", "color": colour, "size": 8},
         "text": [
-            f"{name}<br>observed {percent(s.total / s.predicted)}, ± {w:.0f} %" for name, s, w in zip(names, splits, widths, strict=True)
+            f"{name}<br>observed {percent(_total(cell) / 100)}, ± {w:.0f} %" for (cell, _, name), w in zip(found, widths, strict=True)
         ],
         "hoverinfo": "text",
     }

@@ -14,10 +14,10 @@ from queueing.arrival_audit import Audit
 
 
 def chip(cell: ReportCell) -> str:
-    """A cell's verdict, and whether it counts."""
-    verdict = cell.verdict
+    """A cell's verdict; a run that is INVALID has none."""
     if cell.invalid:
-        return f'<span class="chip off">INVALID</span> <span class="chip short">{typeset(verdict.text)}</span>'
+        return '<span class="chip off">INVALID</span>'
+    verdict = cell.verdict
     return f'<span class="chip {chip_class(verdict.kind)}">{typeset(verdict.text)}</span>'
 
 

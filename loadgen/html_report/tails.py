@@ -8,7 +8,7 @@ from typing import Any
 
 from loadgen.cells import ReportCell
 from loadgen.comparison import DISTRIBUTION_LEVELS
-from loadgen.html_report.marks import A_PRIORI, PREDICTED, SAME_ARRIVALS, Mark, Panel, one_legend, scatter
+from loadgen.html_report.marks import A_PRIORI, PREDICTED, SAME_ARRIVALS, Mark, Panel, look_of, one_legend, scatter
 from loadgen.html_report.numbers import MS, label, load_text, ms
 from loadgen.html_report.style import Figure, Trace, axis, axis_title, columns, figure, legend_at_top, rows, title_over
 from queueing.result import LEVELS
@@ -46,16 +46,18 @@ def _shares(domain: list[float], anchor: str, *, labelled: bool) -> dict[str, An
 
 
 def _curve(cell: ReportCell, panel: Panel) -> Trace:
+    look = look_of(cell)
     waits = [(value * MS, 1 - level) for value, level in zip(cell.comparison.distribution, DISTRIBUTION_LEVELS, strict=True) if level < 1]
     return {
         "type": "scatter",
         "mode": "lines",
-        "name": "observed",
-        "legendgroup": "observed",
+        "name": look.curve,
+        "legendgroup": look.group,
+        "legendrank": look.rank,
         "showlegend": panel.first,
         "x": [x for x, _ in waits],
         "y": [y for _, y in waits],
-        "line": {"color": "$observed", "width": 2},
+        "line": {"color": look.colour, "width": 2},
         "hovertemplate": "%{y:.1%} took longer than %{x:.1f} ms<extra></extra>",
         **panel.axes,
     }

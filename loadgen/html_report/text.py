@@ -32,8 +32,8 @@ machine showed in these cells. Load = arrival rate over the largest stable rate 
 """
 
 PARTS = """
-Observed minus predicted a priori, as parts that add up to it exactly. <strong>Full colour</strong>: beyond chance; pale: no
-more than chance does in a run of this length.
+Observed minus predicted a priori, as parts that add up to it exactly. <strong>Full colour</strong>: beyond chance; pale:
+within chance for a run of this length, or the cell is not judged.
 """
 
 TAILS = """
@@ -65,7 +65,7 @@ LIMITS = f"""
 <p><strong>Intervals</strong> are 95 %. They respect that consecutive delays are correlated, and that a lucky run underestimates its
 mean and its variance. The first requests of a run are dropped as warm-up. A cell is <strong>too short</strong> where {TOO_SHORT}:
 then it is not judged. Nor is one that is <strong>INVALID</strong>. The title, the medians and the list of causes leave both
-out; the plots show them pale.</p>
+out; all plots draw what was observed in them pale.</p>
 <p><strong>Agree</strong> means: the prediction made before the run lies in the observed interval, or within {100 * AGREE:.0f} %.
 Otherwise the verdict is the largest part of the difference that is beyond chance, has the difference’s sign and is at least
 {100 * SHARE:.0f} % of it; without one it is sampling noise.</p>

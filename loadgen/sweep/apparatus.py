@@ -94,7 +94,7 @@ class Apparatus:
                 reason = str(error)
                 continue
             self.store.append("restarted", number=self.restarts, reason=reason)
-            self.status.note(f"the gateway was lost ({reason}) and is there again ({self.restarts} of {RESTARTS} times)")
+            self.status.note(f"the gateway was lost ({reason}) and was started again ({self.restarts} of {RESTARTS} times)")
             return
         raise GatewayError(f"the gateway was lost {RESTARTS + 1} times, the last time: {reason}; the same command continues the sweep")
 

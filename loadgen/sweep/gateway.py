@@ -79,7 +79,7 @@ class OwnGateway:
         assert self._process is not None
         if self._process.ended:
             return f"the gateway ended: {self._process.last_line()}"
-        return None if await self._process.is_healthy() else "the gateway lives, but its engine does not"
+        return None if await self._process.is_healthy() else "the gateway runs, but its /health does not answer 200"
 
     def _arguments(self) -> list[str]:
         plan = self._plan
@@ -151,7 +151,7 @@ async def until_idle(client: GatewayClient) -> None:
         if not (state["unanswered"] or state["in_service"] or state["queue_length"]):
             return
         if loop.time() > deadline:
-            raise GatewayError(f"the gateway is still busy after {IDLE_LIMIT:.0f} s; stop what else sends requests to it")
+            raise GatewayError(f"the gateway is still busy after {IDLE_LIMIT:.0f} s; stop other clients that send requests to it")
         await asyncio.sleep(POLL)
 
 

@@ -113,7 +113,7 @@ def _print(results: Results, written: Sequence[Path], error: str | None, *, json
         _say(error)
     missing = results.of("missing") or results.missing_searches
     if interrupted or missing:
-        _say(f"`kendall sweep --resume {shlex.quote(str(results.folder))}` goes on with what is missing")
+        _say(f"`kendall sweep --resume {shlex.quote(str(results.folder))}` measures what is missing")
     if json:
         sys.stdout.write(msgspec.json.encode(as_json(results, written), enc_hook=float).decode() + "\n")
         return

@@ -1,6 +1,7 @@
 """The best choice of each target at a window's estimates, by the optimisers of queueing.optimisation on the estimated model.
 
-Predictions hold the gateway's own turnaround. Of several policies the sojourn time decides (queueing.optimisation.quantity).
+Predictions hold the gateway's own turnaround and the stalls, as those that are reported do (`Situation.measured`). Of several policies the
+sojourn time decides (queueing.optimisation.quantity).
 
 batch-size           any objective; v1, v2 and clipped weigh token limits, so at a given limit they mean delay
 policy               likewise, among those in force and the usual ones
@@ -178,8 +179,7 @@ def _at_a_limit(objective: Objective) -> Objective:
 
 
 def _predicting(situation: Situation, objective: Objective) -> Predict:
-    least = situation.estimates.gateway_turnaround
-    return lambda model, arrival_rate: searched(model, arrival_rate, objective.slo).with_turnaround(least)
+    return situation.measured(lambda model, arrival_rate: searched(model, arrival_rate, objective.slo))
 
 
 def _thinned(found: Optimum) -> Curve:

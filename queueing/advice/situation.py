@@ -1,8 +1,9 @@
 """A window's estimates as the common ground on which settings are compared: the same rate, lengths, speed and residual for all.
 
 No delay that is printed is shorter than the gateway's own way from an arrival to a dispatch (`Estimates.gateway_turnaround`).
-A window says how fast the engine runs, not how: the speed that one policy's batches showed is taken for every policy's. Steps of a
-continuous engine show no residual, so from there other policies get the calibrated one.
+A window says how fast the engine runs, not how: the speed and the stalls that one policy's batches showed are taken for every policy's.
+Steps of a continuous engine show no residual, so from there other policies get the calibrated one; nor do they get its stalls: its
+speed holds most of them already (measured: with both, means of whole batches came out 40 % too long, without 10 %).
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from queueing.advice.response import Asked, Response, slope
 from queueing.distributions import TokenDistribution, Vector
 from queueing.errors import UnstableQueueError
 from queueing.estimation.assess import Limits
-from queueing.estimation.band import Sensitivity
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.interval import NORMAL, UNKNOWN, Estimate
-from queueing.estimation.stall_backlog import behind_stalls, stall_backlog
+from queueing.estimation.stall_backlog import behind_stalls, stall_backlog, utilisation_of
 from queueing.latency import LatencyModel
 from queueing.model import Model
 from queueing.optimisation.search import Predict
 from queueing.result import Prediction, Quantity
 
 STEP = 0.05  # relative and downwards: never into an unstable queue, and wide enough to stand out of a simulation's noise
+NAMED = 0.01  # of the mean sojourn: a smaller backlog of stalls is not worth a word
 UNKNOWN_HALF = 2.0  # half width of the logarithm of what was not seen
 
 
@@ -55,7 +56,7 @@ class Situation:
 
     @cached_property
     def law(self) -> LatencyModel:
-        """The shape at the window's speed and residual."""
+        """The shape at the window's speed, residual and stalls."""
         law = self.estimates.law(self.shape)
         return dataclasses.replace(law, cv=self.shape.cv) if parse_policy(self.estimates.policy).joins_running else law
 
@@ -100,10 +101,10 @@ class Situation:
             **given,
         )
 
-    def forecast(self, knobs: Knobs, known: Sensitivity | None = None) -> Forecast:
-        """The setting's steady state here; `known`: an earlier sensitivity of the same setting, which saves a dozen simulations."""
+    def forecast(self, knobs: Knobs) -> Forecast:
+        """The setting's steady state here."""
         if knobs not in self._forecasts:
-            self._forecasts[knobs] = self._forecast(knobs, known)
+            self._forecasts[knobs] = self._forecast(knobs)
         return self._forecasts[knobs]
 
     def response(self, knobs: Knobs, measure: Measure) -> Response:
@@ -121,11 +122,27 @@ class Situation:
         return self._predictions[knobs]
 
     def _measured(self, knobs: Knobs, predict: Predict) -> Prediction:
-        model = self.model(knobs)
-        found = predict(model, self.rate).with_turnaround(self.estimates.gateway_turnaround)
-        if not model.policy.joins_running:
-            return found
-        return behind_stalls(found, stall_backlog(self.estimates.stalls, model.load(self.rate)))
+        return self.measured(predict)(self.model(knobs), self.rate)
+
+    def backlog(self, model: Model, arrival_rate: float) -> float:
+        """Seconds that stalls add to the mean sojourn beyond what law and speed hold: of a continuous engine."""
+        stalls = self.estimates.stalls
+        if not stalls.count or not model.policy.joins_running:
+            return 0.0
+        busy = None if parse_policy(self.estimates.policy).joins_running else utilisation_of(model, arrival_rate)
+        return stall_backlog(stalls, model.load(arrival_rate), model.patience, utilisation=busy)
+
+    def measured(self, predict: Predict, *, stalling: bool = True) -> Predict:
+        """What the gateway would measure of a model of this situation: with its own turnaround, and behind the stalls.
+
+        Whatever ranks or reports settings by their predictions asks this. `stalling`: with the backlog.
+        """
+
+        def found(model: Model, arrival_rate: float) -> Prediction:
+            bare = predict(model, arrival_rate).with_turnaround(self.estimates.gateway_turnaround)
+            return behind_stalls(bare, self.backlog(model, arrival_rate)) if stalling else bare
+
+        return found
 
     def at_rate(self, knobs: Knobs, measure: Measure, factor: float) -> float:
         """What is measured of the setting at another arrival rate, by simulation. Where it has a steady state there."""
@@ -165,10 +182,10 @@ class Situation:
 
     def _by_stalls(self, knobs: Knobs, measure: Measure, base: Asked) -> float:
         """Of n stalls, each as likely as any other moment, what they add to M has the relative error 1 / sqrt(n)."""
-        if not self.law.stall_share:
+        if not self.law.stall_share and not self.backlog(self.model(knobs), self.rate):
             return 0.0
         assert self.lengths is not None
-        without = self._asked(knobs, measure, self.law.without_stalls(), self.lengths.whole, 1.0)
+        without = self._asked(knobs, measure, self.law.without_stalls(), self.lengths.whole, 1.0, stalling=False)
         return NORMAL * (1 - without.value / base.value) / math.sqrt(max(1, self.estimates.stalls.count)) if base.value else 0.0
 
     @cached_property
@@ -187,38 +204,38 @@ class Situation:
     def _forecasts(self) -> dict[Knobs, Forecast]:
         return {}
 
-    def _forecast(self, knobs: Knobs, known: Sensitivity | None) -> Forecast:
+    def _forecast(self, knobs: Knobs) -> Forecast:
         cut = None if self.lengths is None else self.lengths.clipped_fraction(knobs.max_output_tokens)
         refusal = self.refusal(knobs.max_output_tokens)
         if refusal is not None or self.lengths is None:
             return Forecast(knobs=knobs, load=math.nan, prediction=None, mean=UNKNOWN, clipped_fraction=cut, notes=(refusal or "",))
-        model, beyond = self.model(knobs), self.lengths.notes(knobs.max_output_tokens)
-        notes = (*beyond, *self._left_out(knobs))
+        model, notes = self.model(knobs), self.lengths.notes(knobs.max_output_tokens)
         load = model.load(self.rate)
         try:
             found = self.predicted(knobs)
         except UnstableQueueError as error:
             return Forecast(knobs=knobs, load=load, prediction=None, mean=UNKNOWN, clipped_fraction=cut, notes=(*notes, str(error)))
+        notes = (*notes, *self._left_out(model, found))
         bare = Forecast(knobs=knobs, load=load, prediction=found, mean=UNKNOWN, clipped_fraction=cut, notes=notes)
         self._forecasts[knobs] = bare  # `response` reads its method's error
-        sojourn = self._interval(bare, "sojourn_time")
-        return dataclasses.replace(bare, mean=self._interval(bare, "queueing_delay", known if not beyond else None), sojourn=sojourn)
+        return dataclasses.replace(bare, mean=self._interval(bare, "queueing_delay"), sojourn=self._interval(bare, "sojourn_time"))
 
-    def _left_out(self, knobs: Knobs) -> tuple[str, ...]:
-        """The stalls of a continuous engine, where the setting forms whole batches: they are known as slots saw them, not by batch."""
-        stalls, joins = self.estimates.stalls, parse_policy(knobs.policy).joins_running
-        if not stalls.count or self.law.stall_share or joins:
+    def _left_out(self, model: Model, found: Prediction) -> tuple[str, ...]:
+        """Of the queue behind a stall."""
+        stalls, joins, backlog = self.estimates.stalls, model.policy.joins_running, self.backlog(model, self.rate)
+        if joins and backlog > NAMED * (found.sojourn_time.mean or 0.0):
+            left_out = "queueing delay, quantiles and time to first token leave out the queue behind a stall"
+            return (f"{left_out} ({1000 * backlog:.3g} ms of the mean sojourn)",)
+        if joins or not stalls.count or self.law.stall_share:
             return ()
         return (f"leaves out the queue behind a stall (stalls hold {stalls.time_share:.1%} of the busy time)",)
 
-    def _interval(self, bare: Forecast, quantity: Quantity, known: Sensitivity | None = None) -> Estimate:
+    def _interval(self, bare: Forecast, quantity: Quantity) -> Estimate:
         assert bare.prediction is not None
         found = bare.prediction.served_queueing_delay if quantity == "queueing_delay" else bare.prediction.sojourn_time
         if found.mean is None:
             return UNKNOWN
         least = self.estimates.gateway_turnaround
-        if known is not None:
-            return known.interval(found.mean, self.estimates).at_least(least)
         return self.response(bare.knobs, Measure(quantity=quantity)).interval(found.mean, self.effective_n).at_least(least)
 
     def _ask(
@@ -236,12 +253,15 @@ class Situation:
         law = dataclasses.replace(self.law, speed=self.law.speed * speed, cv=self.law.cv if cv is None else cv)
         return self._asked(knobs, measure, law, self.lengths.whole if whole is None else whole, rate)
 
-    def _asked(self, knobs: Knobs, measure: Measure, law: LatencyModel, whole: TokenDistribution, rate: float) -> Asked:
+    def _asked(
+        self, knobs: Knobs, measure: Measure, law: LatencyModel, whole: TokenDistribution, rate: float, *, stalling: bool = True
+    ) -> Asked:
         """One simulation for all measures that need no quantile."""
         model, at = self.model(knobs, whole, law), self.rate * rate
-        key = (knobs, measure.slo, law, id(whole), rate)
+        key = (knobs, measure.slo, law, id(whole), rate, stalling)
         if key not in self._simulated:
-            self._simulated[key] = rough(model, at, measure.slo).with_turnaround(self.estimates.gateway_turnaround)
+            ask = self.measured(lambda queue, arrivals: rough(queue, arrivals, measure.slo), stalling=stalling)
+            self._simulated[key] = ask(model, at)
         return Asked(measure.of(self._simulated[key], model, whole), model.load(at))
 
     def _by_residual(self, knobs: Knobs, measure: Measure, base: Asked) -> float:

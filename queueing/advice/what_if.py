@@ -16,7 +16,6 @@ from queueing.advice.answer import quick
 from queueing.advice.forecast import Forecast, Knobs
 from queueing.advice.situation import Situation
 from queueing.estimation.assess import Limits
-from queueing.estimation.band import Sensitivity
 from queueing.estimation.estimates import Estimates
 from queueing.latency import LatencyModel
 from queueing.optimisation.choices import with_size
@@ -25,14 +24,12 @@ USUAL_SIZE = 8
 LEVELS = (0.5, 0.75, 0.9)  # of the lengths: the token limits asked about
 
 
-def forecast(
-    estimates: Estimates, shape: LatencyModel, knobs: Knobs, limits: Limits, *, family: str | None = None, known: Sensitivity | None = None
-) -> Forecast:
+def forecast(estimates: Estimates, shape: LatencyModel, knobs: Knobs, limits: Limits, *, family: str | None = None) -> Forecast:
     """One setting; `knobs` say policy, token limit and servers, `limits` the engine's bound and the patience.
 
     Raises SpecError for knobs that name no policy, or a family that there is not.
     """
-    return Situation(estimates=estimates, shape=shape, limits=limits, family=family).forecast(knobs, known)
+    return Situation(estimates=estimates, shape=shape, limits=limits, family=family).forecast(knobs)
 
 
 def what_ifs(

@@ -54,7 +54,7 @@ def weigh(situation: Situation, knobs: Knobs, quantity: Quantity, *, work: float
     if load >= 1 and model.patience is None:
         return Weighed(knobs, load, None, quantity)
     run = simulate_run(model, rate, REQUESTS, np.random.SeedSequence(0)).after(REQUESTS // 10)
-    values = run.sojourn_time if quantity == "sojourn_time" else run.queueing_delay
+    values = run.sojourn_time + situation.backlog(model, rate) if quantity == "sojourn_time" else run.queueing_delay
     return Weighed(knobs, load, np.where(run.lost, model.patience or 0.0, values), quantity)
 
 

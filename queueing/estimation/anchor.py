@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from queueing.bounds import delay_bound, has_bound
 from queueing.estimation.band import KEPT, Sensitivity
 from queueing.model import Model
-from queueing.result import Mean, Prediction, Quantiles
+from queueing.result import Prediction, Quantiles
 
 STEP = 0.03
 CHANGE = 0.1
@@ -69,8 +69,8 @@ class Anchor:
             queueing_delay=delay,
             served_queueing_delay=served,
             sojourn_time=_scaled(was.sojourn_time, stretch),
-            time_to_first_token=dataclasses.replace(was.time_to_first_token, mean=first),
-            inter_token_latency=Mean(_times(was.inter_token_latency.mean, times), was.inter_token_latency.standard_error),
+            time_to_first_token=_moved_to(was.time_to_first_token, first),
+            inter_token_latency=_scaled(was.inter_token_latency, times),
             bounds={"queueing_delay_upper": delay_bound(model, rate)} if has_bound(model) else {},
             assumptions=(*was.assumptions, note),
         )
@@ -83,6 +83,13 @@ def _scatter(model: Model) -> float:
 
 def _cheap(model: Model) -> bool:
     return model.policy.joins_running or (model.bound == 1 and model.servers == 1 and model.patience is None)
+
+
+def _moved_to(found: Quantiles, mean: float | None) -> Quantiles:
+    """With another mean, and its quantiles in proportion."""
+    if mean is None or not found.mean:
+        return dataclasses.replace(found, mean=mean)
+    return _scaled(found, mean / found.mean)
 
 
 def _scaled(found: Quantiles, factor: float) -> Quantiles:

@@ -92,7 +92,7 @@ def assess(
     known = last.sensitivity if last is not None and known is None else known
     prediction, anchor = _predicted(model, estimates, known, last)
     slope = None if prediction is None else _renewed(known, model, load.value, estimates, limits)
-    backlog = stall_backlog(estimates.stalls, load.value) if policy.joins_running else 0.0
+    backlog = stall_backlog(estimates.stalls, load.value, model.patience) if policy.joins_running else 0.0
     prediction = None if prediction is None else behind_stalls(prediction, backlog)
     compared_mean = _mean(None if prediction is None else prediction.with_turnaround(estimates.gateway_turnaround), policy)
     relaxation = _relaxation(model, load.value, prediction)

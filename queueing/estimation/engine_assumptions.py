@@ -6,10 +6,12 @@ no_stalls        fails where stalls (queueing.estimation.speed_process) lengthen
 constant_speed   fails where the speed made a step (queueing.estimation.speed_change), or wanders significantly
                  (queueing.estimation.wander) and so much that the mean delay moves by `MATERIAL`: by the band that the caller computed,
                  else by 3 sigma.
-law_shape        log r_i regressed on what the law says of batch i: its share of decoding and the logarithm of its size, minus the
-                 average of `BEFORE` batches before it, the last excepted. Slow moments make batches larger (they let the queue
-                 grow), so sizes go with slow batches under a perfect law; the batches before share the slow moment, but not the
-                 size. (The last is left out: how long it took is how many this one takes.)
+law_shape        log r_i, minus the average of `BEFORE` batches before it, the last excepted, regressed on two things that the law
+                 says of batch i. On the share of decoding, as far as no polynomial of the size explains it: the lengths that were
+                 drawn, which no slow moment changes; this is judged whatever the speed does. And on the logarithm of the size:
+                 slow moments make batches larger (they let the queue grow), so sizes go with slow batches under a perfect law; the
+                 batches before share the slow moment, but not the size. (The last is left out: how long it took is how many this
+                 one takes.) This is judged where the speed is constant.
                  What is left of a wander enters the errors by blocks of consecutive batches. Fails where the
                  coefficient is beyond `SIGNIFICANT` errors and moves the time by `MISFIT` between the 10th and 90th percentile.
 stable_queue     fails where the load's interval lies above 1, or the load is above `NEAR_ONE` and the delay grows over the
@@ -51,7 +53,8 @@ def engine_assumptions(
 ) -> tuple[Assumption, ...]:
     """no_stalls, constant_speed, law_shape; `wander_effect`: relative half width or shift that the wander gives to the mean delay."""
     constant = _constant_speed(speeds, wander_effect)
-    shape = law_shape(speeds.steady, judged=constant.holds is not False and not continuous)
+    not_judged = Assumption("law_shape", None, math.nan, "not judged: slots are not batches")
+    shape = not_judged if continuous else law_shape(speeds.steady, constant=constant.holds is not False)
     return (_no_stalls(speeds.times.count, speeds.stalls, stalled), constant, shape)
 
 
@@ -113,15 +116,23 @@ def _constant_speed(speeds: Speeds, wander_effect: float | None) -> Assumption:
     return Assumption("constant_speed", True, slow.sigma.value, "the speed does not change")
 
 
-def law_shape(times: BatchTimes, *, judged: bool = True) -> Assumption:
-    """Whether the ratio depends on size or lengths in a way that a factor cannot mend."""
-    if times.count < FEWEST or not judged:
-        return Assumption("law_shape", None, math.nan, "too few batches" if judged else "not judged")
-    return max((_misfit(times, column, name) for name, column in _regressors(times).items()), key=lambda found: found.measure)
+def law_shape(times: BatchTimes, *, constant: bool = True) -> Assumption:
+    """Whether the ratio depends on lengths or, at a `constant` speed, on sizes in a way that a factor cannot mend."""
+    if times.count < FEWEST:
+        return Assumption("law_shape", None, math.nan, "too few batches")
+    sizes = np.log(times.size)
+    by_length = _misfit(times, _unexplained(times.decoding, sizes), "length")
+    if constant:
+        return max(by_length, _misfit(times, sizes, "batch size"), key=lambda found: found.measure)
+    if by_length.holds is False:
+        return by_length
+    return Assumption("law_shape", None, math.nan, "right for the lengths; not judged for the sizes, which change with the speed")
 
 
-def _regressors(times: BatchTimes) -> dict[str, Vector]:
-    return {"batch size": np.log(times.size), "length": times.decoding}
+def _unexplained(column: Vector, other: Vector) -> Vector:
+    """What a polynomial of `other` leaves of the column."""
+    powers = np.vander(other, 3)
+    return np.asarray(column - powers @ np.linalg.lstsq(powers, column, rcond=None)[0])
 
 
 def _misfit(times: BatchTimes, column: Vector, name: str) -> Assumption:

@@ -37,6 +37,22 @@ class News:
     rows: array[float]
 
 
+class CallGroups:
+    """Tells the sequences of one call, which arrive one after the other at one instant, from a call that begins."""
+
+    __slots__ = ("_at", "_call")
+
+    def __init__(self) -> None:
+        self._call: str | None = None  # the last that arrived
+        self._at = -math.inf
+
+    def begins(self, at: float, call: str | None) -> bool:
+        """Whether a sequence that arrives now is the first of its call; each without a call is."""
+        first = call is None or (at, call) != (self._at, self._call)
+        self._at, self._call = at, call
+        return first
+
+
 @dataclass(slots=True, kw_only=True)
 class Feed:
     """The gateway's side. Not for several threads. What nobody takes is bounded by `most` requests, the oldest forgotten first."""
@@ -50,7 +66,7 @@ class Feed:
     _lost: array[float] = field(default_factory=_numbers)
     _rows: array[float] = field(default_factory=_numbers)
     _carried_from: float = -math.inf
-    _call: str | None = None  # the last that arrived
+    _calls: CallGroups = field(default_factory=CallGroups)
     _begun: bool = False
     _forgets_lengths: bool = False
 
@@ -58,21 +74,24 @@ class Feed:
         """From here on another policy, limit, patience or number of servers holds."""
         self.epoch, self.epoch_at, self._begun = epoch, at, True
         self._arrivals, self._sequences, self._retries, self._lost = _numbers(), _numbers(), _numbers(), _numbers()
-        self._call = None
+        self._calls = CallGroups()
         if not carry_lengths:
             self._rows = _numbers()
             self._carried_from, self._forgets_lengths = at, True
 
-    def on_arrival(self, at: float, *, retry: bool = False, call: str | None = None) -> None:
-        """A sequence arrived, whatever becomes of it. Those of one `call`, one after the other at one instant, are one arrival."""
-        if call is not None and call == self._call and self._arrivals and self._arrivals[-1] == at:
+    def on_arrival(self, at: float, *, retry: bool = False, call: str | None = None) -> bool:
+        """A sequence arrived, whatever becomes of it. Those of one `call`, one after the other at one instant, are one arrival.
+
+        Returns whether its call begins with it.
+        """
+        if not self._calls.begins(at, call) and self._sequences:
             self._sequences[-1] += 1
-            return
-        self._call = call
+            return False
         _append(self._arrivals, at, self.most)
         _append(self._sequences, 1.0, self.most)
         if retry:
             _append(self._retries, at, self.most)
+        return True
 
     def on_record(self, record: Record) -> None:
         """A request met its end. One that was never dispatched only counts as lost."""

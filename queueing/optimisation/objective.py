@@ -39,7 +39,7 @@ class Slo:
 
     def value(self, prediction: Prediction) -> float | None:
         """What is predicted for it, seconds."""
-        found = getattr(getattr(prediction, self.field), self.metric, None)
+        found = getattr(getattr(prediction, self.field), self.metric)
         return None if found is None else float(found)
 
     def kept(self, prediction: Prediction) -> bool:

@@ -13,6 +13,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from server.errors import ApiError
+from server.overload.refusal import Refusal
 from server.security.wording import brief
 
 log = logging.getLogger("kendall")
@@ -29,7 +30,7 @@ def add_failures(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
         code = _CODES.get(error.status_code, "error")
-        page = _page(ApiError(error.status_code, code, f"{request.method} {brief(request.url.path)}: {error.detail}"))
+        page = Refusal(ApiError(error.status_code, code, f"{request.method} {brief(request.url.path)}: {error.detail}"))
         if error.status_code == 405:
             page.headers["allow"] = ", ".join(sorted(_methods(app, request.scope)))
         return page

@@ -8,7 +8,7 @@ from typing import Any
 
 from server.engines.base import Capabilities, InvalidPromptError, PromptReader, PromptTooLongError
 from server.errors import ApiError
-from server.schema import ChatMessage, ChatRequest, CompletionRequest, Generation
+from server.schema import ChatMessage, ChatRequest, CompletionRequest, Generation, Templated
 from server.security.wording import brief
 
 MOST_PROMPTS = 1024  # of one call, as vLLM has it
@@ -23,7 +23,7 @@ async def encode(engine: PromptReader, bounds: Capabilities, call: CompletionReq
     """One list of token ids a prompt. Raises ApiError 400, or 501 for parts that are not text."""
     try:
         if isinstance(call, ChatRequest):
-            prompts: Sequence[Sequence[int]] = [await _chat(engine, call)]
+            prompts: Sequence[Sequence[int]] = [await chat_tokens(engine, call.messages, call)]
         else:
             prompts = await _texts(engine, call, bounds.vocab_size)
     except InvalidPromptError as error:
@@ -65,7 +65,8 @@ async def _token_ids(engine: PromptReader, prompts: Sequence[str | list[int]]) -
     return found
 
 
-async def _chat(engine: PromptReader, call: ChatRequest) -> list[int]:
+async def chat_tokens(engine: PromptReader, messages: Sequence[ChatMessage], call: Templated) -> list[int]:
+    """Of a conversation. Raises ApiError, InvalidPromptError."""
     given = call.chat_template_kwargs or {}
     if "chat_template" in given:  # a program of the client's, run here
         raise ApiError(
@@ -74,7 +75,7 @@ async def _chat(engine: PromptReader, call: ChatRequest) -> list[int]:
     arguments = {"add_generation_prompt": call.add_generation_prompt} | given
     if call.continue_final_message:
         arguments["continue_final_message"] = True
-    return await engine.encode_chat(conversation(call.messages), arguments)
+    return await engine.encode_chat(conversation(messages), arguments)
 
 
 def conversation(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:

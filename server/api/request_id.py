@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 import uuid
 
 from starlette.types import Message, Scope, Send
@@ -10,12 +11,30 @@ from starlette.types import Message, Scope, Send
 REQUEST_ID = r"[A-Za-z0-9_.:-]{1,128}"
 _REQUEST_ID = re.compile(REQUEST_ID)
 _RETRY_AFTER = b"5"  # seconds, where the route says nothing better
+_DIGITS, _AT_ONCE = 24, 256  # of an id; ids that are made together
+
+
+class RandomIds:
+    """Hexadecimal digits from the system's random source, which is read for many ids at once: each read takes 3 us."""
+
+    def __init__(self) -> None:
+        self._ids: list[str] = []
+
+    def next(self) -> str:
+        """A new id."""
+        if not self._ids:
+            digits = secrets.token_hex(_DIGITS // 2 * _AT_ONCE)
+            self._ids = [digits[at : at + _DIGITS] for at in range(0, len(digits), _DIGITS)]
+        return self._ids.pop()
 
 
 def asked_id(scope: Scope) -> str | None:
     """The header's value, if it is fit to be repeated."""
-    asked = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id"), "")
-    return asked if _REQUEST_ID.fullmatch(asked) else None
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            asked: str = value.decode("latin-1")
+            return asked if _REQUEST_ID.fullmatch(asked) else None
+    return None
 
 
 def stamped(scope: Scope, send: Send) -> Send:

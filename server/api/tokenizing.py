@@ -12,24 +12,24 @@ from pydantic import BaseModel, ConfigDict, Field
 from server.api.answers import Detokenized, Tokenized
 from server.api.models import check_model
 from server.api.openapi import answers, body
-from server.api.prompts import conversation, refused_prompt
-from server.call import parse
+from server.api.prompts import chat_tokens, refused_prompt
+from server.call import check_extra, parse
 from server.engines.base import InvalidPromptError
 from server.errors import ApiError
 from server.gateway import Gateway
-from server.schema import MOST_MESSAGES, ChatMessage, First, Flag, TokenId
+from server.schema import MOST_MESSAGES, ChatMessage, First, Flag, Templated, TokenId
 
 MOST_AT_ONCE = 256  # tokens that become text, some 20 us each, before others have their turn
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(Templated):
     """A text or a conversation."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="allow", strict=True)  # what is left over is refused by name
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES), First()] | None = None
-    add_generation_prompt: bool = True
+    add_special_tokens: bool | None = None  # where null: to a text, not to a conversation, whose template adds them
     return_token_strs: Flag = False
 
 
@@ -48,6 +48,7 @@ def add_tokenizing(app: FastAPI, gateway: Gateway) -> None:
     async def tokenize(request: Request) -> dict[str, Any]:
         call = await parse(request.receive, TokenizeRequest, gateway.settings.security.max_body_bytes)
         _check_name(gateway, call.model)
+        check_extra(gateway.settings, call, why="which /tokenize does not have")
         bound = gateway.batcher.capabilities.max_model_len  # raises before the engine is up
         tokens = await _tokens(gateway, call)
         texts = await _texts(gateway, tokens) if call.return_token_strs else None
@@ -78,12 +79,21 @@ def _check_name(gateway: Gateway, name: str | None) -> None:
         check_model(gateway.settings, name)
 
 
+def _refuse_template(call: TokenizeRequest) -> None:
+    for field in ("chat_template_kwargs", "continue_final_message"):
+        if getattr(call, field):
+            raise ApiError(400, "invalid_request", f"got {field} with a prompt; expected it with messages only", param=field)
+
+
 async def _tokens(gateway: Gateway, call: TokenizeRequest) -> list[int]:
     if (call.prompt is None) == (call.messages is None):
         raise ApiError(400, "invalid_request", "expected either prompt or messages", param="prompt")
     try:
         if call.prompt is not None:
-            return await gateway.steady.encode(call.prompt)
-        return await gateway.steady.encode_chat(conversation(call.messages or []), {"add_generation_prompt": call.add_generation_prompt})
+            _refuse_template(call)
+            return await gateway.steady.encode(call.prompt, special_tokens=call.add_special_tokens is not False)
+        if call.add_special_tokens:
+            raise ApiError(501, "unsupported", "got add_special_tokens for a conversation; leave it out", param="add_special_tokens")
+        return await chat_tokens(gateway.steady, call.messages or [], call)
     except InvalidPromptError as error:
         raise refused_prompt(error, "prompt" if call.messages is None else "messages") from None

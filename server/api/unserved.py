@@ -1,6 +1,6 @@
 """Fields that clients know and this gateway does not serve: refused by name with 501, never ignored.
 
-A value that asks for nothing (tools=[], echo=false) is no reason to refuse. A name that nobody knows is a mistake: 400.
+A value that asks for nothing (tools=[], echo=false) is no reason to refuse. An unknown name is a mistake: 400.
 """
 
 from __future__ import annotations
@@ -11,7 +11,11 @@ from typing import Any
 
 from server.errors import ApiError
 
-HINTS = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "session_id"})
+HINTS = frozenset(
+    {"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "session_id"}  # OpenAI and its clients
+    | {"provider", "route", "models"}  # routers such as OpenRouter: where else the request could go
+    | {"cache_prompt", "id_slot", "keep_alive"}  # llama.cpp, Ollama: what the server may keep
+)
 """They say something about the request; no answer depends on them."""
 
 OPENAI: dict[str, tuple[Any, ...]] = {
@@ -68,22 +72,30 @@ UNSERVED = OPENAI | VLLM
 """Each with the values that ask for nothing, beside null."""
 
 
-def refuse_unserved(extra: Mapping[str, Any], known: Iterable[str], defaults: Mapping[str, Any]) -> None:
-    """Look at the fields that the model of the call left over; `defaults` = further values that ask for nothing of this call.
+def check_unserved(extra: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
+    """The unknown names among the fields that the call's model does not have.
 
-    Raises ApiError: 501 for what others serve, 400 for a name that nobody knows.
+    `defaults` = further values that ask for nothing of this call. Raises ApiError: 501 for what others serve, 400 for too many fields.
     """
+    unknown = []
     if len(extra) > MOST_EXTRA:
         raise ApiError(400, "unknown_field", f"got {len(extra)} fields that this gateway does not know; expected at most {MOST_EXTRA}")
     for name in sorted(extra):
         if name in HINTS:
             continue
         if name not in UNSERVED:
-            raise _unknown(name, [*known, *UNSERVED], "which neither OpenAI nor vLLM has")
+            unknown.append(name)
+            continue
         value = extra[name]
         harmless = UNSERVED[name] + ((defaults[name],) if name in defaults else ())
         if value is not None and not any(type(value) is type(other) and value == other for other in harmless):
             raise ApiError(501, "unsupported", f"got {name}, which this gateway does not support; leave it out", param=name)
+    return unknown
+
+
+def unknown_to_all(name: str, known: Iterable[str], why: str) -> ApiError:
+    """Of a call that OpenAI or vLLM has too."""
+    return _unknown(name, [*known, *UNSERVED], why)
 
 
 def unknown_field(name: str, known: Iterable[str]) -> ApiError:

@@ -18,7 +18,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from starlette.types import Message, Send
 
-from server.cost.histogram import Histogram
+from server.cost.instruments import Histogram
 
 EVERY = 64  # calls; the first is measured
 STAGES = ("parse", "prompt", "submit", "token", "write")

@@ -197,8 +197,8 @@ class Capabilities:
 class PromptReader(Protocol):
     """What is asked before a request queues."""
 
-    async def encode(self, text: str) -> list[int]:
-        """Token ids of a text, special tokens as the model wants them."""
+    async def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
+        """Token ids of a text, with the special tokens that the model wants around it, or without."""
 
     async def encode_chat(self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]) -> list[int]:
         """Token ids of a conversation under the model's chat template. Raises InvalidPromptError."""

@@ -86,8 +86,9 @@ class EmulatedEngine:
         """Always."""
         return True
 
-    async def encode(self, text: str) -> list[int]:
-        """One token per word."""
+    async def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
+        """One token per word; there are no special ones."""
+        del special_tokens
         return token_ids_of(text) if len(text) <= LONG_TEXT else await asyncio.to_thread(token_ids_of, text)
 
     async def encode_chat(self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]) -> list[int]:

@@ -26,7 +26,7 @@ AGAIN = 0.1  # seconds between looks for a process that was forked only now
 ENGINE_ENDS = 3.0  # seconds in which the thread ends once the engine's process is killed; it takes 0.1
 FORK_SERVER_ENDS = 2.0  # once the fork server is, which may hang as well, or still import vLLM
 RETURNS = 0.2  # seconds in which a thread that has told its result returns
-GIVEN_UP = "the start was given up"
+GIVEN_UP = "the start was cancelled"
 BOOTS, STOPS = "vllm-boot", "vllm-stop"  # names of threads
 
 
@@ -74,7 +74,7 @@ class Boot:
         self._forks.given_up = True
         ended = await self._ends(ENGINE_ENDS, self._forks.kill) or await self._ends(FORK_SERVER_ENDS, kill_fork_server)
         if not ended:
-            log.error("the thread that starts vLLM does not end; what it may still bring up is ended at once")
+            log.error("the thread that starts vLLM does not end; an engine that it starts later is killed at once")
         return None if not ended or self._core.exception() is not None else self._core.result()
 
     async def _ends(self, limit: float, kill: Callable[[], None]) -> bool:

@@ -102,11 +102,14 @@ class Core:
         """The first request would ask this: a round trip in the middle of a gated start."""
         await self.llm.get_supported_tasks()
 
-    async def tokens_of_text(self, text: str) -> list[int]:
+    async def tokens_of_text(self, text: str, *, special_tokens: bool) -> list[int]:
         """Through vLLM's renderer."""
         renderer = self.llm.renderer
         prompt = parse_model_prompt(self.llm.model_config, text)
-        (rendered,) = await renderer.render_cmpl_async([prompt], renderer.default_cmpl_tok_params)
+        params = renderer.default_cmpl_tok_params
+        if not special_tokens:
+            params = dataclasses.replace(params, add_special_tokens=False)
+        (rendered,) = await renderer.render_cmpl_async([prompt], params)
         return list(rendered["prompt_token_ids"])
 
     async def tokens_of_chat(self, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> list[int]:

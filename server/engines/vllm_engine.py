@@ -201,10 +201,10 @@ class VllmEngine:
 
     # ---- prompts ----
 
-    async def encode(self, text: str) -> list[int]:
+    async def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
         """See `Engine`."""
         core = self._running_core()
-        return await self._refusing(core.tokens_of_text(text), "the text cannot be tokenized")
+        return await self._refusing(core.tokens_of_text(text, special_tokens=special_tokens), "the text cannot be tokenized")
 
     async def encode_chat(self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]) -> list[int]:
         """See `Engine`."""

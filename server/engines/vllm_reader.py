@@ -113,7 +113,7 @@ class Reader:
             return
         completion = output.outputs[0]
         if completion.finish_reason == "abort":  # a dying engine's: what it carries is made again elsewhere
-            self._lost("the engine dropped a request that nobody had cancelled")
+            self._lost("the engine aborted a request that was not cancelled")
             return
         if completion.finish_reason == "error":  # this request alone
             if self.work.sampling.structured is not None:

@@ -78,7 +78,7 @@ class Submitter:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():  # by an exception, then: what was asked of the engine does not reach it
-            self._lost(f"the way into the engine is broken: {task.exception()!r}")
+            self._lost(f"the connection to the engine process failed: {task.exception()!r}")
 
     async def _work_off(self) -> None:
         while True:

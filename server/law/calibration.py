@@ -100,7 +100,7 @@ class Calibrator:
     async def _served(self) -> None:
         """The queue is held; return once what is in service has ended. Raises ApiError."""
         batcher = self._gateway.batcher
-        if not batcher.in_service:
+        if not (batcher.in_service or batcher.trials.holding):
             return
         log.info("calibration: %d in service finish first, %d wait", batcher.in_service, batcher.queue_length)
         try:

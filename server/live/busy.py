@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from server.numbers import Numbers
 
 
 class BusyTime:
@@ -10,7 +10,7 @@ class BusyTime:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._closed: deque[tuple[float, float]] = deque()
+        self._begins, self._ends = Numbers(), Numbers()  # of the closed ones
         self._since: dict[int, float] = {}
 
     def begin(self, server_id: int, at: float) -> None:
@@ -21,12 +21,14 @@ class BusyTime:
         """The server holds nothing any more."""
         since = self._since.pop(server_id, None)
         if since is not None:
-            self._closed.append((since, at))
-        while self._closed and self._closed[0][1] < at - self._seconds:
-            self._closed.popleft()
+            self._begins.append(since)
+            self._ends.append(at)
+        while self._ends and self._ends.first() < at - self._seconds:
+            self._begins.drop_first()
+            self._ends.drop_first()
 
     def fraction(self, start: float, now: float, servers: int) -> float:
         """Share of [start, now] in which a server was busy, averaged over servers."""
-        closed = sum(max(0.0, min(end, now) - max(begin, start)) for begin, end in self._closed)
+        closed = sum(max(0.0, min(end, now) - max(begin, start)) for begin, end in zip(self._begins, self._ends, strict=True))
         going = sum(now - max(begin, start) for begin in self._since.values())
         return (closed + going) / max(1e-9, now - start) / servers

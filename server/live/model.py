@@ -10,7 +10,6 @@ import asyncio
 import logging
 import math
 import threading
-from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +28,7 @@ from server.live.pilot import Pilot
 from server.live.predictor import Predictor, PredictorLostError
 from server.live.question import ENOUGH, Question
 from server.live.questions import Questions
+from server.live.recent_arrivals import RecentArrivals
 from server.live.self_checks import SelfChecks
 from server.live.state_file import load_state, save_state
 from server.pools import in_a_thread
@@ -58,7 +58,7 @@ class LiveModel:
         self._feed = Feed()
         self._feed.begin_epoch(0, now)
         self._started_at = now
-        self._recent: deque[float] = deque()  # arrivals of the last minute, for the gauge
+        self._recent = RecentArrivals(now, SHOWN)
         self._busy = BusyTime(max(SHOWN, 2 * gateway.settings.prediction_interval))  # the self-checks look that far back
         self._self_checks = SelfChecks(now, self._busy)
         self.meter = _meter(gateway, capabilities)
@@ -90,10 +90,9 @@ class LiveModel:
         """Counted whatever becomes of it; its instant is the kernel's, which the event loop cannot have shaped."""
         work, now = ticket.work, self._gateway.now()
         arrived_at = work.request.arrived_at
-        self._feed.on_arrival(arrived_at if work.received_at is None else work.received_at, retry=work.retry, call=call_of(ticket.id))
-        self._recent.append(arrived_at)
-        if now - self._recent[0] > SHOWN:
-            self._recent.popleft()
+        received_at = arrived_at if work.received_at is None else work.received_at
+        begins = self._feed.on_arrival(received_at, retry=work.retry, call=call_of(ticket.id))
+        self._recent.saw(arrived_at, begins_call=begins)
         self._self_checks.on_arrival(arrived_at, now)
 
     def on_dispatch(self, batch: Batch) -> None:
@@ -137,12 +136,12 @@ class LiveModel:
         return self._pilot.shown()
 
     def arrival_rate(self) -> float:
-        """Arrivals per second over the last minute, whatever the epoch: a change of the policy does not change what arrives."""
-        now = self._gateway.now()
-        start = max(self._started_at, now - SHOWN)
-        while self._recent and self._recent[0] < start:
-            self._recent.popleft()
-        return len(self._recent) / max(1e-9, now - start)
+        """Calls per second over the last minute, whatever the epoch: a change of the policy does not change what arrives."""
+        return self._recent.call_rate(self._gateway.now())
+
+    def sequence_rate(self) -> float:
+        """Sequences per second over the last minute: a call may ask for several."""
+        return self._recent.sequence_rate(self._gateway.now())
 
     def utilisation(self) -> float:
         """Fraction of the last minute in which a server was busy, averaged over servers; epochs do not cut it."""

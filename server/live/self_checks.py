@@ -7,6 +7,7 @@ and the utilisation law tie the two (`queueing.estimation.checks`). Where one br
 from __future__ import annotations
 
 import logging
+from array import array
 from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("kendall.live")
 NEVER = float("inf")
 MOST = 50_000  # records of one stretch; where nobody looks (`--prediction-interval 0`) a new stretch begins unjudged
+WIDTH = 5
 Stay = tuple[float, float, float, float, int]  # arrived, left, dispatched, server free, server
 
 
@@ -34,22 +36,24 @@ class SelfChecks:
         self._number = 0  # in the system, by the counter
         self._arrived = 0
         self._ended: Counter[str] = Counter()  # outcomes of records
-        self._stays: list[Stay] = []  # of records since the last look
+        self._stays = array("d")  # of records since the last look, a Stay after the other
         self._unrecorded: dict[str, tuple[Ticket, float]] = {}  # with an outcome; padded ones until their server is free
         self._broken: frozenset[str] = frozenset()
 
     def on_arrival(self, arrived_at: float, now: float) -> None:
         """In the system since `arrived_at`, which lies a little before now."""
-        self._count(now)
-        self._area += now - max(arrived_at, self._since)
+        since = max(arrived_at, self._since)
+        self._area += self._number * (now - self._last) + now - since
+        self._last = now
         self._number += 1
         self._arrived += 1
 
     def on_settle(self, ticket: Ticket, now: float) -> None:
         """It has its outcome: out of the system since its last byte left, which may be a little before now."""
-        self._count(now)
         left = now if ticket.at.released is None else ticket.at.released
-        self._area -= now - max(left, self._since)
+        since = max(left, self._since)
+        self._area += self._number * (now - self._last) - (now - since)
+        self._last = now
         self._number -= 1
         self._unrecorded[ticket.id] = ticket, left
 
@@ -61,9 +65,9 @@ class SelfChecks:
         begun = NEVER if record.dispatched_at is None else record.dispatched_at
         free = now if record.server_free_at is None else record.server_free_at
         released = left if record.released_at is None else record.released_at
-        if len(self._stays) >= MOST:
+        if len(self._stays) >= MOST * WIDTH:
             self._begin(now)
-        self._stays.append((arrived, released, begun, free, record.server_id or 0))
+        self._stays.extend((arrived, released, begun, free, record.server_id or 0))
 
     def look(self, now: float, unanswered: Iterable[Ticket], waiting: int, servers: int) -> list[Check]:
         """Judge the stretch that ends now and begin the next; a law that breaks is logged once."""
@@ -76,7 +80,7 @@ class SelfChecks:
         leaving = [each for each in self._unrecorded.values() if each[0].batch is not None and each[0].at.server_free is None]
         in_service = sum(ticket.batch is not None for ticket in here) + len(leaving)
         going = [_stay(ticket, NEVER) for ticket in here] + [_stay(*each) for each in leaving]
-        stays = np.array(self._stays + going, dtype=np.float64).reshape(-1, 5)
+        stays = np.concatenate((self._stays, np.array(going, dtype=np.float64).reshape(-1))).reshape(-1, WIDTH)
         start, span = self._since, max(1e-9, now - self._since)
         found = [
             conservation(self._arrived, self._ended, waiting, in_service),
@@ -90,7 +94,7 @@ class SelfChecks:
     def _begin(self, now: float) -> None:
         self._count(now)
         self._since, self._area = now, 0.0
-        self._stays.clear()
+        self._stays = array("d")
 
     def _count(self, now: float) -> None:
         self._area += self._number * (now - self._last)

@@ -48,7 +48,7 @@ UNSERVED = ("shutting_down", "engine_unavailable")  # codes of the refusals of a
 EARLY = (*UNSERVED, poison.CODE, deadlines.WHOLE, deadlines.FIRST_TOKEN)  # codes of refusals that are recorded before there are sequences
 REASONS = ("rate_limit", "adaptive_concurrency", "max_num_queued_reqs", "max_num_queued_tokens", "slo", *UNSERVED)  # of a refusal
 RELOADED = (  # settings that can change while the gateway serves
-    *("max_num_queued_reqs", "max_num_queued_tokens", "overload_status", "slo"),
+    *("max_num_queued_reqs", "max_num_queued_tokens", "max_sequences_per_call", "overload_status", "slo", "priority_aging"),
     *("rate_limit", "rate_limit_tokens", "rate_limit_burst"),
 )
 RATES = ("rate_limit", "rate_limit_tokens", "rate_limit_burst")
@@ -132,6 +132,8 @@ class Overload:
         self._level = _level(self._objectives)
         if any(getattr(before, name) != getattr(settings, name) for name in RATES):
             self._rates = _rate_limits(settings)
+        if before.priority_aging != settings.priority_aging and self._gateway.started:
+            self._gateway.batcher.requeue(self.queue())
 
     # calls
 
@@ -243,12 +245,13 @@ class Overload:
 
     def _full(self, sequences: int) -> ApiError | None:
         batcher, settings = self._gateway.batcher, self.settings
-        over = batcher.unanswered + sequences - self._concurrency()
-        if over > 0 and self._adaptive is not None and batcher.unanswered:  # an idle gateway admits a call of any size
-            self._adaptive.refused()
-            return self._queue_full(
-                "adaptive_concurrency", sequences, f"{counted(batcher.unanswered, 'request')} in the system", self._gone(over)
-            )
+        if self._adaptive is not None:
+            over = batcher.unanswered + sequences - self._adaptive.bound
+            if over > 0 and batcher.unanswered:  # an idle gateway admits a call of any size
+                self._adaptive.refused()
+                return self._queue_full(
+                    "adaptive_concurrency", sequences, f"{counted(batcher.unanswered, 'request')} in the system", self._gone(over)
+                )
         if settings.max_num_queued_reqs is not None:
             over = batcher.unanswered + sequences - settings.max_num_queued_reqs
             if over > 0:
@@ -321,7 +324,7 @@ class Overload:
 
     def _count(self, reason: str, sequences: int) -> None:
         self._rejections.labels(reason).inc(sequences)
-        self._gateway.metrics.received.inc(sequences)
+        self._gateway.metrics.received.count(sequences)
 
     def _record(self, error: ApiError, record: Record) -> None:
         batcher = self._gateway.batcher
@@ -344,7 +347,8 @@ def _level(objectives: Sequence[Objective]) -> float:
 
 def caller_of(scope: Scope) -> str:
     """Of whoever calls; without keys all are one client."""
-    return str(scope.get(CALLER, ""))
+    name: str = scope.get(CALLER, "")
+    return name
 
 
 def _record_of(work: Work) -> Record:

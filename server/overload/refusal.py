@@ -34,17 +34,20 @@ class Refusal(JSONResponse):
         headers = self.raw_headers if keeps else [*self.raw_headers, (b"connection", b"close")]
         await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
         await send({"type": "http.response.body", "body": self.body, "more_body": True})
-        if not expects:
+        if length != 0 and not expects:
             await _pass(receive, MOST_SECONDS if keeps else LINGER)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _announced(scope: Scope) -> tuple[int | None, bool]:
-    """The body's length, if the header says it, and whether the client waits for leave to send it."""
-    length, expects = None, False
+    """The body's length, None where only its end will tell, and whether the client waits for leave to send it."""
+    length: int | None = 0
+    expects = False
     for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit():
-            length = int(value)
+        if name == b"content-length":
+            length = int(value) if value.isdigit() else None
+        elif name == b"transfer-encoding":
+            length = None
         elif name == b"expect":
             expects = True
     return length, expects

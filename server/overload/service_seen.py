@@ -39,8 +39,8 @@ class RecentMoments:
     variance: float = 0.0
     at: float = 0.0  # of the newest observation, seconds
 
-    def add(self, value: float, at: float = 0.0) -> None:
-        """One more observation; ages by the clock where `at` is given."""
+    def add(self, value: float, at: float) -> None:
+        """One more observation, of the instant `at`; those before it age by the clock."""
         self.weight = 1.0 + self.older * self.weight * 0.5 ** ((at - self.at) / HALF_LIFE)
         self.at = at
         share = 1.0 / self.weight
@@ -129,7 +129,7 @@ class ServiceSeen:
             return
         self._slot.add(record.service_time, now)
         if self._departed_at is not None:
-            self._gap.add(now - self._departed_at)
+            self._gap.add(now - self._departed_at, self._departed_at)  # its beginning: a long gap must not age the others by its own length
         self._departed_at = now if somebody_waits else None
 
     @property

@@ -15,7 +15,7 @@ from policies import Fixed
 from queueing.record import Record
 from queueing.wait_ahead import BatchService, SlotService, Together, Wait, Waiting, company
 from server.batch import Batch
-from server.cost.histogram import Histogram
+from server.cost.instruments import Histogram
 from server.overload.service_seen import ServiceSeen
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Waits:
             first = place // service.largest * service.largest
             oldest = batcher.waiting[first].request.arrived_at if first < batcher.queue_length else now
             left = oldest + batcher.policy.max_wait - now
-        rate = self._gateway.live_model().arrival_rate()
+        rate = self._gateway.live_model().sequence_rate()
         with_whom = company(place, batcher.queue_length + joining, service.largest, rate, left)
         return found if with_whom is None else Together(found, with_whom)
 

@@ -87,7 +87,7 @@ def totals(counter: Counter, label: str) -> dict[str, float]:
     found: dict[str, float] = {}
     place = counter._labelnames.index(label)
     for values, child in list(counter._metrics.items()):
-        found[values[place]] = found.get(values[place], 0.0) + child._value.get()
+        found[values[place]] = found.get(values[place], 0.0) + child.total
     return found
 
 

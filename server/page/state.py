@@ -22,7 +22,7 @@ SERVERS = 8
 DECISIONS = 12  # of the autopilot that are shown
 _ENDS = ("", "_low", "_high", "_p95", "_p99")
 COLUMNS = (
-    *("at", "queue_length", "in_service", "arrival_rate", "utilisation", "predicted_utilisation", "load"),
+    *("at", "queue_length", "in_service", "arrival_rate", "sequence_rate", "utilisation", "predicted_utilisation", "load"),
     *(f"{side}_{what}{end}" for what in ("delay", "sojourn") for side in ("observed", "predicted") for end in _ENDS),
     *MINUTE_COLUMNS,
 )
@@ -79,7 +79,7 @@ def row(gateway: Gateway, at: float, minute: Sequence[float | None] = NOTHING) -
     delays = [*_observed(look.get("observed_queueing_delay")), *_predicted(look, "queueing_delay")]
     sojourn = look["comparison"]["observed"] if compared == "sojourn_time" else None
     numbers = [
-        *(at, batcher.queue_length, batcher.in_service, live.arrival_rate(), live.utilisation()),
+        *(at, batcher.queue_length, batcher.in_service, live.arrival_rate(), live.sequence_rate(), live.utilisation()),
         *(look.get("utilisation"), look.get("load"), *delays, *_observed(sojourn), *_predicted(look, "sojourn_time"), *minute),
     ]
     return [None if number is None or not math.isfinite(number) else short(number) for number in numbers]

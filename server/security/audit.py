@@ -1,4 +1,4 @@
-"""Calls that were refused for want of a right, counted and logged within a rate; calls that changed something, logged each.
+"""Calls refused by authentication or authorization, counted and logged within a rate; calls that changed something, logged each.
 
 A key is named by its digest (`Key.name`), never shown. Behind a proxy the address is the proxy's: what the proxy says of the
 client is logged beside it, as the client's word.
@@ -56,7 +56,7 @@ class Audit:
 
 
 class _Rate:
-    """So many lines a minute; what was withheld is told with the next one."""
+    """Limit of LINES log lines a minute; the next line written says how many were withheld."""
 
     def __init__(self) -> None:
         self._since, self._written, self._withheld = -math.inf, 0, 0

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from starlette.responses import JSONResponse
-
 from server.errors import ApiError
 from server.overload.refusal import Refusal
 
 
-class Denial(JSONResponse):
+class Denial(Refusal):
     """An answer that can be sent any number of times; `reason` is what the audit trail calls it."""
 
     def __init__(self, reason: str, status: int, code: str, message: str) -> None:
-        error = ApiError(status, code, message)
-        super().__init__(error.body(), error.status, error.headers())
+        super().__init__(ApiError(status, code, message))
         self.reason = reason
 
 

@@ -7,8 +7,9 @@
     a death during a trial           the suspect on trial is the cause: it fails with 500 and is refused for a while
     the second one, alone            the same without a trial
 
-The restart budget gets the deaths of a convicted request back, but only once an engine has served another sequence: an engine that
-dies whatever it is given uses the budget up, and the gateway ends.
+The restart budget gets the deaths of a convicted request back, but only once an engine has made tokens of something else. The gateway
+asks the next engine for a few itself (`Proof`) before that one gets anything else, so that requests that kill engines one after the other
+do not end the gateway. An engine that dies whatever it is given uses the budget up, and the gateway ends.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from server.errors import ApiError
 
 if TYPE_CHECKING:
     from server.engines.base import Work
+    from server.supervision.proof import Proof
     from server.ticket import Ticket
 
 log = logging.getLogger("kendall.supervision")
@@ -38,11 +40,21 @@ FAILED = "the engine died each time that this request was in service, the last t
 
 
 class Trials:
-    """Who goes back to an engine, and when, after a death. `restart` hands sequences to the engine, `over` ends the wait of the queue."""
+    """Who goes back to an engine, and when, after a death.
 
-    def __init__(self, suspect_after: int, restart: Callable[[Sequence[Ticket]], None], over: Callable[[], None]) -> None:
+    `restart` hands sequences to the engine, `over` ends the wait of the queue, `prove` begins a proof that the engine is sound.
+    """
+
+    def __init__(
+        self,
+        suspect_after: int,
+        restart: Callable[[Sequence[Ticket]], None],
+        over: Callable[[], None],
+        prove: Callable[[Callable[[bool], None]], Proof],
+    ) -> None:
         self._suspect_after = suspect_after
-        self._restart, self._over = restart, over
+        self._restart, self._over, self._prove = restart, over, prove
+        self._proof: Proof | None = None  # under way
         self._loop = asyncio.get_running_loop()
         self._now = clock_of(self._loop)
         self._suspects: deque[Ticket] = deque()
@@ -54,7 +66,18 @@ class Trials:
         self.suspect: Ticket | None = None  # on trial
         self.convicted = 0
         self.explained: set[int] = set()  # deaths by a convicted request, not yet given back to the budget
+        self._given_back: set[int] = set()
         self.on_sound: Callable[[int], None] | None = None  # gives that many deaths back
+
+    @property
+    def holding(self) -> bool:
+        """Whether the queue waits for a trial or a proof."""
+        return self.suspect is not None or self._proof is not None
+
+    @property
+    def proving(self) -> bool:
+        """Whether the engine works on the gateway's own request."""
+        return self._proof is not None
 
     def died(self, tickets: Sequence[Ticket]) -> Ticket | None:
         """An engine died with these in service; returns the one that is now certain to be the cause."""
@@ -62,13 +85,13 @@ class Trials:
         self._died_at = self._now()
         served = [ticket for ticket in tickets if ticket.stream is not None and ticket.ending.finish_reason is None]
         guilty = self._cause(served)
-        self._stop()
+        self.stop()
         if guilty is None:
             for ticket in served:
                 ticket.deaths = (*ticket.deaths, self._deaths)
         else:
             self.convicted += 1
-            self.explained.update((*guilty.deaths, self._deaths))
+            self.explained.update({*guilty.deaths, self._deaths} - self._given_back)
             losses = len(guilty.deaths) + 1
             log.error("request %s killed the engine %d times; it fails, and its prompt is refused for a while", guilty.id, losses)
         return guilty
@@ -80,7 +103,10 @@ class Trials:
         self._others = [ticket for ticket in tickets if not self._suspected(ticket)]
         if suspects:
             log.warning("%d sequences in service each saw %d engines die: they are tried one at a time", len(suspects), self._suspect_after)
-        self._next()
+        if self.explained:
+            self._proof = self._prove(self._proved)
+        else:
+            self._next()
 
     def completed(self, ticket: Ticket) -> None:
         """The engine is sound if it made this answer's last token after the last death."""
@@ -99,6 +125,14 @@ class Trials:
     def _passed(self, ticket: Ticket) -> bool:
         over = ticket.outcome is not None or ticket.ending.finish_reason is not None
         return over or len(ticket.output_token_ids) >= self._made + TRIAL_TOKENS
+
+    def _proved(self, sound: bool) -> None:
+        self._proof = None
+        if sound:
+            self._sound()
+        else:
+            log.warning("the engine did not complete the gateway's own request")
+        self._next()
 
     def _next(self) -> None:
         """The next suspect's trial; after the last one everything else."""
@@ -128,12 +162,17 @@ class Trials:
         self._next()
 
     def _sound(self) -> None:
+        self._given_back |= self.explained
         deaths, self.explained = len(self.explained), set()
         if deaths and self.on_sound is not None:
             self.on_sound(deaths)
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """No trial goes on."""
         self.suspect = None
+        if self._proof is not None:
+            self._proof.stop()
+            self._proof = None
         self._suspects.clear()
         self._others = []
         if self._timer is not None:

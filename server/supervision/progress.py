@@ -84,7 +84,7 @@ class StuckWatch:
         batcher = self._batcher
         if batcher.failing is not None:
             batcher.poke()
-        busy = not batcher.down and (batcher.in_service > 0 or batcher.failing is not None)
+        busy = not (batcher.down or batcher.trials.proving) and (batcher.in_service > 0 or batcher.failing is not None)
         still = self._stillness.look(now, self._progress(), busy=busy)
         limit = self.limit() + (FORM_TIMES * self._form_time if self._waits_for_a_form() else 0.0)
         if still > limit:

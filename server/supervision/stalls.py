@@ -20,6 +20,6 @@ def on_still(batcher: Batcher, ticket: Ticket, seconds: float) -> None:
         log.error("request %s made no token for %.0f s and fails: %s", ticket.id, seconds, reason)
         batcher.lose(ticket, "failed", CODE, f"the engine made no token of this answer for {seconds:.0f} s: {reason}")
         return
-    log.warning("request %s made no token for %.0f s; the engine gets it again", ticket.id, seconds)
+    log.warning("request %s made no token for %.0f s; it is submitted to the engine again", ticket.id, seconds)
     ticket.continued = True
     batcher.hand_over_again(ticket)

@@ -19,9 +19,9 @@ class Steady:
         self._engine = engine
         self._supervisor = supervisor
 
-    async def encode(self, text: str) -> list[int]:
+    async def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
         """See `Engine`."""
-        return await self._supervisor.steadily(lambda: self._engine.encode(text))
+        return await self._supervisor.steadily(lambda: self._engine.encode(text, special_tokens=special_tokens))
 
     async def encode_chat(self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]) -> list[int]:
         """See `Engine`."""

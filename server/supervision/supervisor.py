@@ -183,8 +183,11 @@ class Supervisor:
         self._give_up(self.last_loss or "it did not start")
 
     def _restart_ended(self, task: asyncio.Task[None]) -> None:
-        """Whatever ended it: nobody may be left to wait for an engine that nobody starts."""
-        if self.state == "restarting":
+        """Give up where a restart broke off, so that no request waits for ever.
+
+        An engine that dies during `on_up` has begun the next restart before this one ended; the next one then decides.
+        """
+        if self.state == "restarting" and task is self._task:
             reason = "it was cancelled" if task.cancelled() else f"{task.exception()!r}"
             self._give_up(f"the restart broke off: {reason}")
 

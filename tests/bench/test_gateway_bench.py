@@ -9,14 +9,17 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from scipy.stats import wilcoxon
 
+from bench.gateway import wire
 from bench.gateway.judging import Finding, conclusion, difference_of, mean_of, ratio_of
 from bench.gateway.page import BEGIN, END, write
 from bench.gateway.servers import used
@@ -35,33 +38,52 @@ WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n12345"
 
 
 @contextmanager
-def answering(pieces: Sequence[bytes]) -> Iterator[int]:
-    """A server that answers every request with these pieces, each its own packet."""
-    server = socket.create_server(("127.0.0.1", 0))
+def talking(speak: Callable[[socket.socket], None]) -> Iterator[int]:
+    """The port of a server that speaks with each client in a thread of its own; all of them have ended when it is left.
 
-    def speak(client: socket.socket) -> None:
-        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with client:
-            while data := client.recv(65536):
-                for _ in range(data.count(b"POST ")):
-                    for piece in pieces:
-                        client.sendall(piece)
-                        threading.Event().wait(0.002)
+    A client that went away ends its thread and fails nothing: what the client saw is what a test asks for.
+    """
+    server, clients, threads = socket.create_server(("127.0.0.1", 0)), [], []
+
+    def speak_with(client: socket.socket) -> None:
+        with client, suppress(OSError):
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            speak(client)
 
     def accept() -> None:
-        while True:
-            try:
-                client, _ = server.accept()
-            except OSError:
-                return
-            threading.Thread(target=speak, args=(client,), daemon=True).start()
+        with suppress(OSError):
+            while True:
+                clients.append(server.accept()[0])
+                threads.append(threading.Thread(target=speak_with, args=clients[-1:], daemon=True))
+                threads[-1].start()
 
-    threading.Thread(target=accept, daemon=True).start()
+    accepting = threading.Thread(target=accept, daemon=True)
+    accepting.start()
     try:
         yield server.getsockname()[1]
     finally:
-        server.shutdown(socket.SHUT_RDWR)
+        server.shutdown(socket.SHUT_RDWR)  # wakes what waits in accept; closing it alone does not
+        accepting.join(60)
         server.close()
+        for client in clients:
+            with suppress(OSError):
+                client.shutdown(socket.SHUT_RDWR)
+        for thread in threads:
+            thread.join(60)
+    assert not any(thread.is_alive() for thread in (accepting, *threads))
+
+
+def answering(pieces: Sequence[bytes]) -> AbstractContextManager[int]:
+    """A server that answers every request with these pieces, each its own packet."""
+
+    def speak(client: socket.socket) -> None:
+        while data := client.recv(65536):
+            for _ in range(data.count(b"POST ")):
+                for piece in pieces:
+                    client.sendall(piece)
+                    threading.Event().wait(0.002)
+
+    return talking(speak)
 
 
 def cut(data: bytes, *places: int) -> list[bytes]:
@@ -83,6 +105,14 @@ def test_a_whole_answer_is_over_with_its_length(places: tuple[int, ...]) -> None
         assert (load.answers, load.events) == (3, 0)
 
 
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time passes by looks at the clock, 10 ms each."""
+    instants = itertools.count(0.0, 0.01)
+    monkeypatch.setattr(wire, "time", SimpleNamespace(perf_counter=lambda: next(instants), process_time=time.process_time))
+
+
+@pytest.mark.usefixtures("looks")
 def test_a_closed_loop_ends_with_its_time_and_waits_for_what_it_asked() -> None:
     with answering([WHOLE]) as port, Pool(port, 3) as pool:
         load = pool.keep_asking(iter(lambda: post("/x", {}), None), 0.1)
@@ -93,17 +123,12 @@ def test_a_closed_loop_ends_with_its_time_and_waits_for_what_it_asked() -> None:
 
 def test_a_connection_that_was_closed_while_idle_is_opened_anew() -> None:
     """Servers close what was idle for seconds; the answers of the others take longer than that on a slow machine."""
-    server = socket.create_server(("127.0.0.1", 0))
 
-    def speak() -> None:
-        for _ in range(3):
-            client, _ = server.accept()
-            client.recv(65536)
-            client.sendall(WHOLE)
-            client.close()
+    def speak(client: socket.socket) -> None:
+        client.recv(65536)
+        client.sendall(WHOLE)
 
-    threading.Thread(target=speak, daemon=True).start()
-    with server, Pool(server.getsockname()[1], 1) as pool:
+    with talking(speak) as port, Pool(port, 1) as pool:
         for _ in range(2):
             assert pool.keep_asking([post("/x", {})]).answers == 1
             assert list(pool.answered(5.0)) == [], "it was closed behind the answer, and opened anew"
@@ -112,21 +137,13 @@ def test_a_connection_that_was_closed_while_idle_is_opened_anew() -> None:
 @pytest.mark.parametrize("closes", ["idle", "at once"])
 def test_a_request_that_meets_a_closing_connection_is_sent_again(closes: str) -> None:
     """Only where the connection had answered before: a server that answers nobody is at fault."""
-    server = socket.create_server(("127.0.0.1", 0))
 
-    def speak() -> None:
-        while True:
-            try:
-                client, _ = server.accept()
-            except OSError:
-                return
-            with client:
-                if client.recv(65536) and closes == "idle":
-                    client.sendall(WHOLE)
-                    client.recv(65536)
+    def speak(client: socket.socket) -> None:
+        if client.recv(65536) and closes == "idle":
+            client.sendall(WHOLE)
+            client.recv(65536)
 
-    threading.Thread(target=speak, daemon=True).start()
-    with server, Pool(server.getsockname()[1], 1) as pool:
+    with talking(speak) as port, Pool(port, 1) as pool:
         if closes == "idle":
             assert pool.keep_asking([post("/x", {})] * 4).answers == 4
         else:
@@ -134,6 +151,7 @@ def test_a_request_that_meets_a_closing_connection_is_sent_again(closes: str) ->
                 pool.keep_asking([post("/x", {})])
 
 
+@pytest.mark.usefixtures("looks")
 def test_an_open_loop_sends_at_its_instants_and_times_the_first_event() -> None:
     with answering(cut(STREAM, len(HEAD), -10)) as port, Pool(port, 8) as pool:
         found = pool.ask_at([(0.02 * k, post("/x", {})) for k in range(5)])
@@ -155,6 +173,7 @@ def test_ratios_are_of_rounds_and_their_interval_is_students() -> None:
     assert math.isclose(found.value, 2.0)
     assert math.isclose(found.low, 2.0)
     assert math.isclose(found.high, 2.0)
+    assert math.isclose(ratio_of([1.0, 3.0], [2.0, 6.0]).value, 0.5), "half of theirs"
     spread = ratio_of([1.0, 4.0], [1.0, 1.0])  # log 1 and log 4: mean log 2, t of one degree is 12.706
     assert math.isclose(spread.value, 2.0)
     assert math.isclose(math.log(spread.high / spread.value), 12.706 * math.log(4) / math.sqrt(2) / math.sqrt(2), rel_tol=1e-3)
@@ -163,6 +182,7 @@ def test_ratios_are_of_rounds_and_their_interval_is_students() -> None:
 
 def test_differences_of_delays_have_the_interval_of_signed_ranks() -> None:
     assert math.isclose(difference_of([5.0, 7.0], [1.0, 3.0]).value, 4.0)
+    assert math.isclose(difference_of([1.0, 3.0], [5.0, 7.0]).value, -4.0)
     assert difference_of([1.0] * 5, [0.0] * 5).high == math.inf, "five rounds cannot be sure to 95 %"
     for rounds in (6, 10, 20):
         seen = np.random.default_rng(rounds).normal(3.0, 1.0, rounds)
@@ -177,9 +197,9 @@ def test_a_bound_is_held_against_the_value_or_against_the_upper_end() -> None:
     three = mean_of([2.9, 3.0, 3.1])
     assert Finding("x", three).holds is None
     assert Finding("x", three, at_least=3.0).holds is True
-    assert Finding("x", three, at_least=3.1).holds is False
-    assert Finding("x", three, upper_end_at_most=3.1).holds is False  # the value is below, the interval is not
-    assert Finding("x", three, upper_end_at_most=3.5).holds is True
+    assert Finding("x", three, at_least=3.001).holds is False
+    assert Finding("x", three, upper_end_at_most=3.248).holds is False  # the value is below, the interval is not: 3 + 4.303 * 0.1 / sqrt(3)
+    assert Finding("x", three, upper_end_at_most=3.249).holds is True
     assert "BROKEN" in Finding("x", three, at_least=3.1).line()
 
 
@@ -229,12 +249,20 @@ def test_the_page_has_the_numbers_between_its_marks_and_nowhere_else(tmp_path: P
 
 
 @pytest.mark.slow
-def test_the_command_measures_the_edge_and_writes_what_it_found(tmp_path: Path) -> None:
+def test_the_command_measures_the_edge_beside_a_checkout_and_writes_what_it_found(tmp_path: Path) -> None:
     file = tmp_path / "found.json"
     command = [sys.executable, "bench/gateway.py", "--part", "edge", "--rounds", "2", "--seconds", "0.5", "--json", str(file)]
+    command += ["--before", str(ROOT)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode in (0, 1), done.stderr  # half a second on a busy machine judges nothing
     found = json.loads(file.read_text())["edge"]
-    assert len(found["measured"]) == 2 * 4
+    assert len(found["measured"]) == 2 * 6
     assert {each["kind"] for each in found["measured"]} == {"whole", "stream"}
-    assert sum(each["holds"] is not None for each in found["findings"]) == 2
+    assert sum(each["holds"] is not None for each in found["findings"]) == 4
+
+
+def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
+    command = [sys.executable, "bench/gateway.py", "--before", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert f"got --before {tmp_path}; expected the folder of a checkout" in done.stderr

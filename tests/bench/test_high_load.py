@@ -23,6 +23,8 @@ def test_a_steady_engine_is_predicted_either_way() -> None:
     assert cell.at_its_speeds == pytest.approx(predicted, rel=0.03)
     assert cell.band.low < predicted < cell.band.high
     assert cell.band.half_width < 0.25
+    assert cell.true_band.low == pytest.approx(cell.band.low, rel=0.1)
+    assert cell.lies_in(cell.true_band)
 
 
 @pytest.mark.slow
@@ -32,6 +34,7 @@ def test_a_wandering_engine_is_predicted_much_better_at_its_speeds() -> None:
     assert cell.at_its_speeds is not None
     assert abs(cell.at_its_speeds - observed) < abs(constant - observed) / 3
     assert cell.says(cell.at_its_speeds) == cell.says(constant) == "too short", "no prediction holds by a wide interval"
+    assert cell.lies_in(cell.true_band)
 
 
 def test_the_committed_trace_is_a_real_engines() -> None:

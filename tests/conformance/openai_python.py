@@ -89,7 +89,7 @@ def _fetch(folder: Path) -> None:
 def run(url: str, report: Path) -> list[Case]:
     """Their tests against the gateway at `url`, as their own script runs them; returns what came out."""
     folder = source()
-    command = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    command = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider", "-pno:randomly", f"--junitxml={report}"]
     command += [f"tests/api_resources/{name}" for name in FILES]
     # their settings make warnings errors, for the versions that they lock
     environment = os.environ | {"TEST_API_BASE_URL": f"{url}/v1", "DEFER_PYDANTIC_BUILD": "false", "PYTHONWARNINGS": "ignore"}

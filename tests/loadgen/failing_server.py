@@ -39,7 +39,7 @@ class FailingServer:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
-        self._requests = self._looks = 0
+        self._requests = self._answered = self._looks = 0
 
     async def models(self, _: web.Request) -> web.Response:
         """Not ready at first, or never heard of again."""
@@ -57,15 +57,24 @@ class FailingServer:
     async def complete(self, request: web.Request) -> web.StreamResponse:
         """Answered until it dies."""
         self._requests += 1
-        if self._requests == self._arguments.dies_at:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if 0 < self._arguments.dies_at <= self._requests:
+            await self._die()
         body: dict[str, Any] = await request.json()
         await asyncio.sleep(self._arguments.delay)
         if self._arguments.moved:
             return web.Response(status=307, headers={"location": self._arguments.moved})
         if self._arguments.status != web.HTTPOk.status_code:
             return web.json_response({"error": {"message": "no", "code": "no"}}, status=self._arguments.status)
-        return await answer(request, body)
+        response = await answer(request, body)
+        await response.write_eof()
+        self._answered += 1
+        return response
+
+    async def _die(self) -> None:
+        """With the answers to all the requests before that one, and no other, on their way."""
+        while self._answered < self._arguments.dies_at - 1:  # noqa: ASYNC110 - it is over with the first who finds it so
+            await asyncio.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 async def _main(arguments: argparse.Namespace) -> None:
@@ -88,7 +97,7 @@ async def _main(arguments: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--dies-at", type=int, default=0, help="the request at which it kills itself")
+    parser.add_argument("--dies-at", type=int, default=0, help="the request at which it kills itself; those before it are answered")
     parser.add_argument("--not-ready", type=int, default=0, help="the looks that it answers with 503")
     parser.add_argument("--html", action="store_true", help="a page in the place of the list of models")
     parser.add_argument("--moved", help="the Location of every answer, 307")

@@ -49,19 +49,26 @@ async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamRespon
     return await stream(request, parts, **{"x-kendall-queueing-delay-ms": "1.5"})
 
 
+def row_of(request: web.Request) -> int:
+    """The number of the request in the run's timetable."""
+    return int(request.headers["x-request-id"].rpartition("-")[2])
+
+
 class FakeServer:
-    """Keeps the bodies it got and the instants at which it got them."""
+    """Keeps the bodies it got, which rows they were, and the instants at which it got them."""
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
         self.bodies: list[dict[str, Any]] = []
         self.arrived_at: list[float] = []
+        self.rows: list[int] = []  # of the run's timetable
         self.url = ""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.arrived_at.append(asyncio.get_running_loop().time())
         body = await request.json()
         self.bodies.append(body)
+        self.rows.append(row_of(request))
         return await self.handler(request, body)
 
 

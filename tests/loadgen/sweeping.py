@@ -31,7 +31,7 @@ def start(folder: Path, *arguments: str, own: bool = True) -> subprocess.Popen[b
 
 def finish(process: subprocess.Popen[bytes], expected: int = 0) -> dict[str, Any]:
     """Its JSON object, when it has ended as expected."""
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=240)
     assert process.returncode == expected, err.decode()[-3000:]
     return dict(json.loads(out)) if out else {}
 

@@ -249,6 +249,19 @@ def test_text_reads_back_as_the_same_process(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("mmpp:rates=5/50,durations=1m30s/500ms", "mmpp:rates=5/50,durations=90/0.5"),
+        ("piecewise:rates=5/20/5,durations=1min/30s/60", "piecewise:rates=5/20/5,durations=60/30/60"),
+        ("ramp:start=1,end=50,duration=1m", "ramp:start=1,end=50,duration=60"),
+    ],
+)
+def test_durations_take_a_unit_and_a_bare_number_is_seconds(text: str, seconds: str) -> None:
+    assert parse_arrivals(text) == parse_arrivals(seconds)
+    assert format_arrivals(parse_arrivals(text)) == seconds
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("poison:rate=1", "did you mean 'poisson'"),
@@ -268,7 +281,10 @@ def test_text_reads_back_as_the_same_process(text: str) -> None:
         ("ramp:start=0,end=5,duration=60,shape=exponential", "start with 0.0; expected finite numbers > 0"),
         ("ramp:start=0,end=0,duration=60", "from 0 to 0"),
         ("ramp:start=1,end=5,duration=60,shape=lineal", "did you mean 'linear'"),
-        ("ramp:start=1,end=5,duration=-1", "duration with -1.0"),
+        ("ramp:start=1,end=5,duration=-1", "got duration='-1' in .*; expected a duration: 2s, 100ms"),
+        ("ramp:start=1,end=5,duration=3 days", "got duration='3 days' in"),
+        ("mmpp:rates=1/2,durations=1/2q", "got durations='2q' in"),
+        ("piecewise:rates=1/2,durations=1/inf", "durations with inf; expected finite numbers > 0"),
     ],
 )
 def test_a_wrong_text_says_what_was_expected(text: str, message: str) -> None:

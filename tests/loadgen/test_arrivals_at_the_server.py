@@ -131,7 +131,7 @@ def test_one_request_per_second_on_virtual_time() -> None:
             await calls[-1].task
             state = (await call(app, "GET", "/admin/state")).json()["arrivals"]
             assert state["count"] == 2000
-            seen = np.array(gateway.arrivals.instants)
+            seen = np.fromiter(gateway.arrivals.instants, np.float64)
             assert seen - start == pytest.approx(timetable.intended_at, abs=1e-9)
             found = p_values(seen, 1.0)
             assert min(found.values()) >= SIGNIFICANCE, found

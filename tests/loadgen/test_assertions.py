@@ -12,7 +12,7 @@ from loadgen.summary import summarise_records
 from loadgen.summary_values import flat, names
 from policies.text import SpecError
 from queueing.record import Record
-from tests.loadgen.test_summary import answered
+from tests.loadgen.answers import answered
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,11 @@ from tests.loadgen.test_summary import answered
         ("median_end_to_end < 1e-1s", "p50_e2el", "<", 0.1),
         ("time-to-first-token-max != 3s", "max_ttft", "!=", 3.0),
         ("delivered_rate > 9.5", "delivered_rate", ">", 9.5),
+        ("duration < 1m30s", "duration", "<", 90.0),
+        ("duration < 1.5min", "duration", "<", 90.0),
+        ("duration < 2 m", "duration", "<", 120.0),
+        ("p50_itl > 100ns", "p50_itl", ">", 1e-7),
+        ("p99_ttft <= 250µs", "p99_ttft", "<=", 0.00025),
     ],
 )
 def test_condition_is_read_in_any_of_its_forms(text: str, name: str, operator: str, limit: float) -> None:
@@ -39,10 +44,25 @@ def test_condition_is_read_in_any_of_its_forms(text: str, name: str, operator: s
 
 
 @pytest.mark.parametrize(
-    "wrong", ["", "ttft", "ttft = 3ms", "p99_ttft < fast", "< 3", "p99_ttft < 3 minutes", "a < b < 3", "p99_ttft < nan"]
+    "wrong",
+    [
+        "",
+        "ttft",
+        "ttft = 3ms",
+        "p99_ttft < fast",
+        "< 3",
+        "p99_ttft < 3 minutes",
+        "a < b < 3",
+        "p99_ttft < nan",
+        "p99_ttft < inf",
+        "p99_ttft < -5ms",
+        "p99_ttft < 1e400s",
+        "p99_ttft < 1e999999h",
+        "p99_ttft < 3 ms s",
+    ],
 )
 def test_what_is_no_condition_is_refused_with_an_example(wrong: str) -> None:
-    with pytest.raises(SpecError, match=r'expected NAME < NUMBER, for example "p99_ttft < 200ms"'):
+    with pytest.raises(SpecError, match=r'expected NAME < VALUE, for example "p99_ttft < 200ms"'):
         parse_assertion(wrong)
 
 
@@ -91,6 +111,7 @@ def test_broken_conditions_are_one_line_each_in_the_unit_they_were_written_in() 
         "dynamic, load 0.5: got prediction_error -20%; expected an absolute value < 15%",
     ]
     assert broken_lines(asked, {"p99_ttft": 0.1, "prediction_error": 0.1, "completed": 3.0}) == []
+    assert broken_lines([parse_assertion("duration < 1m30s")], {"duration": 100.0}) == ["got duration 100 s; expected < 90 s"]
 
 
 @pytest.mark.parametrize(

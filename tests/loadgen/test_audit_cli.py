@@ -11,7 +11,7 @@ import pytest
 
 from kendall import cli
 from loadgen.audit import asked, streams_of
-from queueing.record import Header, Record, write_run
+from queueing.record import Header, Record, read_run, write_run
 
 RATE = 20.0
 
@@ -93,6 +93,14 @@ def test_beside_the_load_run_a_gateways_run_has_its_timetable_and_rate(tmp_path,
     assert received["asked_rate"] == RATE
     assert received["lateness"]["mean"] == pytest.approx(0.0009)
     assert received["valid"] is True
+
+
+@pytest.mark.parametrize(("late", "known"), [(3599.0, True), (3601.0, False), (-3599.0, True), (-3601.0, False)])
+def test_clocks_that_are_an_hour_apart_are_two_clocks(tmp_path, late, known):
+    files = load_run(tmp_path / "load.jsonl", poisson()), gateway_run(tmp_path / "gateway.jsonl", poisson(), late=late)
+    _, received = streams_of([(path, *read_run(path), False) for path in files])
+    assert (received.intended is not None) == known
+    assert received.asked_rate == RATE
 
 
 def test_the_epochs_of_a_gateway_are_judged_one_by_one(tmp_path, capsys):
@@ -196,7 +204,7 @@ def test_a_poisson_run_is_not_said_to_be_untested(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("configuration", "kept", "says"),
     [
-        ({"num_prompts": 1000}, 600, ["the run was killed, or still goes on: 600 of 1000 requests recorded"]),
+        ({"num_prompts": 1000}, 600, ["the run was killed, or is still running: 600 of 1000 requests recorded"]),
         ({"num_prompts": 1000, "interrupted": True, "missing": [], "recorded": 600}, 600, ["interrupted: 600 of 1,000 requests sent"]),
         (
             {"num_prompts": 1000, "interrupted": True, "missing": [], "recorded": 600},

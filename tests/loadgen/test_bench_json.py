@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from loadgen.bench_json import (
-    BenchOptions,
     bench_file_name,
     bench_result,
     bench_runs,
@@ -22,37 +21,18 @@ from loadgen.bench_json import (
     parse_bench_metrics,
     write_bench_json,
 )
-from loadgen.goodput import parse_goodput
 from loadgen.summary import summarise_records
 from policies.text import SpecError
 from queueing.record import Header, Record, write_run
-from tests.loadgen.test_summary import answered
+from tests.loadgen.answers import answered
+from tests.loadgen.bench_samples import DETAILED, OURS, SAMPLES, options
 
-SAMPLES = Path(__file__).parent / "samples"
-DETAILED = SAMPLES / "vllm_bench_detailed.json"  # 24 requests, one answered 429
 SUMMARY = SAMPLES / "vllm_bench_summary.json"  # without --save-detailed, with --max-concurrency 2
-OURS = {"request_ids", "outcomes", "intended_times", "send_lateness_s", "server_queue_times", "server_service_times", "batch_sizes"}
 AT = datetime(2026, 11, 21, 7, 13, 5, tzinfo=UTC)
 
 
 def real(path: Path = DETAILED) -> dict[str, Any]:
     return dict(json.loads(path.read_text()))
-
-
-def options(**more: Any) -> BenchOptions:
-    """The flags of the detailed sample."""
-    given: dict[str, Any] = {
-        "model_id": "tiny",
-        "tokenizer_id": "./tokenizer",
-        "backend": "vllm",
-        "metadata": {"purpose": "sample"},
-        "request_rate": 40.0,
-        "percentile_metrics": parse_bench_metrics("ttft,tpot,itl,e2el"),
-        "metric_percentiles": (50.0, 90.0, 99.9),
-        "goodput": parse_goodput(["ttft:50", "e2el:200"]),
-        "save_detailed": True,
-    }
-    return BenchOptions(**{**given, **more})
 
 
 def rewritten(**more: Any) -> dict[str, Any]:

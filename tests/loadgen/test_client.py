@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Coroutine
+import itertools
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,12 @@ from aiohttp import web
 
 from loadgen.client import LoadError, Target, timing
 from loadgen.endpoint import look_at
+from loadgen.outbox import Outbox
+from loadgen.pacing import BURST
 from loadgen.run import LoadResult, Tally, run_load
+from loadgen.stream import Answer
 from loadgen.timetable import Timetable
+from tests.eventually import eventually
 from tests.loadgen.fake_server import DONE, FakeServer, Handler, answer, chat_chunk, chunk, event, serving, stream, usage
 
 
@@ -46,9 +50,26 @@ def test_every_answer_is_recorded_with_exact_counts() -> None:
         assert record.sojourn_time == record.released_at - record.intended_at  # type: ignore[operator]
 
 
-def test_token_instants_are_kept_where_asked_and_the_first_byte_always() -> None:
+def test_token_instants_are_kept_where_asked_and_the_first_byte_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every token is sent 20 ms after the client has read the one before."""
+    fed: list[bytes] = []
+    feed = Answer.feed
+
+    def noting(answer: Answer, data: bytes, now: float) -> None:
+        feed(answer, data, now)
+        fed.append(data)
+
     async def slowly(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        return await stream(request, [chunk(), chunk(), chunk(finish="length"), usage(5, 3), DONE], gap=0.02)
+        response = await stream(request, [])
+        name = request.headers["x-request-id"]
+        for part in (chunk(f"{name} a"), chunk(f"{name} b"), chunk(f"{name} c", finish="length")):
+            await response.write(part)
+            await eventually(lambda part=part: any(part in data for data in fed))
+            await asyncio.sleep(0.02)
+        await response.write(usage(5, 3) + DONE)
+        return response
+
+    monkeypatch.setattr(Answer, "feed", noting)
 
     for asked in (False, True):
         result, _ = load(slowly, token_times=asked)
@@ -134,20 +155,28 @@ def test_requests_of_an_idle_sender_are_not_late() -> None:
     assert np.median(np.array(server.arrived_at) - intended) < 0.02
 
 
+class Blocking:
+    """Keeps the loop busy for 100 ms as soon as it gets a turn after the first request; a late sender takes `BURST` in one turn."""
+
+    blocked_until = 0.0
+
+    async def show(self, tally: Tally) -> None:
+        while not tally.sent:  # noqa: ASYNC110 - a tally only counts
+            await asyncio.sleep(0)
+        now = asyncio.get_running_loop().time
+        self.blocked_until = now() + 0.1
+        while now() < self.blocked_until:
+            pass
+        await asyncio.Event().wait()
+
+
 def test_late_requests_are_sent_at_once_and_keep_their_instant() -> None:
-    """A server that blocks the loop makes the sender late: nothing is rescheduled, and the delay counts from the intent."""
-
-    async def blocking(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        if body["kendall_forced_output_tokens"] == 3:
-            end = asyncio.get_running_loop().time() + 0.1
-            while asyncio.get_running_loop().time() < end:
-                pass
-        return await answer(request, body)
-
-    result, _ = load(blocking, timetable(n=6, gap=0.01))
+    """What blocks the loop makes the sender late: nothing is rescheduled, and the delay counts from the intent."""
+    blocking = Blocking()
+    result, _ = load(table=timetable(n=2 * BURST, gap=0.01), progress=blocking)
     assert np.allclose(np.diff([r.intended_at for r in result.records]), 0.01)  # type: ignore[arg-type]
     assert result.lateness.max > 0.05
-    late = result.records[1]
+    late = next(r for r in result.records if r.sent_at is not None and r.sent_at >= blocking.blocked_until)
     assert late.sojourn_time is not None
     assert late.sojourn_time > 0.05
 
@@ -207,7 +236,7 @@ async def _page(request: web.Request, body: dict[str, Any]) -> web.StreamRespons
 
 async def _silence(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
     response = await stream(request, [chunk()])
-    await asyncio.sleep(5)
+    await asyncio.Event().wait()
     return response
 
 
@@ -229,8 +258,20 @@ async def _silence(request: web.Request, body: dict[str, Any]) -> web.StreamResp
         (_silence, "cancelled", "the run ended"),
     ],
 )
-def test_what_goes_wrong_is_one_outcome_and_says_why(handler: Handler, outcome: str, error: str) -> None:
-    result, server = load(handler, drain_limit=0.1 if outcome == "cancelled" else 60.0)
+def test_what_goes_wrong_is_one_outcome_and_says_why(handler: Handler, outcome: str, error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit of the answers' time counts from where the server has got the requests."""
+    got, drain = [], Outbox.drain
+
+    async def counting(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        got.append(request)
+        return await handler(request, body)
+
+    async def drain_then(outbox: Outbox, limit: float) -> None:
+        await eventually(lambda: len(got) >= 4)
+        await drain(outbox, limit)
+
+    monkeypatch.setattr(Outbox, "drain", drain_then)
+    result, server = load(counting, drain_limit=0.1 if outcome == "cancelled" else 60.0)
     assert [r.outcome for r in result.records] == [outcome] * 4
     assert all(r.error and error in r.error for r in result.records)
     assert len(server.bodies) == 4  # nothing is tried twice
@@ -288,22 +329,21 @@ def test_an_interrupt_ends_the_run_and_keeps_the_records() -> None:
 
 
 def test_connections_are_not_limited_and_answers_overlap() -> None:
-    async def slow(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        await asyncio.sleep(0.3)
+    """None is answered before all are there; were connections limited, the first would wait in vain."""
+    calls, present, all_there = 150, itertools.count(1), asyncio.Event()
+
+    async def together(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if next(present) == calls:
+            all_there.set()
+        await asyncio.wait_for(all_there.wait(), 60)
         return await answer(request, body)
 
-    async def timed(main: Coroutine[Any, Any, None]) -> float:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        await main
-        return loop.time() - began
-
     async def main() -> None:
-        async with serving(slow) as server:
-            result = await run_load(Target(base_url=server.url, model="fake"), timetable(n=150, gap=0.0), seed=0)
+        async with serving(together) as server:
+            result = await run_load(Target(base_url=server.url, model="fake"), timetable(n=calls, gap=0.0), seed=0)
             assert {r.outcome for r in result.records} == {"completed"}
 
-    assert asyncio.run(timed(main())) < 5.0
+    asyncio.run(main())
 
 
 def test_the_collector_is_off_in_a_run_and_back_after_it() -> None:

@@ -3,39 +3,50 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections.abc import Coroutine
 from typing import Any
 
 import numpy as np
 import pytest
 from aiohttp import web
 
+import loadgen.closed_loop
 from loadgen.client import Target
 from loadgen.job import row_of
+from loadgen.pacing import Clock, Spin, TimerFd
 from loadgen.run import ClosedLoop, LoadResult, run_load
 from loadgen.target import LoadError
 from loadgen.timetable import Timetable
+from queueing.record import Record
+from tests.eventually import eventually
 from tests.loadgen.fake_server import FakeServer, answer, serving
+from tests.virtual_time import run_virtual
 
 SERVICE = 0.05
 
 
 class Counting:
-    """A server that takes `SERVICE` seconds and keeps the largest number of requests in it."""
+    """A server that takes `SERVICE` seconds and keeps the largest number of requests in it; the first `together` wait for each other."""
 
-    def __init__(self) -> None:
+    def __init__(self, together: int = 1) -> None:
         self.inside = self.most = 0
+        self._together, self._met = together, asyncio.Event()
 
     async def __call__(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         self.inside += 1
         self.most = max(self.most, self.inside)
+        if self.inside >= self._together:
+            self._met.set()
+        await asyncio.wait_for(self._met.wait(), 60)
         await asyncio.sleep(SERVICE)
         self.inside -= 1
         return await answer(request, body)
 
 
-def run(n: int, gap: float = 0.0, **settings: Any) -> tuple[LoadResult, Counting, FakeServer]:
+def run(n: int, gap: float = 0.0, together: int = 1, **settings: Any) -> tuple[LoadResult, Counting, FakeServer]:
     async def main() -> tuple[LoadResult, Counting, FakeServer]:
-        counting = Counting()
+        counting = Counting(together)
         async with serving(counting) as server:
             table = Timetable(np.arange(n) * gap, np.full(n, 3), np.full(n, 2))
             return await run_load(Target(base_url=server.url, model="fake"), table, seed=1, **settings), counting, server
@@ -44,7 +55,7 @@ def run(n: int, gap: float = 0.0, **settings: Any) -> tuple[LoadResult, Counting
 
 
 def test_users_send_one_request_after_the_other() -> None:
-    result, counting, server = run(12, closed_loop=ClosedLoop(users=3))
+    result, counting, server = run(12, together=3, closed_loop=ClosedLoop(users=3))
     assert counting.most == 3
     assert len(server.bodies) == 12
     assert {r.outcome for r in result.records} == {"completed"}
@@ -69,6 +80,26 @@ def test_think_times_pass_before_each_request() -> None:
         assert record.intended_at - previous.released_at == pytest.approx(0.03)
 
 
+def test_think_times_run_on_the_senders_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An alarm that rings at once: a user who sleeps by another clock would ask for none, and take seconds."""
+    clocks: list[Clock] = []
+    asked: list[float] = []
+
+    class AtOnce:
+        def __init__(self, clock: Clock) -> None:
+            clocks.append(clock)
+
+        async def until(self, instant: float) -> None:
+            asked.append(instant)
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(loadgen.closed_loop, "Alarms", AtOnce)
+    result, _, _ = run(4, closed_loop=ClosedLoop(users=1, think_times=np.full(4, 5.0)))
+    assert [type(clock) for clock in clocks] == [TimerFd if sys.platform == "linux" else Spin]
+    assert asked == [record.intended_at for record in result.records]
+
+
 def test_every_row_is_sent_though_another_user_finds_none_left() -> None:
     """The last row's user still thinks when the other two have nothing more to do."""
     result, _, _ = run(10, closed_loop=ClosedLoop(users=3, think_times=np.array([0.0] * 9 + [0.3])))
@@ -76,32 +107,70 @@ def test_every_row_is_sent_though_another_user_finds_none_left() -> None:
 
 
 def test_a_user_whose_time_is_over_does_not_end_the_others_time() -> None:
-    """The first user would think beyond the duration; the other one goes on until it."""
-    result, _, _ = run(50, closed_loop=ClosedLoop(users=2, think_times=np.array([90.0] + [0.02] * 49), duration=3.0))
+    """The first user would think beyond the duration; the other one goes on, here until it has sent two."""
+    closed = ClosedLoop(users=2, think_times=np.array([600.0] + [0.02] * 49), duration=300.0)
+    result = interrupted_after(2, Timetable(np.zeros(50), np.full(50, 3), np.full(50, 2)), closed)
     assert row_of(result.records[0]) == 1
     assert len(result.records) >= 2
+
+
+class Prompt:
+    """Stands for an outbox on virtual time, whose every answer takes `SERVICE` seconds; and for its job."""
+
+    def __init__(self, closed: ClosedLoop) -> None:
+        self.job, self.closed_loop = self, closed
+        self.intended: list[float] = []
+
+    def __len__(self) -> int:
+        return 1000
+
+    def spawn(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[object]:
+        return asyncio.create_task(work)
+
+    def exchange(self, index: int, instant: float) -> int:
+        self.intended.append(instant)
+        return index
+
+    async def send(self, index: int) -> Record:
+        await asyncio.sleep(SERVICE)
+        return Record(request_id=f"r-{index}", outcome="completed", released_at=asyncio.get_running_loop().time())
+
+
+def test_users_send_until_the_duration_is_over() -> None:
+    outbox = Prompt(ClosedLoop(users=2, duration=1.52))
+
+    async def main() -> None:
+        await loadgen.closed_loop.closed_loop(outbox, 0.0)  # type: ignore[arg-type]
+        await asyncio.sleep(10.0)  # until the last is answered, and longer
+
+    run_virtual(main())
+    assert outbox.intended == pytest.approx(np.repeat(np.arange(31) * SERVICE, 2))
 
 
 def test_nobody_sends_after_the_duration() -> None:
     result, _, server = run(1000, closed_loop=ClosedLoop(users=2, duration=1.5))
     instants = [record.intended_at for record in result.records if record.intended_at is not None]
-    assert max(instants) - min(instants) < 1.5
-    assert 2 <= len(result.records) <= 62  # a machine that stands still sends fewer, never more
+    assert not instants or max(instants) - min(instants) < 1.5
+    assert len(result.records) <= 62  # a machine that stands still sends fewer, or none, never more
     assert len(server.bodies) == len(result.records)
     assert not result.interrupted
 
 
-def test_an_interrupt_keeps_the_records_of_a_closed_loop() -> None:
+def interrupted_after(requests: int, table: Timetable, closed: ClosedLoop) -> LoadResult:
+    """A run that is cancelled when the server has got so many."""
+
     async def main() -> LoadResult:
         async with serving() as server:
-            table = Timetable(np.zeros(5000), np.full(5000, 3), np.full(5000, 2))
-            closed = ClosedLoop(users=2)
             sending = asyncio.create_task(run_load(Target(base_url=server.url, model="fake"), table, seed=1, closed_loop=closed))
-            await asyncio.sleep(0.6)
+            await eventually(lambda: len(server.bodies) >= requests)
             sending.cancel()
             return await sending
 
-    result = asyncio.run(main())
+    return asyncio.run(main())
+
+
+def test_an_interrupt_keeps_the_records_of_a_closed_loop() -> None:
+    result = interrupted_after(2, Timetable(np.zeros(5000), np.full(5000, 3), np.full(5000, 2)), ClosedLoop(users=2))
     assert result.interrupted
     assert 2 <= len(result.records) < 5000
 

@@ -19,19 +19,7 @@ from queueing.latency import LatencyModel
 from queueing.record import Record
 from queueing.recursion import Served, measured_starts, served
 from tests.loadgen.driver import LAW, Driver, drive, timetable
-
-CASES = {  # policy -> rate at a load of 0.5 to 0.8
-    "single": 8.0,
-    "dynamic": 40.0,
-    "fixed:batch_size=4": 18.0,
-    "fixed:batch_size=4,max_wait=0.05": 10.0,
-    "capped:max_batch_size=4": 18.0,
-    "elastic": 60.0,
-    "elastic:max_batch_size=4": 18.0,
-    "continuous:max_batch_size=8": 50.0,
-    "continuous": 50.0,
-}
-each_policy = pytest.mark.parametrize(("policy", "rate"), list(CASES.items()), ids=list(CASES))
+from tests.loadgen.policy_cases import CASES, each_policy
 
 
 def replay(policy: Policy, group: Sequence[Served], law: LatencyModel) -> dict[str, tuple[float, float]]:
@@ -80,11 +68,12 @@ def test_a_simulation_agrees_with_itself_in_every_column(policy: str, rate: floa
         assert quantity.same_arrivals.deviation == pytest.approx(0.0, abs=0.02 if comparison.compared == "sojourn_time" else 1e-6)
 
 
+@pytest.mark.parametrize("factor", [1.2, 0.8])
 @each_policy
-def test_a_slow_machine_shows_as_speed(policy: str, rate: float) -> None:
-    comparison = only(drive(parse_policy(policy), rate * 0.8, n=1000, law=LAW.at_speed(1.2)), THEORY)
+def test_a_slower_or_faster_machine_shows_as_speed(policy: str, rate: float, factor: float) -> None:
+    comparison = only(drive(parse_policy(policy), rate * 0.8, n=1000, law=LAW.at_speed(factor)), THEORY)
     assert comparison.speed is not None
-    assert comparison.speed.factor == pytest.approx(1.2, rel=0.005)
+    assert comparison.speed.factor == pytest.approx(factor, rel=0.005)
     assert comparison.quantity.same_arrivals is not None
     assert comparison.quantity.same_arrivals.deviation == pytest.approx(0.0, abs=0.02)
 

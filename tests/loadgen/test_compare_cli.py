@@ -16,6 +16,7 @@ from policies import parse_policy
 from policies.text import SpecError
 from queueing.profile import load_profile
 from queueing.record import Header, Record, write_run
+from queueing.result import LEVELS
 from tests.loadgen.driver import LAW, drive
 
 ROOT = Path(__file__).parents[2]
@@ -57,8 +58,17 @@ def test_a_law_fills_every_column(tmp_path: Path) -> None:
         assert 0 < comparison["load"] < 1
         assert comparison["speed"]["factor"] == pytest.approx(1.0)
         assert len(comparison["split"]["parts"]) == 7
-        assert delay["theory_quantiles"]["a_priori"]["p99"] > delay["theory_quantiles"]["a_priori"]["p50"] > 0
-        assert delay["quantiles"]["p99"] > delay["quantiles"]["p50"]
+        for quantity in (delay, comparison["sojourn_time"]):
+            observed, laws = quantity["observed"], quantity["theory_quantiles"]
+            assert 0 < observed["half_width"] < observed["mean"]
+            assert 0 < observed["effective_n"] <= observed["n"] == comparison["n"]
+            assert set(laws) >= {"a_priori", "predicted", "live"}
+            for levels in (quantity["quantiles"], *laws.values()):
+                values = [levels[name] for name in LEVELS]
+                assert values == sorted(values)
+                assert 0 <= values[0] < values[-1]
+            for name in laws:
+                assert quantity[name]["deviation"] == pytest.approx(observed["mean"] / quantity[name]["mean"] - 1)
         assert comparison["verdict"]["text"]
         assert comparison["utilisation"] == pytest.approx(comparison["predicted_utilisation"], abs=0.1)
     assert comparisons[0]["queueing_delay"]["paper"]["mean"] > 0

@@ -18,14 +18,19 @@ from rich.console import Console
 
 from kendall import cli
 from loadgen.comparison import Comparison, Estimate, Part, Quantity, Split
-from loadgen.demo import LOADS, POLICIES, Plan, Progress
+from loadgen.demo import LOADS, POLICIES, Plan, Progress, _Demo
 from loadgen.demo_report import Cell, conclusion, print_report
 from loadgen.gateway_process import GatewayProcess, free_port
 from loadgen.job import Tally
 from loadgen.residual import verdict
+from queueing.latency import LatencyModel
+from queueing.profile import Profile
+from queueing.record import Record
 from queueing.speed import Speed
 from queueing.statistics import Interval
-from tests.loadgen.test_sweep_run import is_alive
+from tests.eventually import eventually_here
+from tests.loadgen.sweeping import is_alive
+from tests.virtual_time import VirtualTimeLoop, run_virtual
 
 # arguments
 
@@ -62,6 +67,34 @@ def test_two_policies_of_one_name_have_files_of_their_own() -> None:
     assert Plan().name(0.3, "fixed:batch_size=4") == "0.3-fixed"
 
 
+def test_every_cell_has_the_engines_speed_before_and_after_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = Plan(policies=("dynamic", "single"), loads=(0.3, 0.5))
+    asked: list[tuple[str, float, str]] = []
+
+    async def speeds(_: object) -> float:
+        return float(len(asked))
+
+    async def sent(_: object, policy: str, load: float, law: LatencyModel) -> tuple[list[Record], float]:
+        asked.append((policy, load, str(law)))
+        return [], 10 * load
+
+    async def calibrated(_: object) -> Profile:
+        return Profile(name="tiny", law=LatencyModel(k2=0.1, k4=0.01, speed=1.3))
+
+    gateway = GatewayProcess([], 1, Path("gateway.log"))
+    monkeypatch.setattr(gateway, "ready", lambda: asyncio.sleep(0))
+    monkeypatch.setattr("loadgen.demo.share_the_gateways_cpus", lambda: None)
+    for name, stand_in in (("_speed", speeds), ("_cell", sent), ("_calibrated", calibrated)):
+        monkeypatch.setattr(_Demo, name, stand_in)
+    monkeypatch.setattr(_Demo, "_compare", lambda *_: cell("single", 0.3).comparison)
+    found = asyncio.run(_Demo(plan, gateway, Progress(plan)).run())
+    assert [(each.load, each.policy) for each in found] == plan.cells
+    assert [each.speeds for each in found] == [(0.0, 1.0), (1.0, 2.0), (2.0, 3.0), (3.0, 4.0)]
+    assert {law for *_, law in asked} == {str(LatencyModel(k2=0.1, k4=0.01))}, "at speed 1: each cell has its own"
+    said = [line.split("s  ", 1)[1].partition(":")[0] for line in capsys.readouterr().err.splitlines()]
+    assert said == ["engine ready", *(f"{policy} at {load:g}" for load, policy in plan.cells)]
+
+
 # progress
 
 
@@ -74,16 +107,21 @@ def test_progress_counts_the_cells_and_the_time_to_go_within_eighty_columns() ->
         for number in range(len(plan.cells)):
             progress.cell(number)
             seen.append(progress.line)
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualTimeLoop)
+        loop.stand(7.0)
+        seen.append(progress.line)
         progress._tally = None
         progress.over()
         progress.phase("drawing the picture")
         return [*seen, progress.line]
 
-    first, *cells, last = asyncio.run(lines())
+    first, *cells, later, last = run_virtual(lines())
     assert first == "12 cells to go, 5 min: the engine starts"
     assert cells[0] == "12 cells to go, 4 min: single at 0.3 12345/12345"
-    assert cells[8] == "4 cells to go, 1 min: fixed:batch_size=4 at 0.5 12345/12345".replace("1 min", cells[8].split(", ")[1].split(":")[0])
+    assert cells[8] == "4 cells to go, 1 min: fixed:batch_size=4 at 0.5 12345/12345"
     assert cells[-1].startswith("1 cell to go, 19 s: continuous:max_batch_size=4 at 0.5")
+    assert later.startswith("1 cell to go, 12 s: continuous:max_batch_size=4 at 0.5")
     assert last == "drawing the picture"
     assert max(len(f"{0:6.0f} s  {line}") for line in cells) <= 79
 
@@ -92,10 +130,18 @@ def test_progress_counts_the_cells_and_the_time_to_go_within_eighty_columns() ->
 
 
 def descendants(pid: int) -> Iterator[int]:
-    children = Path(f"/proc/{pid}/task/{pid}/children")
-    for child in map(int, children.read_text().split() if children.exists() else ()):
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
+        return
+    for child in map(int, children.split()):
         yield child
         yield from descendants(child)
+
+
+def until_gone(pids: list[int]) -> None:
+    """What was killed is gone when the kernel has the time."""
+    eventually_here(lambda: not [pid for pid in pids if is_alive(pid)])
 
 
 def demo(folder: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -117,7 +163,7 @@ def heard(lines: Iterable[str], what: str) -> list[str]:
 def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
     """What it has still to say; one that does not end is killed."""
     try:
-        return process.communicate(timeout=60)
+        return process.communicate(timeout=240)
     except subprocess.TimeoutExpired:
         process.kill()
         raise
@@ -141,7 +187,7 @@ def test_a_signal_ends_it_in_one_line_and_leaves_no_process(tmp_path: Path, when
     said = [line for line in err.splitlines() if not re.match(r" *\d+ s  ", line)]
     assert said == [f"kendall: interrupted; what was measured is in {tmp_path}/demo/"]
     assert started
-    assert not [pid for pid in started if is_alive(pid)]
+    until_gone(started)
 
 
 @pytest.mark.slow
@@ -154,7 +200,7 @@ def test_the_whole_demo_prints_its_report_serves_on_and_ends_well_with_sigterm(t
         err = ended(process)[1]
     assert process.returncode == 0, err
     assert "Traceback" not in err
-    assert not [pid for pid in started if is_alive(pid)]
+    until_gone(started)
     assert max(map(len, shown[: shown.index("")])) <= 80
     assert re.search(r"^dynamic +0\.5 +\d+ ", "\n".join(shown), flags=re.MULTILINE)
     assert re.search(r"^dynamic at 0\.5: (agrees|does not agree)", "\n".join(shown), flags=re.MULTILINE)

@@ -10,7 +10,7 @@ import pytest
 from loadgen.goodput import Limit, goodput, parse_goodput
 from policies.text import SpecError
 from queueing.record import Record
-from tests.loadgen.test_summary import answered
+from tests.loadgen.answers import answered
 
 
 def test_limits_are_written_as_for_vllm_in_milliseconds() -> None:
@@ -23,8 +23,18 @@ def test_limits_are_written_as_for_vllm_in_milliseconds() -> None:
     assert parse_goodput(["ttft:100 e2el:500"]) == parse_goodput(["ttft:100,e2el:500"]) == (Limit("ttft", 0.1), Limit("e2el", 0.5))
 
 
+def test_limits_take_a_unit_and_a_bare_number_stays_milliseconds() -> None:
+    assert parse_goodput(["ttft:100ms", "e2el:1m30s queue:500us", "tpot:20"]) == (
+        Limit("ttft", 0.1),
+        Limit("e2el", 90.0),
+        Limit("queueing_delay", 0.0005),
+        Limit("tpot", 0.02),
+    )
+
+
 @pytest.mark.parametrize(
-    "wrong", ["", "ttft", "ttft:", "ttft:fast", "ttft:-1", "ttft:nan", "ttft:inf", "itl:3", "speed:3", "ttft:1 ttft:2"]
+    "wrong",
+    ["", "ttft", "ttft:", "ttft:fast", "ttft:-1", "ttft:nan", "ttft:inf", "ttft:3 s", "ttft:3q", "itl:3", "speed:3", "ttft:1 ttft:2"],
 )
 def test_what_is_no_limit_is_refused(wrong: str) -> None:
     with pytest.raises(SpecError, match=r"got .*; expected"):

@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,9 +19,11 @@ from loadgen.cells import Asked, MissingCell, ReportCell, RunFile
 from loadgen.comparison import TOO_SHORT
 from loadgen.html_report import ReportData, of_files, of_folder, write_report
 from loadgen.html_report.beside import beside_figure
+from loadgen.html_report.columns import COLUMNS
+from loadgen.html_report.marks import hover
 from loadgen.html_report.over_load import curve_of, over_load_figure
 from loadgen.html_report.page import ROOT, page
-from loadgen.html_report.parts import parts_figure
+from loadgen.html_report.parts import PALE, parts_figure
 from loadgen.html_report.tables import matrix
 from loadgen.html_report.tails import tails_figure
 from loadgen.html_report.words import accuracy, causes, headline
@@ -122,15 +124,18 @@ def test_observed_means_stand_where_they_were_measured(data: ReportData) -> None
     assert drawn == pytest.approx(sorted(cell.comparison.quantity.observed.mean * 1e3 for cell in data.cells))
     assert figure is not None
     assert [key for key in figure["layout"] if key.startswith("xaxis")] == ["xaxis", "xaxis2"]
+    assert figure["layout"]["yaxis"]["automargin"] is True, "names of any length have room"
 
 
 def test_the_bars_of_a_cell_add_up_to_its_deviation(data: ReportData) -> None:
     figure = parts_figure(data.cells)
     assert figure is not None
     bars = [trace for trace in figure["data"] if trace["type"] == "bar"]
-    (sums,) = (trace for trace in figure["data"] if trace["type"] == "scatter")
-    for index, total in enumerate(sums["x"]):
-        assert sum(bar["x"][index] for bar in bars) == pytest.approx(total, abs=1e-9)
+    sums = [trace for trace in figure["data"] if trace["type"] == "scatter"]
+    totals = {name: total for trace in sums for name, total in zip(trace["y"], trace["x"], strict=True)}
+    assert len(totals) == len(data.cells)
+    for index, name in enumerate(bars[0]["y"]):
+        assert sum(bar["x"][index] for bar in bars) == pytest.approx(totals[name], abs=1e-9)
     (slow,) = (trace for trace in bars if trace["name"] == "service law: speed")
     assert max(slow["x"]) > 20
 
@@ -152,6 +157,8 @@ def test_the_curve_is_the_prediction(data: ReportData) -> None:
     figure = over_load_figure(data.cells)
     lines = list(traces(figure, "line"))
     assert len(lines) == 3
+    assert figure is not None
+    assert {tuple(axis["range"]) for name, axis in figure["layout"].items() if name.startswith("xaxis")} == {(0, 1)}
     for line, policy in zip(lines, SPEEDS, strict=True):
         cells = [cell for cell in data.cells if cell.comparison.policy == policy]
         for cell in cells:
@@ -175,7 +182,7 @@ def test_a_slower_machine_is_the_same_curve_scaled_in_both_directions(policy: st
 
 def test_the_distribution_falls_from_everyone_to_the_slowest(data: ReportData) -> None:
     figure = tails_figure(data.cells)
-    curves = list(traces(figure, "observed"))
+    curves = [*traces(figure, "observed"), *traces(figure, "short")]
     assert len(curves) == len(data.cells)
     for curve in curves:
         assert curve["x"] == sorted(curve["x"])
@@ -228,11 +235,42 @@ def test_a_cell_that_is_too_short_or_invalid_is_judged_nowhere(data: ReportData)
     )
     assert causes(cells) == []
     assert {count for _, _, count in accuracy(cells)} == {1}
-    drawn = {group: [x for trace in traces(beside_figure(cells), group) for x in trace["x"]] for group in ("observed", "short")}
-    assert [len(drawn["observed"]), len(drawn["short"])] == [1, 2]
     shown = matrix([short])
     assert "too short: ±" in shown
     assert "machine slower" not in shown
+    for shown in (matrix([invalid]), hover(invalid)):
+        assert "INVALID" in shown
+        assert "machine slower" not in shown
+    assert COLUMNS[-1].value(invalid) == "INVALID", "the verdict of the CSV too"
+
+
+COLOUR_OF = {"observed": {"$observed", "$ink"}, "short": {"$pale"}}
+
+
+@pytest.mark.parametrize("draw", [beside_figure, over_load_figure, parts_figure, tails_figure])
+def test_every_figure_draws_a_cell_that_is_not_judged_pale(data: ReportData, draw: Callable[..., dict[str, Any] | None]) -> None:
+    slow = next(cell for cell in data.cells if cell.verdict.kind == "speed")
+    agreeing = next(cell for cell in data.cells if cell.verdict.kind == "agree")
+    short, invalid = widened(slow), dataclasses.replace(slow, audit=SimpleNamespace(valid=False))  # type: ignore[arg-type]
+    figure = draw([agreeing, short, invalid])
+    for group, count in (("observed", 1), ("short", 2)):
+        drawn = [trace for trace in traces(figure, group) if trace["x"]]
+        assert sum(1 if trace["mode"] == "lines" else len(trace["x"]) for trace in drawn) == count
+        looks = [trace[key] for trace in drawn for key in ("line", "marker", "error_x", "error_y") if key in trace]
+        assert looks
+        assert {look["color"] for look in looks} <= COLOUR_OF[group]
+    assert figure is not None
+    for bar in (trace for trace in figure["data"] if trace["type"] == "bar"):
+        assert bar["marker"]["opacity"][1:] == [PALE, PALE]
+        assert ["not judged" in text for text in bar["text"]] == [False, True, True]
+
+
+def test_a_part_beyond_chance_is_drawn_in_full_colour(data: ReportData) -> None:
+    slow = next(cell for cell in data.cells if cell.verdict.kind == "speed")
+    figure = parts_figure([slow])
+    assert figure is not None
+    (speed,) = (trace for trace in figure["data"] if trace["name"] == "service law: speed")
+    assert speed["marker"]["opacity"] == [1.0]
 
 
 def test_the_medians_say_over_how_many_cells_and_the_rule_is_one_sentence(data: ReportData) -> None:

@@ -32,7 +32,9 @@ from loadgen.timetable import save_timetable
 from policies.text import SpecError
 from queueing.paths import file_or_folder
 from queueing.record import read_run
+from tests.eventually import eventually_here
 from tests.loadgen.fake_server import Handler, answer, serving
+from tests.loadgen.growing import completed_in
 
 
 @pytest.fixture(autouse=True)
@@ -58,10 +60,10 @@ def _serve(handler: Handler) -> Iterator[str]:
 
     thread = threading.Thread(target=loop.run_until_complete, args=(main(),))
     thread.start()
-    assert started.wait(10)
+    assert started.wait(60)
     yield urls[0]
     loop.call_soon_threadsafe(stop.set)
-    thread.join(10)
+    thread.join(60)
     loop.close()
 
 
@@ -235,7 +237,7 @@ def test_vllms_flags_write_vllms_file(server_url: str, tmp_path: Path) -> None:
     """Flags as a script of `vllm bench serve` has them: bare --save-result, values in a row."""
     flags = ["--save-result", "--save-detailed", "--result-dir", str(tmp_path), "--result-filename", "r.json", "--label", "mine"]
     result = load(
-        server_url, *flags, "--metadata", "tp=2", "host=a", "--goodput", "ttft:5000", "e2el:5000", "--percentile-metrics", "ttft,e2el"
+        server_url, *flags, "--metadata", "tp=2", "host=a", "--goodput", "ttft:60000", "e2el:60000", "--percentile-metrics", "ttft,e2el"
     )
     assert result.exit_code == 0, result.output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r.json", "r.jsonl", "r.timetable"]
@@ -378,9 +380,10 @@ def test_ctrl_c_keeps_what_was_recorded(server_url: str, tmp_path: Path) -> None
     command = [sys.executable, "-c", start, "--base-url", server_url, "--request-rate", "20", "--num-prompts", "5000"]
     process = subprocess.Popen([*command, "--save-result", str(tmp_path / "run.jsonl")], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stderr is not None
-    process.stderr.readline()  # the first line of progress: the run is under way
+    assert b" s: sent " in process.stderr.readline(), "the first line of progress"
+    eventually_here(lambda: process.poll() is not None or completed_in(tmp_path / "run.jsonl") > 5, seconds=60)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=240)
     assert process.returncode == 1
     assert b"interrupted" in out, err
     _, records = read_run(tmp_path / "run.jsonl")

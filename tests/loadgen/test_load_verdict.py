@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import io
 import json
 import signal
 import subprocess
@@ -18,13 +20,18 @@ from typer.testing import CliRunner, Result
 from loadgen.failures import Failures, count_failures
 from loadgen.load_cli import app
 from loadgen.load_verdict import LoadVerdict, judge
-from loadgen.run import LoadResult, held_back, lateness
+from loadgen.progress import Lines
+from loadgen.run import LoadResult, Tally, held_back, lateness, run_load
 from loadgen.saved_run import read_results
-from loadgen.target import LoadError
+from loadgen.target import LoadError, Target
+from loadgen.timetable import Timetable
 from policies.text import SpecError
 from queueing.arrival_audit import Budget, audit_arrivals
 from queueing.record import Header, Record, read_run, write_run
+from tests.eventually import eventually_here
 from tests.loadgen.failing_server import failing_server
+from tests.loadgen.growing import completed_in
+from tests.virtual_time import run_virtual
 
 RATE = 20.0
 WIDE = ("--lateness-budget", "mean=9s,p99=9s")
@@ -110,9 +117,9 @@ def test_a_slow_server_leaves_answers_out_beyond_the_drain_limit() -> None:
 
 
 def test_requests_held_back_by_the_asked_limit_are_no_lateness() -> None:
-    """Two places of 50 ms each take 40 requests a second; 400 are asked for."""
+    """Two places of 50 ms each take 40 requests a second; 4,000 are asked for."""
     with failing_server("--delay", "0.05") as port:
-        result = load(port, "--request-rate", "400", "--max-concurrency", "2", "--json", requests=40)
+        result = load(port, "--request-rate", "4000", "--max-concurrency", "2", "--json", requests=40)
     said, records = found(result), read_run(Path("run.jsonl"))[1]
     assert said["held"] == sum(record.held_until is not None for record in records) >= 36
     assert said["arrival_audit"]["process"] == "partly closed"
@@ -139,9 +146,10 @@ def test_sigterm_ends_the_run_prints_the_table_and_keeps_the_file(tmp_path: Path
         command = [sys.executable, "-m", "loadgen.load_cli", *flags, "--output", "run.jsonl"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             assert process.stderr is not None
-            process.stderr.readline()  # the first line of progress: the run is under way
+            assert b" s: sent " in process.stderr.readline(), "the first line of progress"
+            eventually_here(lambda: process.poll() is not None or completed_in(Path("run.jsonl")) > 5, seconds=60)
             process.send_signal(signal.SIGTERM)
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=240)
     assert process.returncode == 1, err
     assert b"completed (interrupted)" in out
     assert b"INVALID: interrupted: " in out
@@ -244,11 +252,11 @@ app()
 
 @pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_run_file_that_cannot_be_written_ends_the_run_and_keeps_the_report(tmp_path: Path, processes: str) -> None:
-    """The file may have 4 kB: about ten of 4,000 records."""
+    """The file may have 4 kB: about ten of 40,000 records, which would take 400 s."""
     with failing_server() as port:
-        flags = ["--base-url", f"http://127.0.0.1:{port}", "--request-rate", "100", "--num-prompts", "4000", "--max-tokens", "2"]
+        flags = ["--base-url", f"http://127.0.0.1:{port}", "--request-rate", "100", "--num-prompts", "40000", "--max-tokens", "2"]
         command = [sys.executable, "-c", LIMITED, *flags, "--output", "run.jsonl", "--processes", processes, "--max-failed-fraction", "1"]
-        done = subprocess.run([*command, "--json"], capture_output=True, timeout=30, check=False)
+        done = subprocess.run([*command, "--json"], capture_output=True, timeout=120, check=False)
     said = json.loads(done.stdout)
     assert done.returncode == 1, done.stderr
     assert said["valid"] is False
@@ -279,8 +287,26 @@ def test_answers_without_a_token_are_counted_and_too_many_make_the_run_invalid()
     assert kinds(many) == ["failures"]
 
 
+class Kept:
+    """The tally that a run shows."""
+
+    tally: Tally
+
+    async def show(self, tally: Tally) -> None:
+        self.tally = tally
+        await asyncio.Event().wait()
+
+
 def test_progress_counts_refusals_apart_from_failures() -> None:
+    kept, lines = Kept(), io.StringIO()
+    table = Timetable(np.arange(40) * 0.005, np.full(40, 3), np.full(40, 2))
+
+    async def first_line() -> None:
+        showing = asyncio.create_task(Lines(lines).show(kept.tally))
+        await asyncio.sleep(1.5)
+        showing.cancel()
+
     with failing_server("--status", "429") as port:
-        result = load(port, *WIDE, "--request-rate", "40", requests=200)  # two lines at least
-    assert "0 done, 0 failed, " in result.stderr
-    assert " refused" in result.stderr
+        asyncio.run(run_load(Target(base_url=f"http://127.0.0.1:{port}", model="fake"), table, seed=1, progress=kept))
+    run_virtual(first_line())
+    assert lines.getvalue() == "1 s: sent 40/40, 0 done, 0 failed, 40 refused\n"

@@ -319,6 +319,15 @@ def test_without_the_timetable_the_senders_part_is_nothing_and_says_so() -> None
     assert cause(comparison) == "arrivals"
 
 
+@pytest.mark.parametrize(("known", "joins"), [(380, True), (379, False)])
+def test_the_senders_part_needs_the_timetable_of_95_in_100_requests(known: int, joins: bool) -> None:
+    table = timetable(RATES["dynamic"], 400, 3)
+    seen, sent = joined(run("dynamic", at(table, table.intended_at + 0.02)), table)
+    split = only(seen, replayed(RATES["dynamic"]), sent[:known]).split
+    assert split is not None
+    assert (split.part("sender").note == "") == joins
+
+
 def test_a_sender_on_time_has_no_part_whatever_the_way_to_the_gateway_takes() -> None:
     table = drawn("dynamic")
     seen, sent = joined(run("dynamic", at(table, table.intended_at + 0.02)), table)
@@ -328,14 +337,20 @@ def test_a_sender_on_time_has_no_part_whatever_the_way_to_the_gateway_takes() ->
     assert comparison.split.part("sender").note == ""
 
 
-@pytest.mark.parametrize("policy", ["dynamic", "capped:max_batch_size=4", "single"])
-def test_bursty_arrivals_show_as_arrivals(policy: str) -> None:
+@pytest.mark.parametrize(
+    ("policy", "shape"),
+    [("dynamic", 0.1), ("capped:max_batch_size=4", 0.1), ("single", 0.1), ("capped:max_batch_size=4", 20.0), ("single", 20.0)],
+)
+def test_bursty_and_regular_arrivals_show_as_arrivals(policy: str, shape: float) -> None:
+    """Gamma gaps: of a shape below 1 they make delays longer than those asked for, above it shorter."""
     rng = np.random.default_rng(5)
-    gaps = rng.gamma(0.1, 10 / RATES[policy], N)
+    gaps = rng.gamma(shape, 1 / shape / RATES[policy], N)
     comparison = only(run(policy, at(drawn(policy), np.cumsum(gaps))), asked(policy))
     assert cause(comparison) == "arrivals"
     assert comparison.split is not None
-    assert comparison.split.part("arrivals").significant
+    arrivals = comparison.split.part("arrivals")
+    assert arrivals.significant
+    assert (arrivals.seconds > 0) == (shape < 1)
 
 
 def test_chance_in_the_arrivals_is_called_chance() -> None:
@@ -351,18 +366,21 @@ def test_chance_in_the_arrivals_is_called_chance() -> None:
     assert beyond <= 6  # binomial(40, 0.05): more in 1 of 200
 
 
-def test_a_formula_that_is_off_shows_as_theory() -> None:
+@pytest.mark.parametrize("factor", [0.6, 1.7])
+def test_a_formula_that_is_off_shows_as_theory(factor: float) -> None:
     theory = asked("dynamic")
     assert theory.predict is not None
     truth = theory.predict
 
-    def low(policy: Policy, rate: float, group: Sequence[Served], law: LatencyModel) -> Predicted:
+    def wrong(policy: Policy, rate: float, group: Sequence[Served], law: LatencyModel) -> Predicted:
         answer = truth(policy, rate, group, law)
         assert answer.queueing_delay is not None
-        return dataclasses.replace(answer, queueing_delay=0.6 * answer.queueing_delay, method="approximation")
+        return dataclasses.replace(answer, queueing_delay=factor * answer.queueing_delay, method="approximation")
 
-    comparison = only(run("dynamic", drawn("dynamic")), dataclasses.replace(theory, predict=low))
+    comparison = only(run("dynamic", drawn("dynamic")), dataclasses.replace(theory, predict=wrong))
     assert cause(comparison) == "theory"
+    assert comparison.split is not None
+    assert comparison.split.part("theory").seconds * (1 - factor) > 0
     assert verdict(comparison).text.startswith("approximation off by")
 
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import web
 
 from loadgen.run_writer import RunWriter, replace_run
 from queueing.record import Header, Record, read_run, to_line, write_run
-from tests.loadgen.test_load_cli import server_url
+from tests.eventually import eventually_here
+from tests.loadgen.fake_server import answer
+from tests.loadgen.growing import completed_in
+from tests.loadgen.test_load_cli import _serve, server_url
 
 __all__ = ["server_url"]
 HEADER = Header(writer="load", seed=3)
@@ -73,17 +81,15 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_killed_generator_keeps_what_it_measured(server_url: str, tmp_path: Path, processes: int) -> None:
     """SIGKILL in mid-run: every answer that had ended is in a run file, and no sender goes on alone."""
-    command = [sys.executable, "-m", "loadgen.load_cli", "--base-url", server_url, "--request-rate", "60", "--num-prompts", "6000"]
+    command = [sys.executable, "-m", "loadgen.load_cli", "--base-url", server_url, "--request-rate", "30", "--num-prompts", "6000"]
     flags = ["--processes", str(processes), "--max-tokens", "2", "--save-result", str(tmp_path / "run.jsonl")]
-    child = subprocess.Popen([*command, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    assert child.stderr is not None
-    for _ in range(2):
-        child.stderr.readline()  # lines of progress: the run is under way
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    child.stderr.close()
+    names = ["run.jsonl"] if processes == 1 else ["run.sender0.jsonl", "run.sender1.jsonl"]
+    with subprocess.Popen([*command, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
+        eventually_here(lambda: child.poll() is not None or all(completed_in(tmp_path / name) > 20 for name in names), seconds=60)
+        assert child.returncode is None
+        child.send_signal(signal.SIGKILL)
     files = sorted(tmp_path.glob("*.jsonl"))
-    assert [path.name for path in files] == (["run.jsonl"] if processes == 1 else ["run.sender0.jsonl", "run.sender1.jsonl"])
+    assert [path.name for path in files] == names
     for path in files:
         wait_until_it_stops_growing(path)
         header, records = read_run(path)
@@ -95,14 +101,29 @@ def test_a_killed_generator_keeps_what_it_measured(server_url: str, tmp_path: Pa
 
 def wait_until_it_stops_growing(path: Path) -> None:
     size = -1
-    for _ in range(50):
+    for _ in range(200):
         if size == (size := path.stat().st_size):
             return
-        subprocess.run(["sleep", "0.3"], check=True)
+        time.sleep(0.3)
     raise AssertionError(f"{path} still grows")
 
 
-def test_too_few_descriptors_are_named(server_url: str) -> None:
+@pytest.fixture
+def slow_server_url() -> Iterator[str]:
+    """Nobody is answered before two seconds without a further request: the streams of a burst are there at once."""
+    last = 0.0
+
+    async def later(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        nonlocal last
+        last = asyncio.get_running_loop().time()
+        while asyncio.get_running_loop().time() < last + 2.0:  # noqa: ASYNC110 - an instant that moves
+            await asyncio.sleep(0.1)
+        return await answer(request, body)
+
+    yield from _serve(later)
+
+
+def test_too_few_descriptors_are_named(slow_server_url: str) -> None:
     """60 files for 100 streams at once: those that found none say what to do; nothing hangs."""
     program = f"""
         import asyncio, resource
@@ -112,9 +133,9 @@ def test_too_few_descriptors_are_named(server_url: str) -> None:
         from loadgen.run import run_load
         from loadgen.timetable import Timetable
         table = Timetable(np.zeros(100), np.full(100, 4), np.full(100, 2))
-        result = asyncio.run(run_load(Target(base_url="{server_url}", model="m"), table, seed=0))
+        result = asyncio.run(run_load(Target(base_url="{slow_server_url}", model="m"), table, seed=0))
         print(len(result.records), {{r.error for r in result.records if r.outcome != "completed"}})
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=240, check=False)
     assert done.stdout.startswith("100 "), done.stderr
     assert "raise `ulimit -n` or use --processes" in done.stdout

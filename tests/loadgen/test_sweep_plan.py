@@ -198,6 +198,7 @@ def test_a_dry_run_says_lengths_refusals_and_searches() -> None:
         "k1=0,k2=0.05,k3=0,k4=0.001",
     ]
     shown = CliRunner().invoke(app, [*arguments, "--dry-run", "--find-saturation"]).stdout
+    assert sum("policy" in line for line in shown.splitlines()) == 1, "a head above rows that come one at a time"
     assert re.search(r"single +0\.\d{3} +5 +50 +10 s$", shown, re.MULTILINE)
     assert shown.count("NOT RUN") == 1
     assert "2 searches" in shown

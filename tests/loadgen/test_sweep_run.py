@@ -7,19 +7,27 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from loadgen.gateway_process import GatewayLostError, GatewayProcess, free_port
 from loadgen.sweep.gateway import GivenGateway
+from loadgen.sweep.journal import Progress
+from loadgen.sweep.plan import Plan
+from loadgen.sweep.report import _drift
 from loadgen.sweep.results import results_of
+from loadgen.sweep.run import Sweep
 from queueing.record import read_run
+from tests.eventually import eventually_here
 from tests.loadgen.failing_server import failing_server
+from tests.loadgen.growing import completed_in
 from tests.loadgen.sweeping import LAW, count, events, finish, gateway_pid, is_alive, start, wait_for
 
 GRID = ("single", "dynamic", "--request-rates", "60,9000", "--duration", "2")
+LONG = (*GRID[:-1], "8")  # to be caught in mid-cell
+WRITTEN = 25  # records of a cell that is then cut
 
 
 def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
@@ -32,12 +40,18 @@ def recorded(folder: Path) -> int:
     return len(file.read_bytes().splitlines()) - 1 if file.exists() else 0
 
 
+def wait_for_records(folder: Path, cell: str, process: subprocess.Popen[bytes]) -> None:
+    """Until the load and the gateway have written `WRITTEN` more answers, of the cell in progress."""
+    before, file = recorded(folder), folder / f"cells/{cell}.partial-1.load.jsonl"
+    wait_for(folder, lambda _: recorded(folder) >= before + WRITTEN and completed_in(file) >= WRITTEN, process)
+
+
 @pytest.mark.slow
 def test_a_killed_sweep_is_gone_on_with_and_its_finished_cells_are_not_touched(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
-    process = start(folder, *GRID)
+    process = start(folder, *LONG)
     wait_for(folder, count("started", 2), process)
-    time.sleep(1.3)  # into the second cell, past a flush of the gateway's run file
+    wait_for_records(folder, "dynamic_rate60", process)
     gateway = gateway_pid(folder)
     process.kill()
     process.communicate()
@@ -45,8 +59,8 @@ def test_a_killed_sweep_is_gone_on_with_and_its_finished_cells_are_not_touched(t
     done = ["single_rate60.gateway.jsonl", "single_rate60.load.jsonl"]
     assert sorted(before) == ["dynamic_rate60.partial-1.load.jsonl", *done]
 
-    result = finish(start(folder, *GRID))
-    assert not is_alive(gateway), "the gateway of the killed sweep still runs"
+    result = finish(start(folder, *LONG))
+    eventually_here(lambda: not is_alive(gateway))
     after = contents(folder)
     assert {name: after[name] for name in done} == {name: before[name] for name in done}
     assert [event["cell"] for event in events(folder, "started")] == ["single_rate60", "dynamic_rate60", "dynamic_rate60"]
@@ -63,7 +77,7 @@ def test_a_killed_sweep_is_gone_on_with_and_its_finished_cells_are_not_touched(t
 
     with (folder / "cells/single_rate60.load.jsonl").open("ab") as file:
         file.write(b"\n")
-    finish(start(folder, *GRID))
+    finish(start(folder, *LONG))
     (damaged,) = events(folder, "damaged")
     assert "not as it was written" in damaged["reason"]
     assert [event["cell"] for event in events(folder, "started")][3:] == ["single_rate60"], "only what was changed is measured again"
@@ -72,9 +86,9 @@ def test_a_killed_sweep_is_gone_on_with_and_its_finished_cells_are_not_touched(t
 @pytest.mark.slow
 def test_a_gateway_killed_in_mid_cell_is_started_again_and_the_cell_repeated(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
-    process = start(folder, "single", "--loads", "0.5", "--duration", "4")
+    process = start(folder, "single", "--loads", "0.5", "--duration", "8")
     wait_for(folder, count("started", 1), process)
-    time.sleep(1.5)
+    wait_for_records(folder, "single_load0.5", process)
     os.kill(gateway_pid(folder), signal.SIGKILL)
     result = finish(process)
     (cut,), (restarted,) = events(folder, "cut"), events(folder, "restarted")
@@ -93,8 +107,9 @@ def test_a_gateway_killed_in_mid_cell_is_started_again_and_the_cell_repeated(tmp
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_an_interruption_keeps_the_cell_in_progress_as_partial_and_says_what_is_missing(tmp_path: Path, number: int) -> None:
+    """The cell would take 50 s."""
     folder = tmp_path / "sweep"
-    process = start(folder, *GRID)
+    process = start(folder, *GRID[:-1], "50")
     wait_for(folder, count("started", 1), process)
     before = recorded(folder)
     wait_for(folder, lambda _: recorded(folder) >= before + 10, process)
@@ -109,7 +124,7 @@ def test_an_interruption_keeps_the_cell_in_progress_as_partial_and_says_what_is_
     _, kept = read_run(folder / "cells/single_rate60.partial-1.load.jsonl")
     assert len(kept) >= 10
     assert len(cut["files"]) == 2
-    assert not is_alive(gateway)
+    eventually_here(lambda: not is_alive(gateway))
 
 
 async def _slow_gateway(folder: Path) -> None:
@@ -186,6 +201,39 @@ def test_a_cell_on_a_machine_whose_speed_changed_is_set_aside_and_measured_again
         assert all((folder / name).exists() for name in aside["files"])
         assert [event["cell"] for event in events(folder, "started")][2:] == ["dynamic_rate60"]
         assert result["missing"] == []
+
+
+SPEEDS = [
+    # of the bracketing calibrations; a cell is repeated beyond 15 %, and its mean not to be trusted beyond 10 %
+    ((1.0, 1.099), False, False),
+    ((1.0, 1.101), False, True),
+    ((1.0, 0.901), False, False),
+    ((1.0, 0.899), False, True),
+    ((2.0, 2.298), False, True),
+    ((2.0, 2.302), True, True),
+    ((2.0, 1.702), False, True),
+    ((2.0, 1.698), True, True),
+]
+
+
+@pytest.mark.parametrize(("speeds", "noisy", "doubted"), SPEEDS)
+def test_a_cell_is_measured_again_or_doubted_where_the_speed_changed_around_it(
+    speeds: tuple[float, float], noisy: bool, doubted: bool
+) -> None:
+    plan, progress, cell = Plan(loads=(0.5,), num_prompts=100, repeat_noisy=1), Progress(), SimpleNamespace(name="here")
+    sweep = Sweep(plan, SimpleNamespace(progress=progress), None, None)  # type: ignore[arg-type]
+    progress.take({"event": "done", "cell": "here", "speeds": speeds})
+    assert sweep._was_noisy(cell) == noisy  # type: ignore[arg-type]
+    result = SimpleNamespace(cell=cell, done={"speeds": speeds}, noisy=0)
+    said = _drift(SimpleNamespace(plan=plan, cells=[result], of=lambda _: [result]))  # type: ignore[arg-type]
+    assert said is not None
+    assert f"changed by {abs(speeds[1] / speeds[0] - 1):.0%} at most" in said
+    assert ("do not trust here" in said) == doubted
+    progress.take({"event": "noisy", "cell": "here", "reason": "noise"})
+    progress.take({"event": "done", "cell": "here", "speeds": speeds})
+    assert not sweep._was_noisy(cell), "once is enough"  # type: ignore[arg-type]
+    progress.take({"event": "done", "cell": "there", "speeds": (1.0, None)})
+    assert not sweep._was_noisy(SimpleNamespace(name="there")), "the speed after it is not known"  # type: ignore[arg-type]
 
 
 def test_a_server_that_is_no_gateway_is_told_apart_from_nobody() -> None:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from loadgen.gateway_process import free_port
-from loadgen.sweep.saturation import bisect, predicted_rate, probe_requests
+from loadgen.sweep.plan import Plan
+from loadgen.sweep.saturation import Found, bisect, predicted_rate, probe_requests
+from loadgen.sweep.search import Search
 from loadgen.sweep.slo import parse_slo
 from policies import parse_policy
 from queueing.distributions import parse_distribution
 from queueing.latency import parse_law
 from queueing.model import Model
 from queueing.prediction import predict_model
+from queueing.record import Header, Record, write_run
 from tests.loadgen.sweeping import LAW, events, finish, start
 
 
@@ -50,6 +54,41 @@ def test_a_search_that_never_fails_or_never_passes_ends() -> None:
 
     assert asyncio.run(bisect(always, 1.0, 0.05, most=6)).high == math.inf
     assert asyncio.run(bisect(never, 1.0, 0.05, most=6)).low == 0.0
+
+
+@pytest.mark.parametrize(("high", "within"), [(1.0499, True), (1.0501, False)])
+def test_a_bracket_is_narrow_up_to_its_tolerance(high: float, within: bool) -> None:
+    assert Found(1.0, high, 5).within(0.05) == within
+    assert Found(20.0, 20 * high, 5).within(0.05) == within
+    assert not Found(0.0, high, 5).within(0.05), "nothing passed"
+    assert not Found(1.0, math.inf, 5).within(0.05), "nothing failed"
+
+
+def searching(goal: str, folder: Path = Path()) -> Search:
+    """A search at a tolerance of 5 %, which asks nobody."""
+    plan = Plan(loads=(0.5,), num_prompts=100, tolerance=0.05)
+    return Search(SimpleNamespace(plan=plan, store=SimpleNamespace(folder=folder)), "single", None, goal)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("share", "kept"), [(0.0249, True), (0.0251, False), (-0.5, True)])
+def test_a_probe_passes_where_it_grows_by_less_than_half_the_tolerance(share: float, kept: bool) -> None:
+    search = searching("saturation")
+    assert search._kept({"ended": "complete", "growth": {"share": share}}) == kept
+    assert not search._kept({"ended": "unstable", "growth": {"share": share}})
+    assert not search.notes
+    assert search._kept({"ended": "complete", "growth": None})
+    assert search.notes == ["a probe was too short to be judged and passed"]
+
+
+@pytest.mark.parametrize(("delay", "kept"), [(0.2499, True), (0.25, True), (0.2501, False)])
+def test_a_probe_keeps_an_slo_up_to_its_bound(delay: float, kept: bool, tmp_path: Path) -> None:
+    """Of 100 requests the first 5 are warm-up: they may be as late as they like."""
+    delays = [9.0] * 5 + [delay] * 95
+    records = [Record(request_id=str(i), outcome="completed", arrived_at=float(i), queueing_delay=each) for i, each in enumerate(delays)]
+    write_run(tmp_path / "x.gateway.jsonl", Header(writer="gateway"), records)
+    for stat in ("mean", "p50", "p99"):
+        search = searching(f"{stat}_queueing_delay=250ms", tmp_path)
+        assert search._kept({"ended": "complete", "files": ["x.gateway.jsonl"], "growth": None}) == kept, stat
 
 
 def test_the_predicted_rate_is_where_the_prediction_meets_the_bound() -> None:

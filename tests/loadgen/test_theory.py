@@ -15,7 +15,7 @@ from queueing.distributions import TokenDistribution
 from queueing.latency import LatencyModel
 from queueing.recursion import served
 from tests.loadgen.driver import LAW, LENGTHS, drive
-from tests.loadgen.test_compare import CASES, each_policy
+from tests.loadgen.policy_cases import CASES, each_policy
 
 
 @each_policy

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 
 import pytest
 
 from loadgen.urgency import PRIORITY, urgency_permitted, urgent
-from tests.support import missing
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="scheduling is Linux's")
 
@@ -17,10 +17,23 @@ def scheduling() -> tuple[int, int]:
     return os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK, os.sched_getparam(0).sched_priority
 
 
-def test_a_thread_is_urgent_inside_and_as_it_was_outside() -> None:
+def permitted_by_a_pretended_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = {"policy": os.SCHED_OTHER, "parameter": os.sched_param(0)}
+
+    def change(_: int, policy: int, parameter: os.sched_param) -> None:
+        state.update(policy=policy, parameter=parameter)
+
+    monkeypatch.setattr(os, "sched_setscheduler", change)
+    monkeypatch.setattr(os, "sched_getscheduler", lambda _: state["policy"])
+    monkeypatch.setattr(os, "sched_getparam", lambda _: state["parameter"])
+
+
+def test_a_thread_is_urgent_inside_and_as_it_was_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the kernel itself where this user has the permission, as root has."""
     before = scheduling()
     if not urgency_permitted():
-        missing("the permission for real-time scheduling", "root has it")
+        permitted_by_a_pretended_kernel(monkeypatch)
+        before = scheduling()
     with urgent() as permitted:
         assert permitted
         assert scheduling() == (os.SCHED_RR, PRIORITY)
@@ -31,15 +44,10 @@ def test_a_thread_is_urgent_inside_and_as_it_was_outside() -> None:
 
 
 def test_its_children_are_not() -> None:
+    program = "import os; print(os.sched_getscheduler(0))"
     with urgent():
-        assert os.waitstatus_to_exitcode(os.waitpid(_fork(), 0)[1]) == 0
-
-
-def _fork() -> int:
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if os.sched_getscheduler(0) == os.SCHED_OTHER else 1)
-    return child
+        said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    assert int(said) == os.SCHED_OTHER
 
 
 def test_where_it_is_not_permitted_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from loadgen.bench_json import bench_result, from_bench_json
 from loadgen.gateway_process import GatewayProcess, free_port
 from queueing.record import Record, read_run
 from server.engines.tiny import make_tiny
-from tests.loadgen.test_bench_json import DETAILED, OURS, options
+from tests.loadgen.bench_samples import DETAILED, OURS, options
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import cast
 
 import pytest
 
 import loadgen.pool
 from loadgen.pool import Pool
 from loadgen.wire import Address, Connection
+from tests.eventually import eventually
 
 HEAD = b"HTTP/1.1 200 OK\r\nA-Header: one\r\n"
 CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
@@ -49,10 +52,12 @@ class Raw:
         self.got: list[bytes] = []
         self.carried: list[int] = []  # which connection each request came by
         self.writers: list[asyncio.StreamWriter] = []
+        self.handlers: list[asyncio.Task[None]] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         number = self.connections = self.connections + 1
         self.writers.append(writer)
+        self.handlers.append(cast("asyncio.Task[None]", asyncio.current_task()))
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -72,7 +77,7 @@ async def raw(act: Act) -> AsyncIterator[Raw]:
         yield server
         for writer in server.writers:
             writer.transport.abort()
-        await asyncio.sleep(0.005)  # the handlers see it
+        await asyncio.gather(*server.handlers)  # they see it
 
 
 def writes(*parts: bytes, close: bool = False) -> Act:
@@ -90,7 +95,7 @@ async def ask(pool: Pool) -> Told:
     told = Told()
     connection: Connection = pool.take() or await pool.connect()
     connection.send(pool.address.message(b"{}", "id-1"), told)
-    await asyncio.wait_for(told.ending, 5)
+    await asyncio.wait_for(told.ending, 60)
     return told
 
 
@@ -133,7 +138,8 @@ def test_cuts_anywhere_make_no_difference() -> None:
         assert (told.body, told.ending.result()) == (b"abcde", "end"), cut
 
 
-def test_a_connection_is_used_again_unless_the_server_ends_it() -> None:
+def test_a_connection_is_used_again_unless_the_server_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loadgen.pool, "KEEPALIVE", math.inf)
     _, kept = talk(writes(CHUNKED), times=5)
     assert len(set(kept.carried)) == 1
     told, closed = talk(writes(UNTIL_CLOSED, close=True), times=3)
@@ -170,17 +176,15 @@ def test_idle_connections_are_dropped_before_the_server_closes_them(monkeypatch:
     assert asyncio.run(main()) >= 1
 
 
-def test_the_reserve_is_there_before_the_first_request_and_grows_again() -> None:
+def test_the_reserve_is_there_before_the_first_request_and_grows_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loadgen.pool, "KEEPALIVE", math.inf)
+
     async def main() -> None:
         async with raw(writes(SIZED)) as server, Pool(Address(f"http://127.0.0.1:{server.port}", {}), 4) as pool:
             taken = [pool.take() for _ in range(4)]
             assert None not in taken
             assert pool.take() is None
-            for _ in range(100):
-                await asyncio.sleep(0.01)
-                if (again := pool.take()) is not None:
-                    break
-            assert again is not None
+            await eventually(pool.take)
 
     asyncio.run(main())
 
@@ -212,6 +216,7 @@ def test_names_are_resolved_and_ports_default() -> None:
     assert asyncio.run(main()) == b"abcde"
 
 
+@pytest.mark.slow  # of real time
 def test_two_requests_sent_together_are_microseconds_apart() -> None:
     """Least of fifty pairs: what stands between two requests of one sender, far below the gaps of 1,000 requests/s."""
 

@@ -21,7 +21,7 @@ FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update"),
     *("--disable-default-apps", "--disable-sync", "--hide-scrollbars", "--remote-debugging-port=0", "about:blank"),
 )
-START, ANSWER = 30.0, 30.0  # seconds
+START, ANSWER, PATIENCE = 60.0, 60.0, 60.0  # seconds; no claim: on a busy machine everything takes longer
 Event = dict[str, Any]
 
 
@@ -140,7 +140,7 @@ class Page:
             raise PageError(answer["exceptionDetails"].get("exception", {}).get("description", "thrown"))
         return answer["result"].get("value")
 
-    async def until(self, script: str, seconds: float = 10.0) -> None:
+    async def until(self, script: str, seconds: float = PATIENCE) -> None:
         """Return once the expression is true. Raises PageError where that takes longer."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
@@ -150,6 +150,14 @@ class Page:
                     return
             await asyncio.sleep(0.05)
         raise PageError(f"not true after {seconds} s: {script}; complaints: {self.complaints}")
+
+    async def complains(self, words: str, seconds: float = PATIENCE) -> None:
+        """Return once a complaint has these words: the browser tells of it after it has answered. Raises PageError where it never does."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while not any(words in each for each in self.complaints):
+            if asyncio.get_running_loop().time() > deadline:
+                raise PageError(f"no complaint with {words!r} after {seconds} s, but {self.complaints}")
+            await asyncio.sleep(0.05)
 
     async def text(self, selector: str) -> str:
         """What an element says."""

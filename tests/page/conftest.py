@@ -1,15 +1,16 @@
-"""One browser and one gateway for all tests of the page."""
+"""One browser for all tests of the page, and two gateways: one to look at, and one whose setting may be changed."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.page.browser import Browser, chromium
-from tests.page.site import Site, served_for_a_while, serving
+from tests.page.site import Site, in_force, put_in_force, served_lately, serving
 
 
 @pytest.fixture(scope="package")
@@ -25,27 +26,39 @@ def browser(runner: asyncio.Runner) -> Iterator[Browser]:
     runner.run(context.__aexit__(None, None, None))
 
 
-@pytest.fixture(scope="package")
-def site(runner: asyncio.Runner, browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A gateway that has served for a while."""
-    place = serving(tmp_path_factory.mktemp("page"))
+@contextlib.contextmanager
+def a_site(runner: asyncio.Runner, browser: Browser, folder: Path) -> Iterator[Site]:
+    place = serving(folder)
     gateway = runner.run(place.__aenter__())
     try:
-        runner.run(served_for_a_while(gateway))
         yield Site(browser, gateway, runner)
     finally:
         runner.run(place.__aexit__(None, None, None))
 
 
+@pytest.fixture(scope="package")
+def looked_at(runner: asyncio.Runner, browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with a_site(runner, browser, tmp_path_factory.mktemp("looked_at")) as site:
+        yield site
+
+
+@pytest.fixture(scope="package")
+def changed(runner: asyncio.Runner, browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with a_site(runner, browser, tmp_path_factory.mktemp("changed")) as site:
+        yield site
+
+
 @pytest.fixture
-def operated(site: Site) -> Site:
-    """The same, for tests that change its setting: they run last."""
-    return site
+def site(looked_at: Site) -> Iterator[Site]:
+    """A gateway that has served within the last minute. No test changes its setting: that would take the prediction from the others."""
+    looked_at.runner.run(served_lately(looked_at.gateway))
+    before = looked_at.runner.run(in_force(looked_at.gateway))
+    yield looked_at
+    assert looked_at.runner.run(in_force(looked_at.gateway)) == before, "a test that changes the setting takes `operated`"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that change the gateway's setting come after those that look at it."""
-    mine = [place for place, item in enumerate(items) if item.path.parent == Path(__file__).parent]
-    ordered = sorted((items[place] for place in mine), key=lambda item: "operated" in getattr(item, "fixturenames", ()))
-    for place, item in zip(mine, ordered, strict=True):
-        items[place] = item
+@pytest.fixture
+def operated(changed: Site) -> Site:
+    """A gateway without a request, whose setting a test may change: each begins with that of FLAGS."""
+    changed.runner.run(put_in_force(changed.gateway))
+    return changed

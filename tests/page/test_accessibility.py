@@ -1,8 +1,7 @@
-"""The live page has no violation of axe-core's rules, in four views and four states, and none of them scrolls sideways."""
+"""The live page has no violation of axe-core's rules, in four views and five states, and none of them scrolls sideways."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import signal
@@ -14,9 +13,7 @@ import pytest
 
 from tests.page.axe import violations
 from tests.page.browser import Browser, Page
-from tests.page.site import DRAWN, READY, Site, loaded, serving
-
-PATIENCE = 60.0  # seconds for the predicting process
+from tests.page.site import DRAWN, LONGEST, READY, Site, loaded, serving
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,8 @@ async def opened(browser: Browser, url: str, view: View) -> AsyncIterator[Page]:
 
 
 async def faults(page: Page, view: View, state: str) -> list[str]:
-    """What axe says, and how far the page is too wide."""
+    """What axe says, and how far the page is too wide, once nothing fades or grows any more."""
+    await page.until("document.getAnimations().length === 0")
     found = await violations(page)
     width = await page.ask("document.documentElement.scrollWidth")
     if width > view.width:
@@ -71,12 +69,34 @@ def test_a_violation_and_a_page_that_is_too_wide_are_found(site: Site) -> None:
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
 def test_a_gateway_under_load(site: Site, view: View) -> None:
     async def main() -> None:
-        async with loaded(site.gateway, 20.0, 60.0), opened(site.browser, site.gateway.url, view) as page:
-            await page.until(f"{DRAWN} >= 7 && document.querySelector('table.whatif')", PATIENCE)
+        async with loaded(site.gateway, 20.0, LONGEST), opened(site.browser, site.gateway.url, view) as page:
+            await page.until(f"{DRAWN} >= 9 && document.querySelector('table.whatif')")
             assert await faults(page, view, "serving") == []
             await page.ask("document.querySelectorAll('details').forEach(each => { each.open = true; })")
             await page.until("document.querySelector('#queue tbody tr')")
             assert await faults(page, view, "tables open") == []
+
+    site.runner.run(main())
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
+def test_an_operator_at_work(site: Site, view: View) -> None:
+    """Advice is answered; a forecast is in the form, a size is refused, and a mode of the autopilot waits for its button."""
+
+    async def main() -> None:
+        async with opened(site.browser, site.gateway.url, view) as page:
+            await page.until("document.querySelector('#whatif button') && !document.querySelector('#apply').disabled")
+            await page.click("#ask-advice")
+            await page.until("document.querySelector('#advice .advice li') && !document.querySelector('#ask-advice').disabled")
+            await page.click("#whatif button")
+            await page.until("document.querySelector('#outcome').textContent.endsWith('not in force yet.')")
+            await page.click("#autopilot input[value=act]")
+            await page.until("!document.querySelector('#steer').hidden && !document.querySelector('#reset').hidden")
+            assert await faults(page, view, "a setting that is not in force yet") == []
+            await page.type("#limit", "0")
+            await page.click("#apply")
+            await page.until("document.querySelector('#outcome').classList.contains('bad')")
+            assert await faults(page, view, "a setting that is refused") == []
 
     site.runner.run(main())
 
@@ -92,8 +112,7 @@ def test_a_gateway_without_a_request_and_one_that_is_gone(site: Site, tmp_path: 
                 found += await faults(page, view, "empty")
             os.kill(gateway.pid, signal.SIGKILL)
             for view, page in pages:
-                await page.until("document.body.dataset.link === 'lost'", 20)
-                await asyncio.sleep(0.5)  # the fading is over
+                await page.until("document.body.dataset.link === 'lost'")
                 found += await faults(page, view, "gone")
         return found
 

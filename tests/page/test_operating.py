@@ -8,40 +8,40 @@ from pathlib import Path
 
 import pytest
 
-from tests.page.browser import Page
-from tests.page.site import CAPPED, DRAWN, READY, Site, serving, text_of
+from tests.page.browser import Browser, Page
+from tests.page.site import CAPPED, CHARTS, DRAWN, READY, Site, in_force, served_lately, serving, text_of
 
 MARKED = "document.querySelectorAll('.plot[data-marks=\"1\"]').length"
-BOX = "document.querySelector('%s').getBoundingClientRect()"
-TIMES = 7  # charts over time
-PATIENCE = 60.0  # with the predicting process, which is niced and answers one question at a time
 
 
-def test_a_switch_from_the_page_takes_effect_and_is_marked_on_every_chart(operated: Site) -> None:
-    async def look(page: Page) -> None:
-        await page.until(f"{DRAWN} >= {TIMES}")
-        before = await operated.gateway.ask("GET", "/admin/policy")
-        assert before["policy"] == CAPPED
-        assert await page.ask(MARKED) == 0
-        await page.type("#policy-name", "elastic")
-        await page.type("#size", "4")
-        await page.type("#limit", "48")
-        await page.click("#apply")
-        await page.until("document.querySelector('#outcome').textContent.startsWith('In force: elastic:max_batch_size=4')")
-        found = await operated.gateway.ask("GET", "/admin/policy")
-        assert found["policy"] == "elastic:max_batch_size=4"
-        assert found["max_output_tokens"] == 48
-        assert found["epoch"] == before["epoch"] + 1
-        await page.until(f"{MARKED} === {TIMES}")
-        assert "elastic" in await page.text("#now")
-        await page.type("#size", "")
-        await page.type("#limit", "")
-        await page.click("#apply")
-        await page.until("document.querySelector('#outcome').textContent.startsWith('In force: elastic,')")
-        assert (await operated.gateway.ask("GET", "/admin/policy"))["max_output_tokens"] is None
-        assert page.complaints == []
+def test_a_switch_from_the_page_takes_effect_and_is_marked_on_every_chart(browser: Browser, runner: asyncio.Runner, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as gateway, browser.page() as page:
+            await served_lately(gateway)
+            await page.open(gateway.url)
+            await page.until(f"{DRAWN} >= {CHARTS} && !document.querySelector('#apply').disabled")
+            before = await in_force(gateway)
+            assert before["policy"] == CAPPED
+            assert await page.ask(MARKED) == 0
+            await page.type("#policy-name", "elastic")
+            await page.type("#size", "4")
+            await page.type("#limit", "48")
+            await page.click("#apply")
+            await page.until("document.querySelector('#outcome').textContent.startsWith('In force: elastic:max_batch_size=4')")
+            found = await in_force(gateway)
+            assert found["policy"] == "elastic:max_batch_size=4"
+            assert found["max_output_tokens"] == 48
+            assert found["epoch"] == before["epoch"] + 1
+            await page.until(f"{MARKED} === {CHARTS}")
+            assert "elastic" in await page.text("#now")
+            await page.type("#size", "")
+            await page.type("#limit", "")
+            await page.click("#apply")
+            await page.until("document.querySelector('#outcome').textContent.startsWith('In force: elastic,')")
+            assert (await in_force(gateway))["max_output_tokens"] is None
+            assert page.complaints == []
 
-    operated.run(look)
+    runner.run(main())
 
 
 def test_the_patience_is_shown_and_the_same_setting_again_begins_no_epoch(operated: Site) -> None:
@@ -60,7 +60,6 @@ def test_the_patience_is_shown_and_the_same_setting_again_begins_no_epoch(operat
         await page.click("#reset")
         assert await page.text("#outcome") == ""
         assert await page.ask("document.activeElement.id") == "policy-name"
-        await operated.gateway.ask("PUT", "/admin/policy", {"patience": None})
 
     operated.run(look)
 
@@ -115,63 +114,49 @@ def test_a_batch_size_that_the_engine_cannot_hold_is_refused_by_the_page(operate
 
 def test_a_policy_in_force_that_asks_for_more_than_the_engine_holds_does_not_block_the_form(operated: Site) -> None:
     async def look(page: Page) -> None:
-        before = await operated.gateway.ask("GET", "/admin/policy")
-        kept = {name: before[name] for name in ("policy", "max_output_tokens", "patience")}
         await operated.gateway.ask("PUT", "/admin/policy", {"policy": "continuous:max_batch_size=64"})
-        try:
-            await page.until("document.querySelector('#size').value === '64' && !document.querySelector('#apply').disabled")
-            await page.type("#patience", "45")
-            await page.click("#apply")
-            await page.until("document.querySelector('#outcome').textContent.startsWith('In force: continuous:max_batch_size=64')")
-            await page.type("#size", "65")
-            await page.click("#apply")
-            await page.until(
-                "document.querySelector('#outcome').textContent.includes('got a batch size of 65; this engine holds at most 16')"
-            )
-        finally:
-            await operated.gateway.ask("PUT", "/admin/policy", kept)
-        await page.until("!document.querySelector('#bar-policy').textContent.startsWith('continuous')")  # for the tests that follow
+        await page.until("document.querySelector('#size').value === '64' && !document.querySelector('#apply').disabled")
+        await page.type("#patience", "45")
+        await page.click("#apply")
+        await page.until("document.querySelector('#outcome').textContent.startsWith('In force: continuous:max_batch_size=64')")
+        await page.type("#size", "65")
+        await page.click("#apply")
+        await page.until("document.querySelector('#outcome').textContent.includes('got a batch size of 65; this engine holds at most 16')")
 
     operated.run(look)
 
 
-def test_the_controls_are_one_press_away(operated: Site) -> None:
-    async def look(page: Page) -> None:
-        await page.until("!document.querySelector('#to-controls').disabled")
-        found = await operated.gateway.ask("GET", "/admin/policy")
-        limit = found["max_output_tokens"]  # of the tests before
-        assert f"{found['policy'].partition(':')[0]} " in await page.text("#bar-policy")
-        assert ("no token limit" if limit is None else f"token limit {limit}") in await page.text("#bar-policy")
-        await page.click("#to-controls")
-        await page.until(f"{BOX % '#controls'}.top < innerHeight / 2")
-        assert await page.ask("document.activeElement.id") == "policy-name"
-        await page.until(f"{BOX % '.bar'}.bottom <= {BOX % '#controls'}.top", 5)  # the bar covers nothing of it
-
-    operated.run(look, width=390)
-
-
-def test_the_autopilot_is_steered_from_the_page(operated: Site) -> None:
-    async def look(page: Page) -> None:
-        await page.until("document.querySelector('#autopilot input:checked')?.value === 'off'")
-        await page.click("#autopilot input[value=advise]")
-        await page.until("!document.querySelector('#steer').hidden")
-        await asyncio.sleep(1.5)
-        assert (await operated.gateway.ask("GET", "/admin/state"))["autopilot"]["mode"] == "off", "not before the button"
-        assert await page.ask("document.querySelector('#autopilot input:checked').value") == "advise", "the choice stays"
-        await page.click("#steer")
-        await page.until("document.querySelector('#outcome').textContent === 'Autopilot: advise.'", PATIENCE)
-        assert (await operated.gateway.ask("GET", "/admin/state"))["autopilot"]["mode"] == "advise"
-        assert await page.ask("document.querySelector('#steer').hidden")
-        await page.click("#autopilot input[value=off]")
-        await page.click("#steer")
-        await page.until("document.querySelector('#outcome').textContent === 'Autopilot: off.'", PATIENCE)
-
-    operated.run(look)
-
-
-def test_the_operators_calls_need_the_admin_key_which_the_page_asks_for_and_keeps_for_the_tab(operated: Site, tmp_path: Path) -> None:
+def test_the_autopilot_is_steered_from_the_page_by_the_same_button_as_a_policy(
+    browser: Browser, runner: asyncio.Runner, tmp_path: Path
+) -> None:
     async def main() -> None:
-        async with serving(tmp_path, "--admin-key", "an-admin-key-of-the-test") as gateway, operated.browser.page() as page:
+        async with serving(tmp_path) as gateway, browser.page() as page:  # without a request there is nothing to act on
+            await page.open(gateway.url)
+            await page.until(f"{READY} && document.querySelector('#autopilot input:checked')?.value === 'off'")
+            assert await page.text("#apply") == "Put in force"
+            before = "off"
+            for mode in ("advise", "act", "off"):
+                await page.click(f"#autopilot input[value={mode}]")
+                await page.until("!document.querySelector('#steer').hidden")
+                assert await page.text("#steer") == "Put in force"
+                shown = await page.text("#as-of")
+                await page.until(f"document.querySelector('#as-of').textContent !== '{shown}'")  # the next event
+                assert await page.ask("document.querySelector('#autopilot input:checked').value") == mode, "the choice stays"
+                assert (await gateway.ask("GET", "/admin/state"))["autopilot"]["mode"] == before, "not before the button"
+                await page.click("#steer")
+                await page.until(f"document.querySelector('#outcome').textContent === 'Autopilot: {mode}.'")
+                assert (await gateway.ask("GET", "/admin/state"))["autopilot"]["mode"] == mode
+                assert await page.ask("document.querySelector('#steer').hidden")
+                before = mode
+
+    runner.run(main())
+
+
+def test_the_operators_calls_need_the_admin_key_which_the_page_asks_for_and_keeps_for_the_tab(
+    browser: Browser, runner: asyncio.Runner, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with serving(tmp_path, "--admin-key", "an-admin-key-of-the-test") as gateway, browser.page() as page:
             await page.open(gateway.url)
             await page.until(f"{READY} && !document.querySelector('#apply').disabled")
             await page.type("#size", "4")
@@ -196,7 +181,7 @@ def test_the_operators_calls_need_the_admin_key_which_the_page_asks_for_and_keep
             await page.click("#apply")
             await page.until("document.querySelector('#key').open")
 
-    operated.runner.run(main())
+    runner.run(main())
 
 
 @pytest.mark.parametrize(
@@ -292,9 +277,11 @@ def test_another_note_outlasts_a_reconnection(operated: Site) -> None:
     without_its_gateway(operated, before, after)
 
 
-def test_escape_closes_the_question_for_the_key_and_the_focus_returns_to_the_button(operated: Site, tmp_path: Path) -> None:
+def test_escape_closes_the_question_for_the_key_and_the_focus_returns_to_the_button(
+    browser: Browser, runner: asyncio.Runner, tmp_path: Path
+) -> None:
     async def main() -> None:
-        async with serving(tmp_path, "--admin-key", "an-admin-key-of-the-test") as gateway, operated.browser.page() as page:
+        async with serving(tmp_path, "--admin-key", "an-admin-key-of-the-test") as gateway, browser.page() as page:
             await page.open(gateway.url)
             await page.until(f"{READY} && !document.querySelector('#apply').disabled")
             await page.type("#size", "4")
@@ -310,15 +297,15 @@ def test_escape_closes_the_question_for_the_key_and_the_focus_returns_to_the_but
             assert await page.ask("document.activeElement.id") == "apply"
             assert CAPPED in await text_of(gateway)
 
-    operated.runner.run(main())
+    runner.run(main())
 
 
-def test_forget_key_ends_the_stream_that_was_opened_with_it(operated: Site, tmp_path: Path) -> None:
+def test_forget_key_ends_the_stream_that_was_opened_with_it(browser: Browser, runner: asyncio.Runner, tmp_path: Path) -> None:
     """Where the page itself needs a key: without it there is no stream, and the page asks again."""
 
     async def main() -> None:
         flags = ("--api-key", "an-api-key-of-the-test", "--metrics-need-key")
-        async with serving(tmp_path, *flags) as gateway, operated.browser.page() as page:
+        async with serving(tmp_path, *flags) as gateway, browser.page() as page:
             await page.open(gateway.url)
             await page.until("document.querySelector('#key').open")
             assert await page.ask("document.querySelector('#forget').hidden")
@@ -336,4 +323,4 @@ def test_forget_key_ends_the_stream_that_was_opened_with_it(operated: Site, tmp_
             await page.until("document.querySelector('h1').textContent === 'This page needs a key'")
             assert "–" in await page.text("#now")
 
-    operated.runner.run(main())
+    runner.run(main())

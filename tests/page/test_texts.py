@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 
 from tests.page.site import Site
-from tests.page.staged import Topics, staged
+from tests.page.staged import Topics, slow_queue, staged
 
 DURATIONS = "[...document.querySelectorAll('main td, main dd, main h1, main .legend b')].map(e => e.innerText).join('\\n')"
 
 
-def _slow(topics: Topics) -> None:
-    """A mean of 1.2 s, with smaller and larger durations around it."""
-    prediction = topics["look"]["prediction"]
-    comparison = prediction["comparison"]
-    comparison["verdict"], comparison["reasons"] = "agree", []
-    comparison["observed"] |= {"value": 1.2, "low": 0.9, "high": 1.5} | {name: _value(0.4) for name in ("p50", "p90", "p95", "p99")}
-    comparison["predicted"] |= {"value": 1.1, "low": 0.98, "high": 1.3}
-    prediction["queueing_delay"] |= {"mean": 1.1, "p50": 0.3, "p90": 2.0, "p95": 3.0, "p99": 4.0}
-    delays = {"mean": 0.006, "p50": 0.002, "p90": 0.5, "p99": 12.0}
-    forecast = {"load": 0.4, "stable": True, "queueing_delay": delays, "interval": {"low": 0.003, "high": 0.02}, "clipped_fraction": 0.1}
-    forecast |= {"sojourn_time": {"mean": 0.4}, "sojourn_interval": {"low": 0.3, "high": 0.5}, "time_to_first_token": {"mean": 0.03}}
-    topics["what_if"] = [forecast | {"policy": f"elastic:max_batch_size={size}", "max_output_tokens": None, "notes": []} for size in (2, 4)]
-
-
-def _value(seconds: float) -> dict[str, Any]:
-    return {"value": seconds, "low": None, "high": None}
-
-
 def test_durations_that_are_set_beside_each_other_have_one_unit(site: Site) -> None:
     async def main() -> str:
-        async with staged(site.browser, site.gateway.url, _slow) as page:
+        async with staged(site.browser, site.gateway.url, slow_queue) as page:
             await page.until("document.querySelector('table.whatif')")
             return str(await page.ask(DURATIONS))
 
@@ -41,24 +22,6 @@ def test_durations_that_are_set_beside_each_other_have_one_unit(site: Site) -> N
     assert len(re.findall(r"\d\u202fs\b", text)) > 20
     assert re.findall(r".*\d\u202fms\b.*", text) == []
     assert "0.0060\u202fs" in text, "small ones keep their digits"
-
-
-@pytest.mark.parametrize("width", [360, 390, 720, 1280])
-def test_the_what_if_table_and_the_bar_fit_with_long_durations_and_a_patience(site: Site, width: int) -> None:
-    def patient(topics: Topics) -> None:
-        _slow(topics)
-        topics["gateway"]["in_force"] |= {"patience": 45.0}
-        topics["look"]["prediction"]["comparison"]["verdict"] = "not enough data"
-        topics["what_if"][0]["queueing_delay"] |= {"mean": 44.975, "p99": 45.0}
-
-    async def main() -> None:
-        async with staged(site.browser, site.gateway.url, patient, width=width) as page:
-            await page.until("document.querySelector('table.whatif')")
-            box = "document.querySelector('#whatif .scroll')"
-            assert await page.ask(f"{box}.scrollWidth <= {box}.clientWidth")
-            assert await page.ask("document.querySelector('.bar').getBoundingClientRect().height") <= 125
-
-    site.runner.run(main())
 
 
 @pytest.mark.parametrize(
@@ -74,7 +37,8 @@ def test_the_what_if_table_and_the_bar_fit_with_long_durations_and_a_patience(si
 def test_too_early_says_how_many_more_requests(site: Site, missing: int | None, rate: float, says: str) -> None:
     def early(topics: Topics) -> None:
         topics["look"]["prediction"]["comparison"] |= {"verdict": "not enough data", "requests_missing": missing, "n": 250}
-        topics["now"]["row"][topics["hello"]["columns"].index("arrival_rate")] = rate
+        topics["look"]["prediction"]["window"]["seconds"] = 50.0
+        topics["now"]["row"][topics["hello"]["columns"].index("sequence_rate")] = rate
 
     async def main() -> None:
         async with staged(site.browser, site.gateway.url, early) as page:
@@ -82,6 +46,24 @@ def test_too_early_says_how_many_more_requests(site: Site, missing: int | None, 
             assert says in await page.text("#why")
 
     site.runner.run(main())
+
+
+def test_calls_of_several_sequences_are_arrivals_of_one_call_each(site: Site) -> None:
+    def calls(topics: Topics, sequences: float) -> None:
+        row, columns = topics["now"]["row"], topics["hello"]["columns"]
+        row[columns.index("arrival_rate")], row[columns.index("sequence_rate")] = 2.0, sequences
+
+    async def main() -> list[str]:
+        shown = []
+        for sequences in (2.0, 8.0):
+            async with staged(site.browser, site.gateway.url, lambda topics, rate=sequences: calls(topics, rate)) as page:
+                await page.until("document.querySelectorAll('#now dd').length === 6")
+                shown.append(await page.text("#now"))
+        return shown
+
+    alone, grouped = site.runner.run(main())
+    assert "sequences each" not in alone
+    assert "calls over one minute, 4.00 sequences each" in grouped
 
 
 @pytest.mark.parametrize(("seconds", "advised"), [(50.0, False), (112.0, False), (116.0, True), (120.0, True)])
@@ -92,7 +74,7 @@ def test_a_longer_window_is_advised_only_where_the_window_is_full(site: Site, se
         prediction = topics["look"]["prediction"]
         prediction["comparison"] |= {"verdict": "not enough data", "requests_missing": 25_000, "n": 250}
         prediction["window"]["seconds"] = seconds
-        topics["now"]["row"][topics["hello"]["columns"].index("arrival_rate")] = 20.0
+        topics["now"]["row"][topics["hello"]["columns"].index("sequence_rate")] = 20.0
 
     async def main() -> str:
         async with staged(site.browser, site.gateway.url, early) as page:
@@ -127,55 +109,6 @@ def test_an_overload_says_by_how_much(site: Site, load: float | None, says: str)
             assert (await page.text("#why")).startswith(says)
 
     site.runner.run(main())
-
-
-def test_without_forecasts_the_page_says_how_often_they_come(site: Site) -> None:
-    def none_yet(topics: Topics) -> None:
-        topics["what_if"], topics["what_if_in_force"] = [], None
-
-    async def main() -> None:
-        async with staged(site.browser, site.gateway.url, none_yet) as page:
-            await page.until("document.querySelector('#whatif p')")
-            said = await page.text("#whatif")
-            assert said == "No forecasts yet: once there is a prediction, they are computed every 15\u202fs."
-
-    site.runner.run(main())
-
-
-def test_a_forecast_that_is_the_setting_in_force_by_another_text_is_left_out(site: Site) -> None:
-    def forecasts(topics: Topics) -> None:
-        _slow(topics)
-        base = topics["what_if"][0]
-        topics["gateway"]["in_force"] |= {"policy": "elastic:max_batch_size=64", "max_output_tokens": None, "effective_max_batch_size": 16}
-
-        def row(policy: str, size: int | None, limit: int | None = None, cut: float | None = 0.0) -> dict[str, Any]:
-            return base | {"policy": policy, "effective_max_batch_size": size, "max_output_tokens": limit, "clipped_fraction": cut}
-
-        topics["what_if_in_force"] = row("elastic:max_batch_size=64", 16)
-        topics["what_if"] = [
-            *(row("elastic:max_batch_size=64", 16, 64), row("elastic:max_batch_size=32", 16), row("elastic", 16)),  # the same
-            *(
-                row("elastic:max_batch_size=8", 8),
-                row("elastic:order=spf", 16),
-                row("continuous:max_batch_size=16", 16),
-                row("fixed", None),
-            ),
-            *(row("elastic:max_batch_size=64", 16, 54, 0.0004), row("elastic:max_batch_size=64", 16, 32, None)),
-        ]
-
-    async def main() -> list[str]:
-        async with staged(site.browser, site.gateway.url, forecasts) as page:
-            await page.until("document.querySelector('table.whatif')")
-            return list(await page.ask("[...document.querySelectorAll('#whatif button')].map(e => e.getAttribute('aria-label'))"))
-
-    assert sorted(site.runner.run(main())) == [
-        "Use continuous:max_batch_size=16, no token limit",
-        "Use elastic:max_batch_size=64, token limit 32",
-        "Use elastic:max_batch_size=64, token limit 54",
-        "Use elastic:max_batch_size=8, no token limit",
-        "Use elastic:order=spf, no token limit",
-        "Use fixed, no token limit",
-    ]
 
 
 @pytest.mark.parametrize("width", [320, 390, 720, 1280])

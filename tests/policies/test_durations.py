@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.durations import UNITS, Duration, parse_duration
+from policies.durations import UNITS, Duration, parse_duration, rounded_duration
 from policies.text import SpecError
 
 
@@ -40,7 +40,27 @@ def test_it_is_read_as_seconds(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", " ", "s", "2 parsecs", "2S", "-1s", "-1", "nan", "1.2.3s", "2s3", "100 msec", "1mins", "5d", "2s,3s"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "s",
+        "2 parsecs",
+        "2S",
+        "-1s",
+        "-1",
+        "nan",
+        "1.2.3s",
+        "2s3",
+        "100 msec",
+        "1mins",
+        "5d",
+        "2s,3s",
+        "1e999999h",
+        "1e99999999999999999s",
+    ],
+)
 def test_anything_else_is_refused_with_the_forms_that_are_not(text: str) -> None:
     with pytest.raises(SpecError, match="expected a duration: 2s, 100ms, 500us"):
         parse_duration(text)
@@ -52,6 +72,23 @@ def test_a_whole_number_of_a_unit_is_rounded_once(number: int, unit: str) -> Non
     per_second = round(1 / float(UNITS[unit])) if float(UNITS[unit]) < 1 else None
     expected = number / per_second if per_second else number * float(UNITS[unit])
     assert parse_duration(f"{number}{unit}") == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.4, "0 s"),
+        (119.4, "119 s"),
+        (120, "2 min"),
+        (7199, "120 min"),
+        (7200, "2.0 h"),
+        (172_799, "48.0 h"),
+        (172_800, "2 days"),
+        (1e9, "11,574 days"),
+    ],
+)
+def test_a_rounded_duration_is_one_to_plan_by(seconds: float, text: str) -> None:
+    assert rounded_duration(seconds) == text
 
 
 def test_an_option_may_set_a_least_value() -> None:

@@ -94,6 +94,7 @@ def test_other_ways_to_write_it_have_the_same_canonical_text(written: str, canon
         ("single:batch_size=8", "got key 'batch_size' for policy single", "expected order"),
         ("fixed", "got 'fixed'", "expected batch_size too, for example fixed:batch_size=8"),
         ("fixed:max_wait=1", "got 'fixed:max_wait=1'", "expected batch_size too, for example fixed:batch_size=8"),
+        ("capped:16", "got '16'", "expected key=value, for example capped:max_batch_size=16"),
         ("capped", "got 'capped'", "expected max_batch_size too, for example capped:max_batch_size=8"),
         ("capped:max_batch_size=eight", "got max_batch_size='eight'", "expected a number"),
         ("capped:max_batch_size=nan", "got max_batch_size='nan'", "expected a number"),

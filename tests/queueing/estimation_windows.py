@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from queueing.estimation.window import FIELDS, Snapshot
 from queueing.experiment import simulate_run
 from queueing.fast_simulation import SimulatedRun
 from queueing.model import Model
+from queueing.record import Record
 
 
 def window_of(model: Model, load: float, count: int, seed: int) -> Snapshot:
@@ -15,10 +17,11 @@ def window_of(model: Model, load: float, count: int, seed: int) -> Snapshot:
     return snapshot_of_run(simulate_run(model, load * model.largest_stable_rate, count, np.random.SeedSequence(seed)), model)
 
 
-def snapshot_of_run(run: SimulatedRun, model: Model) -> Snapshot:
+def snapshot_of_run(run: SimulatedRun, model: Model, prompt_tokens: npt.NDArray[np.int64] | None = None) -> Snapshot:
     """The whole run as a window that began with its epoch."""
     now = float(run.arrived_at[-1])
     known = {name: getattr(run, name) for name in FIELDS if hasattr(run, name)}
+    known |= {} if prompt_tokens is None else {"prompt_tokens": prompt_tokens}
     columns = {name: np.asarray(known.get(name, np.zeros(run.arrived_at.size)), dtype=np.float64) for name in FIELDS}
     rows = np.column_stack([columns[name] for name in FIELDS])
     rows = rows[run.released_at <= now]
@@ -28,3 +31,20 @@ def snapshot_of_run(run: SimulatedRun, model: Model) -> Snapshot:
         arrivals, counts = np.unique(run.arrived_at, return_counts=True)
         sequences = counts.astype(np.float64)
     return Snapshot(policy=model.text, epoch=0, epoch_at=0.0, start=0.0, now=now, arrivals=arrivals, sequences=sequences, rows=rows[order])
+
+
+def record(number: int, at: float, **changed: object) -> Record:
+    fields = {
+        "request_id": str(number),
+        "outcome": "completed",
+        "epoch": 0,
+        "batch_id": number,
+        "batch_size": 1,
+        "arrived_at": at,
+        "dispatched_at": at,
+        "released_at": at + 1,
+        "server_free_at": at + 1,
+        "prompt_tokens": 8,
+        "output_tokens": 10,
+    }
+    return Record(**(fields | changed))  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
 """`kendall predict` on random arguments, sensible ones and absurd ones: `python -m tests.queueing.predict_fuzz --count 2000 --seed 1`.
 
 Each case runs in a process of its own, forked from one that has imported everything, which may use 10 s of CPU time and 1 GB of
-memory. Right is one answer (a JSON object without a number below zero or not finite, nothing on stderr) or one line that says what
-was wrong, with exit status 1 or 2.
+memory. Right is one answer (a JSON object, or now and then a table, without a number below zero or not finite, nothing on stderr but
+the warning of a law that takes a second per token) or one line that says what was wrong, with exit status 1 or 2.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import re
 import resource
 import shlex
 import signal
@@ -24,8 +25,11 @@ from typing import Any
 import numpy as np
 
 CPU_SECONDS, MEGABYTES = 10, 1000
+FRESH = 200  # megabytes of a process that has imported everything; one that is forked here has also what the tests before have left
 POLICIES = ("single", "dynamic", "capped", "elastic", "fixed", "continuous")
 METHODS = ("exact", "approximation", "bound", "paper", "simulation")
+SWITCHES = ("--disaggregated", "--pad-prompts")
+ORDERS = ("fcfs", "fcfs", "sjf", "none")
 
 
 def arguments(rng: np.random.Generator) -> list[str]:
@@ -40,9 +44,17 @@ def arguments(rng: np.random.Generator) -> list[str]:
         "--patience": lambda: _number(rng, 1e-3, 1e3),
         "--servers": lambda: str(_pick(rng, (1, 2, 8, 64, 1000, 100_000))),
         "--method": lambda: _pick(rng, METHODS),
+        "--sequences": lambda: _sequences(rng),
+        "--arrival-scv": lambda: str(_pick(rng, (0, 0.25, 0.5, 1, 1.5, 4, 20))) if rng.random() < 0.8 else _number(rng, 1e-3, 1e3),
     }
     given |= {flag: make() for flag, make in optional.items() if rng.random() < 0.17}
-    return ["--json", *(part for flag, value in given.items() for part in (f"{flag}={value}",))]
+    if rng.random() < 0.08:  # these exclude much of the rest, which most of the draws would show
+        given = {flag: value for flag, value in given.items() if flag not in ("--servers", "--patience", "--sequences")}
+        given |= {"--policy": "single", "--disaggregated": ""}
+    if rng.random() < (0.5 if "--prompt-tokens" in given else 0.02):
+        given["--pad-prompts"] = ""
+    parts = ["--json", *(f"{flag}={value}" if value or flag not in SWITCHES else flag for flag, value in given.items())]
+    return [parts[place] for place in rng.permutation(len(parts))]
 
 
 def at_load(rng: np.random.Generator, line: list[str]) -> list[str]:
@@ -51,10 +63,14 @@ def at_load(rng: np.random.Generator, line: list[str]) -> list[str]:
     from queueing.model import Model
 
     given = dict(part.removeprefix("--").split("=", 1) for part in line if "=" in part)
-    limits = {name.replace("-", "_"): int(given[name]) for name in ("max-output-tokens", "max-num-seqs", "servers") if name in given}
+    limits: dict[str, Any] = {
+        name.replace("-", "_"): int(given[name]) for name in ("max-output-tokens", "max-num-seqs", "servers") if name in given
+    }
+    limits |= {name.removeprefix("--").replace("-", "_"): True for name in SWITCHES if name in line}
+    limits |= {name.replace("-", "_"): given[name] for name in ("prompt-tokens", "sequences") if name in given}
     load = _pick(rng, (0.05, 0.3, 0.5, 0.7, 0.9, 0.95, 0.99, 1.3))
     try:
-        model = Model.read(given["policy"], given["output-tokens"], given["latency"], prompt_tokens=given.get("prompt-tokens"), **limits)
+        model = Model.read(given["policy"], given["output-tokens"], given["latency"], **limits)
         rate = load * model.largest_stable_rate
     except SpecError:
         return line
@@ -64,9 +80,20 @@ def at_load(rng: np.random.Generator, line: list[str]) -> list[str]:
 def _policy(rng: np.random.Generator) -> str:
     name = _pick(rng, POLICIES)
     size = _pick(rng, (1, 2, 3, 8, 16, 64, 200, 512, 2048, 8192, 100_000)) if rng.random() < 0.95 else _pick(rng, (0, -1, "x", 1.5, "inf"))
+    keys = [f"order={_pick(rng, ORDERS)}"] if rng.random() < 0.1 else []
     if name == "fixed":
-        return f"fixed:batch_size={size}" + (f",max_wait={_number(rng, 1e-3, 10)}" if rng.random() < 0.3 else "")
-    return name if name in ("single", "dynamic") or rng.random() < 0.15 else f"{name}:max_batch_size={size}"
+        keys += [f"batch_size={size}", *([f"max_wait={_number(rng, 1e-3, 10)}"] if rng.random() < 0.3 else [])]
+    elif name not in ("single", "dynamic") and rng.random() > 0.15:
+        keys.append(f"max_batch_size={size}")
+    return f"{name}:{','.join(keys)}" if keys else name
+
+
+def _sequences(rng: np.random.Generator) -> str:
+    """Of a call: few, now and then as absurd as lengths."""
+    if rng.random() < 0.15:
+        return _lengths(rng)
+    high = _pick(rng, (1, 2, 4, 8, 64, 1000))
+    return _pick(rng, (f"deterministic:value={high}", f"uniform:low=1,high={high + 1}", f"geometric:mean={high}"))
 
 
 def _lengths(rng: np.random.Generator) -> str:
@@ -102,6 +129,10 @@ def _law(rng: np.random.Generator) -> str:
         "speed": lambda: _number(rng, 0.3, 3),
     }
     given |= {name: make() for name, make in optional.items() if rng.random() < 0.3}
+    if rng.random() < 0.2:
+        given |= {"stall_share": _number(rng, 1e-3, 0.5), "stall": _number(rng, 1e-2, 10)}
+        if rng.random() < 0.05:
+            given.pop(_pick(rng, ("stall", "stall_share")))
     return ",".join(f"{name}={value}" for name, value in given.items())
 
 
@@ -129,7 +160,8 @@ def cases(count: int, seed: int) -> Iterator[list[str]]:
     rng = np.random.default_rng(seed)
     for _ in range(count):
         line = arguments(rng)
-        yield at_load(rng, line) if rng.random() < 0.6 else line
+        line = at_load(rng, line) if rng.random() < 0.6 else line
+        yield line if rng.random() < 0.9 else [part for part in line if part != "--json"]
 
 
 def fault_of(line: list[str]) -> str | None:
@@ -138,14 +170,14 @@ def fault_of(line: list[str]) -> str | None:
         child = multiprocessing.get_context("fork").Process(target=_predict, args=(line, Path(folder)))
         child.start()
         child.join()
-        written = [(Path(folder) / name).read_text() for name in ("stdout", "stderr")]
+        stdout, stderr = ((Path(folder) / name).read_text() for name in ("stdout", "stderr"))
         memory = Path(folder) / "memory"
-        grown = float(memory.read_text()) if memory.exists() else 0.0
+        peak = float(memory.read_text()) if memory.exists() else 0.0
     if child.exitcode == -signal.SIGXCPU:
         return f"more than {CPU_SECONDS} s"
-    if grown > MEGABYTES:
-        return f"{grown:.0f} MB"
-    return _fault(child.exitcode, *written)
+    if peak > MEGABYTES:
+        return f"{peak:.0f} MB"
+    return _fault(child.exitcode, stdout, stderr, _documented(line))
 
 
 def _predict(line: list[str], folder: Path) -> None:
@@ -162,13 +194,28 @@ def _predict(line: list[str], folder: Path) -> None:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        (folder / "memory").write_text(str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used.ru_maxrss
+        (folder / "memory").write_text(str(FRESH + grown / 1024))
 
 
-def _fault(status: int | None, stdout: str, stderr: str) -> str | None:
-    lines = [line for line in stderr.splitlines() if not line.startswith("kendall: warning: the latency law takes ")]
+def _documented(line: list[str]) -> str | None:
+    """The one warning that is no fault: of a law that takes a second per token or longer."""
+    from policies.text import SpecError
+    from queueing.latency import parse_law, slow_law
+
+    try:
+        sentence = slow_law(parse_law(next(part for part in line if part.startswith("--latency=")).removeprefix("--latency=")))
+    except SpecError:
+        return None
+    return None if sentence is None else f"kendall: warning: {sentence}"
+
+
+def _fault(status: int | None, stdout: str, stderr: str, documented: str | None) -> str | None:
+    lines = [line for line in stderr.splitlines() if line != documented]
     if status == 0:
-        return f"on stderr: {lines}" if lines else _wrong_number(json.loads(stdout))
+        if lines:
+            return f"on stderr: {lines}"
+        return _wrong_number(json.loads(stdout)) if stdout.startswith("{") else _wrong_word(stdout)
     if status not in (1, 2) or stdout or len(lines) != 1:
         return f"status {status}: {stdout[:200]}{stderr[-300:]}"
     return f"not a clear line: {lines}" if "KENDALL_DEBUG" in stderr or not lines[0].startswith("kendall: ") else None
@@ -181,6 +228,13 @@ def _wrong_number(answer: Any, path: str = "") -> str | None:
     if isinstance(answer, float | int) and not isinstance(answer, bool) and not 0 <= answer < float("inf"):
         return f"{path} = {answer}"
     return None
+
+
+def _wrong_word(text: str) -> str | None:
+    """In the lines of numbers: below the first line, above the assumptions, without the lines that go on with one before."""
+    numbers = [line for line in text.partition("\nassumes")[0].splitlines()[1:] if line.strip() and not line.startswith(" ")]
+    found = re.search(r"(?<![\w-])(nan|inf|-\d[\d.]*)(?!\w)", "\n".join(numbers))
+    return f"{found[0]} in {numbers}" if found else None if numbers else f"no numbers in {text!r}"
 
 
 def warm_up() -> None:

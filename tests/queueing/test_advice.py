@@ -15,6 +15,7 @@ import pytest
 from policies import Request, parse_policy
 from policies.text import SpecError
 from queueing.advice.advise import TARGETS, advise, parse_objective
+from queueing.advice.answer import own_error, precise
 from queueing.advice.forecast import Advice, Forecast, Knobs
 from queueing.advice.known_lengths import known_lengths
 from queueing.advice.measure import Measure
@@ -22,7 +23,7 @@ from queueing.advice.percent import HALF_A_PERCENT
 from queueing.advice.response import Response
 from queueing.advice.sentence import sentence
 from queueing.advice.what_if import forecast, usual_policies, what_ifs
-from queueing.distributions import TokenDistribution, parse_distribution
+from queueing.distributions import parse_distribution
 from queueing.estimation.assess import Limits
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
@@ -34,22 +35,20 @@ from queueing.optimisation.objective import Objective, parse_slo
 from queueing.optimisation.token_limit import best_token_limit
 from queueing.prediction import predict
 from queueing.record import Record
-from queueing.result import Prediction
+from queueing.result import LEVELS, Quantiles
 from queueing.statistics import mean_interval
+from tests.queueing.advised import POLICY, capacity
 from tests.queueing.estimation_runs import LAW, LENGTHS, Engine, poisson, seen, serve
+from tests.queueing.made import prediction_of
 from tests.server.harness import replay
 from tests.virtual_time import run_virtual
 
-POLICY = "capped:max_batch_size=8"
 LIMITS = Limits(max_num_seqs=16)
 LONG = parse_distribution("lognormal:mu=2.5,sigma=0.7", 400)
 DELAY = Objective(name="delay")
+STABLE = prediction_of()
 NAMES = {"single", "dynamic", "fixed", "capped", "elastic", "continuous"}
 N = 4000
-
-
-def capacity(policy: str = POLICY, tokens: TokenDistribution = LENGTHS) -> float:
-    return Model(policy=parse_policy(policy), output_tokens=tokens, law=LAW, max_num_seqs=16).largest_stable_rate
 
 
 def clipped(records: list[Record], limit: int) -> list[Record]:
@@ -170,7 +169,8 @@ def test_a_family_that_there_is_not_is_refused_and_one_that_cannot_fit_is_noted(
 
 
 def test_too_few_answers_are_said_to_be_too_few() -> None:
-    assert known_lengths(lengths([3, 4])) is None
+    assert known_lengths(lengths([3, 4] * 24 + [3])) is None
+    assert known_lengths(lengths([3, 4] * 25)) is not None
     few = estimate(seen(serve(poisson(20.0, 12, 1), Engine(most=8), 1), POLICY), parse_policy(POLICY), LAW)
     found = forecast(few, LAW, Knobs(policy=POLICY), LIMITS)
     assert "expected at least 50" in found.notes[0]
@@ -309,9 +309,8 @@ def test_a_gain_that_may_be_none_is_no_reason_to_change() -> None:
 
 @pytest.mark.parametrize(("value", "low"), [(0.001, 0.0006), (0.03, 0.004), (0.03, -0.01)])
 def test_a_gain_that_prints_as_0_is_no_reason_to_change(value: float, low: float) -> None:
-    stable = Prediction(policy="x", effective_max_batch_size=8, model="m", method="exact", stable=True, load=0.5, utilisation=None)
     here, there = (
-        Forecast(knobs=Knobs(policy=f"capped:max_batch_size={size}"), load=0.5, prediction=stable, mean=UNKNOWN, clipped_fraction=0.0)
+        Forecast(knobs=Knobs(policy=f"capped:max_batch_size={size}"), load=0.5, prediction=STABLE, mean=UNKNOWN, clipped_fraction=0.0)
         for size in (8, 9)
     )
     gain = Estimate(value, low, 0.06, 900.0)
@@ -332,7 +331,7 @@ def test_a_gain_that_prints_as_0_is_no_reason_to_change(value: float, low: float
 def test_a_change_that_is_not_advised_has_no_percentage_and_names_its_quantity(target: str, name: str) -> None:
     """Nor what it would cut, nor what else it would change: only the quantity that decided, of both settings."""
     objective = Objective(name=name, slo=parse_slo("p99_queueing_delay=2s") if name == "slo" else None)
-    stable = Prediction(policy="x", effective_max_batch_size=8, model="m", method="exact", stable=True, load=0.5, utilisation=None)
+    stable = prediction_of()
     here, there = (
         Forecast(
             knobs=Knobs(policy=f"capped:max_batch_size={size}", max_output_tokens=size, servers=size),
@@ -367,7 +366,7 @@ def test_an_unstable_setting_is_left_and_never_advised() -> None:
     assert not found.current.stable
     assert found.best is not None
     assert found.best.stable
-    assert found.gain.value == 1
+    assert (found.gain.value, found.gain.high) == (1, 1)
     assert "the current single has no steady state" in found.says
     every = advise(window(load=2.5), LAW, Knobs(policy=POLICY), Limits(max_num_seqs=8), DELAY, targets=["policy", "batch-size"])
     for each in every:
@@ -418,6 +417,15 @@ def test_without_an_slo_one_more_server_is_shown() -> None:
     assert found.best.knobs.servers == 2
     assert found.says.startswith("one more server (2): mean queueing delay ")
     assert found.gain.low > 0.3
+
+
+@pytest.mark.parametrize(("policy", "best"), [(POLICY, "capped:max_batch_size=12"), ("dynamic", "dynamic")])
+def test_the_engines_bound_is_the_size_in_force_of_a_policy_without_one_and_of_no_other(policy: str, best: str) -> None:
+    """At 90 % of what a cap of 8 serves, the bound of 12 is the best size."""
+    (found,) = asked(load=0.9, current=Knobs(policy=policy), limits=Limits(max_num_seqs=12), targets=["batch-size"])
+    assert found.best is not None
+    assert found.best.knobs.policy == best
+    assert ("is the best choice already" in found.says) == (best == policy)
 
 
 def test_single_has_no_batch_size() -> None:
@@ -483,10 +491,57 @@ def test_every_objective_speaks_json(name: str) -> None:
         assert each.best is None or each.best.stable
 
 
-def test_every_target_has_an_advice() -> None:
+def test_every_target_has_an_advice_and_its_numbers_are_there_and_in_order() -> None:
     found = asked()
     assert [each.target for each in found] == list(TARGETS)
-    assert all(each.best is not None for each in found)
+    for each in found:
+        plain = json.loads(json.dumps(each.to_dict(), allow_nan=False))
+        gain = plain["gain"]
+        assert gain["low"] <= gain["value"] <= gain["high"] <= 1, each.target
+        assert plain["curve"]
+        for about in (plain["current"], plain["best"]):
+            assert about["stable"]
+            assert 0 < about["load"] < 1
+            assert 0 <= about["clipped_fraction"] < 1
+            assert 0 < about["queueing_delay"]["mean"] < about["time_to_first_token"]["mean"] < about["sojourn_time"]["mean"]
+            for duration, interval in (("queueing_delay", "interval"), ("sojourn_time", "sojourn_interval")):
+                assert about[interval]["value"] == pytest.approx(about[duration]["mean"])
+                assert about[interval]["low"] < about[interval]["value"] < about[interval]["high"]
+                levels = [level for name in LEVELS if (level := about[duration][name]) is not None]
+                assert levels == sorted(levels), (each.target, duration)
+
+
+@pytest.mark.parametrize("off", [-0.1, 0.1])
+@pytest.mark.parametrize("policy", [POLICY, "elastic:max_batch_size=8"])
+def test_a_what_if_at_a_wrong_rate_leaves_the_simulation_by_what_the_rate_does(policy: str, off: float) -> None:
+    """The comparison can fail: of a policy that does not run too, above it and below it by the exact delays' ratio."""
+    rate, found = 0.6 * capacity(), window()
+    true, wrong = (replace(found, arrival_rate=symmetric(at, 0.01 * at, 4000.0)) for at in (rate, rate * (1 + off)))
+    there = simulate(parse_policy(policy), rate, LENGTHS, LAW, seed=5, num_requests=60_000, max_num_seqs=16).queueing_delay.mean
+    assert there is not None
+    right, astray = (forecast(each, LAW, Knobs(policy=policy), LIMITS) for each in (true, wrong))
+    assert delay(right) == pytest.approx(there, rel=0.06)
+    moved = [
+        predict(parse_policy(policy), at, LENGTHS, LAW, max_num_seqs=16).queueing_delay.mean or math.nan for at in (rate, rate * (1 + off))
+    ]
+    assert delay(astray) / there - 1 == pytest.approx(moved[1] / moved[0] - 1, abs=0.06)
+    assert (delay(astray) - there) * off > 0
+    assert not astray.mean.covers(there)
+
+
+@pytest.mark.parametrize(("size", "method"), [(64, "exact"), (65, "simulation")])
+def test_batches_of_up_to_64_are_forecast_exactly(size: int, method: str) -> None:
+    assert precise(Model(policy=parse_policy(f"capped:max_batch_size={size}"), output_tokens=LENGTHS, law=LAW), 100.0).method == method
+
+
+@pytest.mark.parametrize(("share", "error"), [(0.0199, 0.8), (0.0201, 0.04)])
+def test_an_approximate_delay_is_less_sure_where_hardly_anyone_waits(share: float, error: float) -> None:
+    """Below 2 % of the sojourn; the sojourn has as much of that error as there is delay in it, and 1.5 % of its own."""
+    found = replace(STABLE, method="approximation", queueing_delay=Quantiles(mean=share), sojourn_time=Quantiles(mean=1.0))
+    assert own_error(found) == error
+    assert own_error(found, "sojourn_time") == pytest.approx(math.hypot(error * share, 0.015))
+    assert own_error(replace(found, method="exact")) == 0.0
+    assert own_error(replace(found, method="simulation", queueing_delay=Quantiles(mean=2.0, standard_error=0.1))) == 0.05
 
 
 def test_wrong_questions_are_refused() -> None:

@@ -20,9 +20,9 @@ from queueing.estimation.assess import Limits
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.interval import Estimate
 from queueing.latency import parse_law
-from queueing.result import Mean, Prediction, Quantiles
+from queueing.result import Prediction, Quantiles
+from tests.queueing.advised import POLICY
 from tests.queueing.estimation_runs import Engine, poisson, seen, serve
-from tests.queueing.test_advice import POLICY
 
 LAW = parse_law("k1=1.6e-3,k2=16e-3,k3=0.08e-3,k4=3.2e-3,cv=0.05")
 LENGTHS = parse_distribution("uniform:low=10,high=60")
@@ -72,7 +72,7 @@ def off(prediction: Prediction, factor: float) -> Prediction:
     )
 
 
-def _times(found: Mean | Quantiles, factor: float) -> Quantiles:
+def _times(found: Quantiles, factor: float) -> Quantiles:
     values = {each.name: getattr(found, each.name) for each in fields(found)}
     return Quantiles(**{name: value * factor if isinstance(value, float) else value for name, value in values.items()})
 
@@ -91,6 +91,8 @@ def test_the_limit_and_the_servers_are_the_same_however_the_search_errs(error: f
     fewer = replace(servers.best.knobs, servers=servers.best.knobs.servers - 1)
     assert [keeps_slo(situation, each, objective) for each in (limit.best.knobs, longer, servers.best.knobs, fewer)] == [True, False] * 2
     assert any(point.get("max_output_tokens") == limit.best.knobs.max_output_tokens and point["score"] is not None for point in limit.curve)
+    limits = [point["max_output_tokens"] for point in limit.curve]
+    assert limits == sorted(set(limits))
 
 
 @pytest.mark.parametrize("start", [1, 4, 7, 12])

@@ -11,7 +11,8 @@ from policies import parse_policy
 from queueing.distributions import parse_distribution
 from queueing.experiment import simulate
 from queueing.latency import LatencyModel
-from queueing.prediction import largest_stable_rate, predict
+from queueing.model import Model
+from queueing.prediction import largest_stable_rate, predict, predict_model, unstable
 from queueing.result import LEVELS, Prediction, Quantiles
 
 LAW = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3, cv=0.12, turnaround=1.5e-3)
@@ -69,6 +70,19 @@ def test_a_prediction_is_whole(policy: str, load: float) -> None:
     step = answer.inter_token_latency.mean
     assert (step is None) == policy.startswith("elastic")
     assert step is None or LAW.step(1) * (1 - 1e-9) <= step <= LAW.step(16) + LAW.admission(16)
+
+
+@pytest.mark.parametrize("policy", ["single", "capped:max_batch_size=4", "fixed:batch_size=4", "continuous:max_batch_size=4"])
+@pytest.mark.parametrize("method", ["auto", "simulation"])
+def test_both_token_times_are_of_one_type_whatever_the_method(policy: str, method: str) -> None:
+    """A caller may ask each for any level; without one it is None."""
+    queue = Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=LAW, max_num_seqs=16)
+    rate = 0.5 * queue.largest_stable_rate
+    for answer in (predict_model(queue, rate, method), unstable(queue, 1.2, method)):
+        assert type(answer.time_to_first_token) is type(answer.inter_token_latency) is Quantiles
+        assert (answer.time_to_first_token.p99 is None) == (answer.method != "simulation" or not answer.stable)
+        assert answer.inter_token_latency.p99 is None
+        assert list(answer.as_dict()["inter_token_latency"]) == ["mean", *LEVELS]
 
 
 @pytest.mark.parametrize(("policy", "load"), [(policy, 0.6) for policy in BATCHES + CONTINUOUS])

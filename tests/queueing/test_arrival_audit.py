@@ -251,10 +251,13 @@ def test_the_rate_interval_is_exact():
     assert audit.rate == pytest.approx(20, rel=0.1)
 
 
-def test_another_rate_than_asked_is_said():
-    audit = audit_arrivals(poisson(np.random.default_rng(0), 20, 1000), asked_rate=24)
-    assert "of 24 per second asked" in audit.verdict
+@pytest.mark.parametrize("asked", [24.0, 16.5])
+def test_another_rate_than_asked_is_said_whichever_is_higher(asked: float) -> None:
+    audit = audit_arrivals(poisson(np.random.default_rng(0), 20, 1000), asked_rate=asked)
+    assert f"of {asked:g} per second asked" in audit.verdict
     assert {test.name for test in audit.tests if not test.holds} == {"rate", "gap law at the asked rate"}
+    assert next(test.statistic for test in audit.tests if test.name == "rate") == pytest.approx(audit.rate / asked)
+    assert (audit.rate > asked) == (asked < 20)
     assert audit_arrivals(poisson(np.random.default_rng(0), 20, 1000)).verdict == "poisson"
 
 
@@ -317,10 +320,13 @@ def test_lateness_is_held_against_a_budget_and_does_not_change_the_verdict():
         (0.00301, Budget(mean=0.01, p99=0.003), False),
         (0.00099, None, True),
         (0.00101, None, False),
+        # as early as that in the mean
+        (-0.00299, Budget(mean=0.003, p99=0.01), True),
+        (-0.00301, Budget(mean=0.003, p99=0.01), False),
     ],
 )
 def test_a_sender_may_be_as_late_as_its_budget_says(late: float, budget: Budget | None, within: bool) -> None:
-    """Everything equally late; by default a millisecond in the mean."""
+    """Everything equally late, or early; by default a millisecond in the mean."""
     intended = poisson(np.random.default_rng(2), 50, 1000)
     audit = audit_arrivals(intended + late, intended=intended, asked_rate=50, budget=budget)
     assert audit.lateness is not None
@@ -341,12 +347,14 @@ def test_what_was_not_asked_to_be_poisson_is_compared_with_its_timetable():
     intended = bursty(np.random.default_rng(1), 20, 1000)
     kept = audit_arrivals(intended + 0.0004, intended=intended, process="gamma")
     broken = audit_arrivals(intended + 0.1, intended=intended, process="gamma")
+    early = audit_arrivals(intended - 0.1, intended=intended, process="gamma")
     alone = audit_arrivals(intended, process="gamma")
     assert kept.verdict == "timetable kept (mean 0.4 ms, p99 0.4 ms late); not tested: the distribution of the gaps (asked: gamma)"
     assert broken.verdict.startswith("timetable not kept (mean 100 ms")
+    assert early.verdict.startswith("timetable not kept (mean -100 ms")
     assert alone.verdict == "not judged: asked to be gamma, and there is no timetable to compare with"
-    assert [audit.poisson for audit in (kept, broken, alone)] == [None, None, None]
-    assert [audit.good for audit in (kept, broken, alone)] == [True, False, True]
+    assert [audit.poisson for audit in (kept, broken, early, alone)] == [None] * 4
+    assert [audit.good for audit in (kept, broken, early, alone)] == [True, False, False, True]
 
 
 def test_a_coarse_clock_is_not_mistaken_for_repeated_gaps():
@@ -439,3 +447,100 @@ def test_gaps_that_are_not_exponential_are_told_by_the_statistic_that_failed() -
     gaps = np.random.default_rng(1).exponential(size=500)
     (said,) = disease(np.cumsum(gaps), gaps, {"gap spacings": 0.123}, None, 1e-6)
     assert said == "gaps are not exponential: the ordered gaps' differences are at most 0.123 away from exponential ones"
+
+
+GAPS = np.random.default_rng(1).exponential(size=1000)
+
+
+def told(gaps: FloatArray, *failed: str, ordered: FloatArray | None = None, step: float = 1e-9, statistic: float = 0.5) -> str:
+    """What is said of these gaps where these tests failed."""
+    return "; ".join(disease(np.cumsum(gaps) if ordered is None else ordered, gaps, dict.fromkeys(failed, statistic), None, step))
+
+
+@pytest.mark.parametrize(("simultaneous", "step", "said"), [(10, 1e-9, False), (11, 1e-9, True), (19, 0.0095, False), (20, 0.0095, True)])
+def test_more_than_one_in_a_hundred_at_one_instant_are_groups(simultaneous: int, step: float, said: bool) -> None:
+    """And what chance makes of a clock of that step, in mean gaps."""
+    gaps = np.append(np.zeros(simultaneous), GAPS[simultaneous:])
+    step *= float(gaps.mean())
+    assert ("come at the very instant of the one before" in told(gaps, "gap law", step=step)) == said
+
+
+@pytest.mark.parametrize(("half", "said"), [(0.199, True), (0.201, False)])
+def test_gaps_within_a_fifth_of_their_mean_are_nearly_constant(half: float, said: bool) -> None:
+    assert ("gaps are nearly constant" in told(np.tile([1 + half, 1 - half], 500), "gap law")) == said
+
+
+@pytest.mark.parametrize(
+    ("at_one_phase", "failed", "said"),
+    [
+        # of a thousand: 5 in a hundred
+        (50, {}, False),
+        (51, {}, True),
+        # 15 where bursts may be the cause, which begin above a dispersion of 1.5
+        (51, {"dispersion, 5 per window": 1.5}, True),
+        (150, {"dispersion, 5 per window": 1.51}, False),
+        (151, {"dispersion, 5 per window": 1.51}, True),
+    ],
+)
+def test_arrivals_are_pinned_to_a_phase_where_enough_of_them_are(at_one_phase: int, failed: dict[str, float], said: bool) -> None:
+    """The others are spread evenly over nine tenths of a second, so that no 20 ms of it hold 5 in a hundred."""
+    others = 0.05 + 0.9 * np.arange(1000 - at_one_phase) / (1000 - at_one_phase)
+    ordered = np.arange(1000.0) + np.append(np.zeros(at_one_phase), others)
+    found = "; ".join(disease(ordered, GAPS, {"phase in 1 s": 0.3} | failed, None, 1e-9))
+    assert (f"{at_one_phase / 10:.0f}% of arrivals are within 10 ms of one phase: pinned to whole seconds" in found) == said
+
+
+@pytest.mark.parametrize(("twice", "said"), [(100, False), (101, True)])
+def test_gaps_of_one_seed_are_a_quarter_of_them_equal_to_another(twice: int, said: bool) -> None:
+    once = 1 + 0.01 * np.arange(400 - twice)
+    gaps = np.concatenate([once, once[:twice]])
+    assert ("the same gaps occur again" in told(gaps, "repeated gaps", step=1e-6, statistic=9.0)) == said
+
+
+@pytest.mark.parametrize(("alike", "said"), [(300, False), (301, True)])
+def test_gaps_like_the_one_before_are_of_one_seed_from_three_in_ten_on(alike: int, said: bool) -> None:
+    gaps = np.append(np.ones(alike + 1), np.resize([3.0, 1.0], 1000 - alike))
+    assert ("of gaps are like the one before them" in told(gaps, "correlation, lag 1")) == said
+
+
+@pytest.mark.parametrize(
+    ("least", "mean", "count", "said"),
+    [
+        # fifty times what the least of a thousand gaps is by chance
+        (0.0499, 1.0, 1000, False),
+        (0.0501, 1.0, 1000, True),
+        # but more than the kernel adds to any sleep
+        (4.99e-5, 1e-3, 10_000, False),
+        (5.01e-5, 1e-3, 10_000, True),
+    ],
+)
+def test_something_adds_to_every_gap_where_the_least_is_far_from_nothing(least: float, mean: float, count: int, said: bool) -> None:
+    gaps = np.linspace(least, 2 * mean - least, count)
+    assert ("something adds to every gap" in told(gaps, "gap law")) == said
+
+
+@pytest.mark.parametrize(
+    ("n", "windows"), [(99, {"5"}), (100, {"5"}), (199, {"5"}), (200, {"5", "20"}), (499, {"5", "20"}), (500, {"5", "20", "50"})]
+)
+def test_counts_are_judged_in_ten_windows_at_least(n: int, windows: set[str]) -> None:
+    names = {test.name for test in audit_arrivals(poisson(np.random.default_rng(3), 10, n)).tests}
+    assert {name.split()[1] for name in names if name.startswith("dispersion")} == windows
+
+
+@pytest.mark.parametrize(("span", "n", "judged"), [(10.0, 30, True), (9.99, 30, False), (100.0, 22, True), (100.0, 21, False)])
+def test_a_phase_takes_ten_periods_and_twenty_arrivals(span: float, n: int, judged: bool) -> None:
+    assert (arrival_tests.phase(np.linspace(0, span, n), 1.0) is not None) == judged
+
+
+@pytest.mark.parametrize(("rate", "fine"), [(0.85, True), (1.25, False)])
+def test_gaps_are_judged_one_by_one_where_the_clock_is_500_times_as_fine(rate: float, fine: bool) -> None:
+    """A clock of 1/512 s: a five-hundredth of 0.98 s."""
+    names = {test.name for test in audit_arrivals(whole(2**-9)(poisson(np.random.default_rng(3), rate, 1000))).tests}
+    assert ({"gap law", "gap spacings", "repeated gaps"} <= names) == fine
+    assert ({"gap law", "gap spacings", "repeated gaps"} & names == set()) == (not fine)
+
+
+def test_nearly_constant_gaps_are_told_with_their_spread() -> None:
+    gaps = 2.0 + 0.2 * np.resize([1.0, -1.0], 1000)
+    verdict = audit_arrivals(np.cumsum(gaps), asked_rate=0.5).verdict
+    assert "gaps are nearly constant (standard deviation 0.1 of their mean)" in verdict

@@ -18,86 +18,15 @@ from queueing.autopilot.candidates import candidates, lowest_limit, repairs
 from queueing.autopilot.controller import Autopilot
 from queueing.autopilot.decision import Decision
 from queueing.autopilot.judging import measured_gain
-from queueing.autopilot.look import Look
 from queueing.autopilot.state import State
 from queueing.autopilot.weighing import Weighed, gain_of, weigh
-from queueing.distributions import parse_distribution
 from queueing.estimation.assess import Limits
 from queueing.estimation.assumption import Assumption
-from queueing.estimation.estimates import Estimates
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
-from queueing.estimation.lengths import Lengths, lengths
-from queueing.estimation.speed_process import Stalls
-from queueing.estimation.wander import NO_WANDER
-from queueing.latency import LatencyModel
-from queueing.model import Model
+from queueing.estimation.lengths import lengths
+from tests.queueing.autopilot_looks import BOUNDS, LAW, LAWFUL, LONGEST, SEQS, capacity, sample, seen
 
-LAW = LatencyModel(k1=0.0003, k2=0.0014, k3=0.0001, k4=0.0012, cv=0.15)
-SEQS, LONGEST = 8, 256
-LAWFUL = parse_distribution("lognormal:mu=3,sigma=0.8", LONGEST)
-HOLDS = tuple(Assumption(name, True, 0.0, "") for name in ("settled", "stable_queue", "constant_speed", "poisson_arrivals"))
-BOUNDS = Bounds(policies=("capped", "elastic"), smallest_token_limit=8)
 BEST = Knobs(policy="elastic", max_output_tokens=96)  # for BOUNDS: P(N > 64) = 7 %, P(N > 96) = 2.4 %
-
-
-def capacity(knobs: Knobs) -> float:
-    from policies import parse_policy
-
-    lawful = LAWFUL if knobs.max_output_tokens is None else LAWFUL.clip(knobs.max_output_tokens)
-    return Model(policy=parse_policy(knobs.policy), output_tokens=lawful, law=LAW, max_num_seqs=SEQS).largest_stable_rate
-
-
-def sample(count: int = 2000, limit: int | None = None) -> Lengths:
-    counts = LAWFUL.sample(np.random.default_rng(1), count)
-    return lengths(counts) if limit is None else lengths(np.minimum(counts, limit), counts >= limit)
-
-
-def seen(
-    now: float,
-    current: Knobs,
-    rate: float,
-    *,
-    relative: float = 0.01,
-    epoch: int = 0,
-    observed: Estimate = UNKNOWN,
-    judged: int = 1000,
-    count: int = 1000,
-    known: Lengths | None = None,
-    failing: tuple[Assumption, ...] = (),
-    waiting: int = 0,
-    **others: object,
-) -> Look:
-    names = {each.name for each in failing}
-    estimates = Estimates(
-        policy=current.policy,
-        epoch=epoch,
-        start=0.0,
-        now=now,
-        count=count,
-        arrival_rate=symmetric(rate, relative * rate, 1000.0),
-        dispersion=symmetric(1.0, 0.2, 20.0),
-        rate_changed_at=None,
-        output_tokens=sample() if known is None else known,
-        prompt_tokens=lengths([1] * 10),
-        speed=others.pop("speed", symmetric(1.0, 0.005, 500.0)),  # type: ignore[arg-type]
-        cv=symmetric(LAW.cv, 0.01, 500.0),
-        wander=NO_WANDER,
-        speed_changed_at=None,
-        stalls=Stalls(0, 0.0, 0.0, None),
-    )
-    return Look(
-        now=now,
-        estimates=estimates,
-        shape=LAW,
-        current=current,
-        limits=others.pop("limits", Limits(max_output_tokens=current.max_output_tokens, max_num_seqs=SEQS)),  # type: ignore[arg-type]
-        observed=observed,
-        observed_sojourn=observed,
-        judged=judged,
-        assumptions=(*(each for each in HOLDS if each.name not in names), *failing),
-        waiting=waiting,
-        longest=LONGEST,
-    )
 
 
 def pilot(bounds: Bounds = BOUNDS, **options: object) -> Autopilot:
@@ -244,6 +173,16 @@ def test_an_unstable_queue_is_left_at_once_by_the_lowest_load() -> None:
     assert found.after.policy == "elastic"
     assert "grows without bound" in found.reason
     assert not math.isfinite(found.predicted_before.value)
+
+
+@pytest.mark.parametrize(("later", "acts"), [(4.9, False), (5.0, True)])
+def test_an_unstable_queue_is_changed_again_after_five_seconds(later: float, acts: bool) -> None:
+    autopilot, rate = pilot(), 1.3 * capacity(Knobs(policy="elastic"))
+    first = autopilot.decide(seen(10.0, Knobs(policy="dynamic"), rate))
+    assert first is not None
+    assert first.kind == "change"
+    again = autopilot.decide(seen(10.0 + later, first.after, rate, epoch=1, judged=0, count=5))
+    assert (again is not None) == acts
 
 
 def test_it_goes_to_the_best_setting_one_knob_at_a_time_and_stays_there() -> None:
@@ -396,8 +335,18 @@ def test_while_stable_it_searches_once_a_minute() -> None:
     assert autopilot.decide(seen(0.0, BEST, rate)) is None
     assert autopilot.state.think_at == 60.0
     unsettled = Knobs(policy="dynamic")
-    assert autopilot.decide(seen(30.0, unsettled, 0.5 * capacity(unsettled))) is None  # not before the minute is over
-    assert autopilot.decide(seen(61.0, unsettled, 0.5 * capacity(unsettled))) is not None
+    assert autopilot.decide(seen(59.9, unsettled, 0.5 * capacity(unsettled))) is None  # not before the minute is over
+    assert autopilot.decide(seen(60.0, unsettled, 0.5 * capacity(unsettled))) is not None
+
+
+@pytest.mark.parametrize(("later", "said"), [(299.9, False), (300.0, True)])
+def test_the_same_advice_is_given_again_after_five_minutes(later: float, said: bool) -> None:
+    autopilot, current = Autopilot(bounds=BOUNDS, mode="advise"), Knobs(policy="dynamic")
+    rate = 0.5 * capacity(current)
+    first, again = (autopilot.decide(seen(now, current, rate)) for now in (0.0, later))
+    assert first is not None
+    assert (again is not None) == said
+    assert again is None or again.after == first.after
 
 
 def test_advice_alone_turns_nothing_and_says_so_once() -> None:
@@ -458,6 +407,7 @@ def test_a_change_that_does_worse_than_predicted_and_than_before_is_rolled_back_
     assert (found.kind, found.before, found.after) == ("rollback", BEST, start)
     assert found.acts
     assert found.measured_gain.high < 0
+    assert autopilot.state.cool_until == 300.0 + 4 * 60.0
     again = [autopilot.decide(seen(now, start, RATE, epoch=2, observed=around(0.05))) for now in (400.0, 700.0, 800.0)]
     assert all(each is None or each.after != BEST or not each.acts for each in again)
     assert any(each is not None and "did worse than predicted" in each.reason for each in again)

@@ -1,25 +1,32 @@
-"""What became of a change: each rule of the judgement at its border."""
+"""What may be changed, and what became of a change: each rule at its border."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from queueing.advice.forecast import Knobs
-from queueing.autopilot.choosing import _worth
+from queueing.autopilot.bounds import Bounds
+from queueing.autopilot.choosing import Chooser, _worth
+from queueing.autopilot.controller import Autopilot
 from queueing.autopilot.decision import Decision
 from queueing.autopilot.judging import forbidden, judge, measured_gain, overwhelmed, remember
-from queueing.autopilot.knowledge import _sharper
+from queueing.autopilot.knowledge import Knowledge, _sharper, learn
 from queueing.autopilot.look import Look
 from queueing.autopilot.rules import Rules
 from queueing.autopilot.state import Carried, State, Trial
 from queueing.autopilot.weighing import Weighed
+from queueing.estimation.assess import Limits
 from queueing.estimation.assumption import Assumption
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
-from tests.queueing.test_autopilot import seen
+from queueing.estimation.lengths import lengths
+from tests.queueing.autopilot_looks import seen
 
 START, AFTER = Knobs(policy="elastic"), Knobs(policy="elastic", max_output_tokens=96)
 RATE = symmetric(10.0, 1.0, 500.0)
@@ -224,3 +231,73 @@ def test_of_two_rates_the_sharper_counts_unless_they_part(own: Estimate, age: fl
         assert found.effective_n == 700.0
         assert found.high - 10.0 == pytest.approx(math.hypot(0.1, 0.5 * age / 60))
     assert _sharper(own, Carried(), 1000.0, Rules()) is own
+
+
+def knowing(*loads: Mapping[Knobs, float]) -> Knowledge:
+    """Of situations with these loads; rate and speed are known to 5 and 2 %, so a load may be 7.1 % higher and 6.9 % lower."""
+    situations: list[Any] = [
+        SimpleNamespace(rate=1.0, model=lambda knobs, each=each: SimpleNamespace(load=lambda _: each[knobs])) for each in loads
+    ]
+    return Knowledge(tuple(situations), symmetric(10.0, 0.5, 500.0), symmetric(1.0, 0.02, 500.0))
+
+
+def choosing(*loads: Mapping[Knobs, float]) -> Chooser:
+    return Chooser(seen(0.0, START, 10.0), knowing(*loads), Bounds(), State(), Rules())
+
+
+@pytest.mark.parametrize(
+    ("now", "then", "safe"),
+    [
+        # 2 % below saturation at the upper ends
+        (0.5, 0.915, True),
+        (0.5, 0.9151, False),
+        # or no higher a load than now
+        (0.95, 0.95, True),
+        (0.95, 0.9501, False),
+        (1.2, 1.1, True),
+    ],
+)
+def test_a_setting_is_safe_with_a_margin_at_the_upper_ends_or_nearer_to_stability(now: float, then: float, safe: bool) -> None:
+    assert choosing({START: now, AFTER: then}).safe(AFTER) == safe
+    assert choosing({START: now, AFTER: then}, {START: 0.5, AFTER: 0.1}).safe(AFTER) == safe, "the cautious situation decides"
+
+
+@pytest.mark.parametrize(("then", "lower"), [(0.949, True), (0.951, False)])
+def test_the_safe_direction_is_a_load_lower_by_a_twentieth_whatever_the_situation(then: float, lower: bool) -> None:
+    by = Rules().safer
+    assert choosing({START: 1.0, AFTER: then}).lowers(AFTER, by) == lower
+    assert choosing({START: 0.5, AFTER: 0.1}, {START: 1.0, AFTER: then}).lowers(AFTER, by) == lower
+
+
+@pytest.mark.parametrize(("load", "unstable"), [(1.074, False), (1.0742, True)])
+def test_a_queue_is_surely_unstable_where_its_load_is_above_1_at_the_lower_ends(load: float, unstable: bool) -> None:
+    autopilot, look = Autopilot(mode="act"), seen(0.0, START, 10.0)
+    assert autopilot._unstable(look, knowing({START: load})) == unstable
+    assert autopilot._unstable(look, knowing({START: 2.0}, {START: load})) == unstable, "in every situation"
+    patient = dataclasses.replace(look, limits=Limits(patience=1.0))
+    assert not autopilot._unstable(patient, knowing({START: 2.0}))
+    grows = Assumption("stable_queue", False, 0.99, "it grows")
+    for judged in (199, 200):
+        assert autopilot._unstable(seen(0.0, START, 10.0, judged=judged, failing=(grows,)), knowing({START: 0.9})) == (judged == 200)
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "ended", "missing"),
+    [
+        (30.0, 10, None),
+        (29.0, 10, "29 arrivals known, 30 are needed"),
+        (30.0, 9, "9 answers ended, 10 are needed"),
+    ],
+)
+def test_nothing_is_known_before_thirty_arrivals_and_ten_answers(arrivals: float, ended: int, missing: str | None) -> None:
+    """Sixty answers, of which some have ended after five tokens and the others go on; the speed was seen nowhere."""
+    going = 60 - ended
+    look = seen(0.0, START, 10.0, known=lengths([5] * ended + [6] * going, [False] * ended + [True] * going), speed=UNKNOWN)
+    estimates = dataclasses.replace(look.estimates, arrival_rate=symmetric(10.0, 1.0, arrivals))
+    found = learn(dataclasses.replace(look, estimates=estimates), State(), Rules())
+    if missing is not None:
+        assert found == missing
+        return
+    assert isinstance(found, Knowledge)
+    assert (found.rate.value, found.speed) == (10.0, symmetric(1.0, 0.1, 0.0))
+    assert len(found.situations) == 2, "what has not ended may end at once or at the context's end"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from queueing.calls import Calls, draw_calls
 from queueing.cli import app
 from queueing.distributions import parse_distribution
 from queueing.experiment import draw_jobs, simulate_model, simulate_run
-from queueing.fast_simulation import COLUMNS
+from queueing.fast_simulation import COLUMNS, is_compiled
 from queueing.model import Model
 from queueing.prediction import methods, predict_model
 from queueing.run_length import advise_model
@@ -178,7 +179,11 @@ def test_quantiles_are_simulated_and_means_exact():
     assert found.queueing_delay.mean == exact.queueing_delay.mean
     assert exact.queueing_delay.p99 is None
     assert exact.queueing_delay.mean < found.queueing_delay.p90 < found.queueing_delay.p99
-    assert found.assumptions[-1] == "quantiles: simulation of 300,000 sequences"
+    assert found.fallback == found.assumptions[-1]
+    assert found.fallback == (
+        "exact means, but quantiles from a simulation of 300,000 sequences: "
+        "no formula covers the law of the delay where calls hold several sequences"
+    )
 
 
 def test_the_command_takes_a_law_of_sequences():
@@ -190,6 +195,25 @@ def test_the_command_takes_a_law_of_sequences():
         answers[command] = json.loads(result.output)
     assert answers["predict"]["model"] == "M^X/G^[1,8]/1"
     assert answers["simulate"]["batch_size"]["mean"] == pytest.approx(answers["predict"]["batch_size"]["mean"], rel=0.05)
+
+
+def test_quantiles_are_simulated_with_no_more_than_the_simulator_can_in_seconds():
+    """A law that the compiled simulator does not cover: 300,000 sequences would take a minute."""
+    model = Model.read("single", "uniform:low=4,high=24", "k1=-5e-5,k2=0.026,k3=1e-5,k4=5e-5", sequences="deterministic:value=8")
+    assert not is_compiled(model)
+    found = predict_model(model, 0.3 * model.largest_stable_rate)
+    assert found.method == "exact"
+    assert 20_000 < int(re.search(r"from a simulation of ([\d,]+) sequences", found.fallback)[1].replace(",", "")) < 60_000
+    assert 0 < found.queueing_delay.p90 < found.queueing_delay.p99
+
+
+def test_the_first_line_says_that_the_quantiles_are_simulated_and_why():
+    common = ["--policy", "capped:max_batch_size=8", "--output-tokens", LENGTHS, "--latency", LAW, "--arrival-rate", "20"]
+    result = CliRunner().invoke(app, ["predict", *common, "--sequences", "deterministic:value=4"], env={"COLUMNS": "500"})
+    assert result.exit_code == 0, result.output
+    first, *others = result.output.splitlines()
+    assert "(exact means, but quantiles from a simulation of 300,000 sequences: no formula covers" in first
+    assert not any("simulation" in line for line in others)
 
 
 @pytest.mark.parametrize("policy", ["single", "capped:max_batch_size=8"])

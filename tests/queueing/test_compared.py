@@ -19,51 +19,23 @@ from queueing.advice.what_if import forecast, what_ifs
 from queueing.autopilot.bounds import Bounds
 from queueing.autopilot.controller import Autopilot
 from queueing.autopilot.decision import Decision
-from queueing.autopilot.look import Look
 from queueing.distributions import parse_distribution
-from queueing.estimation.assess import Limits
-from queueing.estimation.assumption import Assumption
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.feed import Feed
 from queueing.estimation.interval import symmetric
 from queueing.estimation.mirror import Mirror
 from queueing.estimation.speed_process import Stalls
 from queueing.experiment import simulate
-from queueing.latency import LatencyModel, parse_law
+from queueing.latency import LatencyModel
 from queueing.model import Model
 from queueing.optimisation.choices import best_batch_size, best_policy
 from queueing.optimisation.objective import Objective, parse_slo
 from queueing.optimisation.quantity import compared_by, mean_of
 from queueing.prediction import predict_model
-from queueing.result import Mean, Prediction, Quantiles
-from tests.queueing.estimation_runs import Engine, poisson, record_of, seen, serve
-
-POLICY = "capped:max_batch_size=8"
-LIMITS = Limits(max_num_seqs=16)
-DELAY = Objective(name="delay")
-USUAL = ("single", "dynamic", "fixed:batch_size=8", POLICY, "elastic:max_batch_size=8", "continuous:max_batch_size=8")
-UNIFORM, SKEWED = parse_distribution("uniform:low=10,high=60"), parse_distribution("lognormal:mu=3,sigma=0.8", 256)
-LAWS = {
-    "page": (parse_law("k1=1.6e-3,k2=16e-3,k3=0.08e-3,k4=3.2e-3,cv=0.05"), UNIFORM),
-    "tiny": (parse_law("k1=3e-4,k2=1.4e-3,k3=25e-6,k4=0.92e-3,cv=0.12,turnaround=0.00155"), SKEWED),
-    "steps": (parse_law("k1=1e-4,k2=1e-3,k3=6e-4,k4=6e-4,cv=0.1"), SKEWED),  # whose speed falls with each slot taken
-}
-TURNAROUND = 4e-4
-HOLDS = tuple(Assumption(name, True, 0.0, "") for name in ("settled", "stable_queue", "constant_speed", "poisson_arrivals"))
-
-
-def model_of(law: str, policy: str = POLICY) -> Model:
-    shape, lengths = LAWS[law]
-    return Model(policy=parse_policy(policy), output_tokens=lengths, law=shape, max_num_seqs=16)
-
-
-@cache
-def window(law: str = "page", load: float = 0.6, seed: int = 1) -> Estimates:
-    """Estimates of 4,000 requests that capped batches served."""
-    shape, lengths = LAWS[law]
-    records = serve(poisson(load * model_of(law).largest_stable_rate, 4000, seed), Engine(most=8, law=shape), seed, lengths=lengths)
-    found = estimate(seen(records, POLICY), parse_policy(POLICY), shape)
-    return dataclasses.replace(found, gateway_turnaround=TURNAROUND)
+from queueing.result import Quantiles
+from tests.queueing.estimation_runs import record_of
+from tests.queueing.families import DELAY, LAWS, LIMITS, POLICY, TURNAROUND, USUAL, look, model_of, window
+from tests.queueing.made import prediction_of
 
 
 def asked(objective: Objective = DELAY, *, law: str = "page", load: float = 0.6, current: str = POLICY, target: str = "policy") -> Advice:
@@ -106,18 +78,8 @@ def test_delays_are_compared_within_one_family_of_batches_only(policies: tuple[s
 
 def test_a_lost_request_counts_as_one_that_waited_for_its_patience() -> None:
     """Losing more is no way to a shorter sojourn: of 100, 20 waited for 1 s in vain and 80 took 0.1 s + 0.3 s."""
-    found = Prediction(
-        policy="x",
-        effective_max_batch_size=8,
-        model="m",
-        method="exact",
-        stable=True,
-        load=1.2,
-        utilisation=None,
-        queueing_delay=Quantiles(0.28),
-        served_queueing_delay=Quantiles(0.1),
-        sojourn_time=Quantiles(0.4),
-        loss_fraction=0.2,
+    found = prediction_of(
+        load=1.2, queueing_delay=Quantiles(0.28), served_queueing_delay=Quantiles(0.1), sojourn_time=Quantiles(0.4), loss_fraction=0.2
     )
     assert mean_of(found, "sojourn_time") == pytest.approx(0.2 * 1.0 + 0.8 * 0.4)
     assert mean_of(found, "queueing_delay") == 0.28
@@ -286,7 +248,9 @@ def test_a_turnaround_lengthens_short_delays_only() -> None:
     assert long.sojourn_time == found.sojourn_time
     assert (short.queueing_delay.mean, short.queueing_delay.p50) == (10.0, 10.0)
     assert short.sojourn_time.mean == pytest.approx(found.sojourn_time.mean + 10.0 - found.queueing_delay.mean)
-    assert isinstance(short.time_to_first_token, Mean)
+    first = found.time_to_first_token.mean
+    assert first is not None
+    assert short.time_to_first_token == Quantiles(pytest.approx(first + 10.0 - found.queueing_delay.mean))  # type: ignore[arg-type,operator]
     assert found.with_turnaround(0.0) is found
 
 
@@ -309,22 +273,6 @@ def test_the_turnaround_is_the_shortest_delay_of_all_epochs() -> None:
 
 
 # the autopilot
-
-
-def look(current: str, load: float = 0.5) -> Look:
-    estimates = window("page", load)
-    return Look(
-        now=1000.0,
-        estimates=estimates,
-        shape=LAWS["page"][0],
-        current=Knobs(policy=current),
-        limits=LIMITS,
-        observed=symmetric(0.2, 0.02, 100.0),
-        observed_sojourn=symmetric(0.5, 0.05, 100.0),
-        judged=1000,
-        assumptions=HOLDS,
-        longest=256,
-    )
 
 
 def test_the_autopilot_compares_families_by_sojourn_and_says_so() -> None:

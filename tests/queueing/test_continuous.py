@@ -292,6 +292,43 @@ def test_the_doubtful_corners_are_named() -> None:
     assert trusted(SlotTime(LAW, UNIFORM), 300.0, None)
 
 
+@pytest.mark.parametrize(
+    ("lengths", "slots", "rate", "reason"),
+    [
+        # 35 % of the engine's time, at 0.3 ms an admission, from five slots on
+        ("deterministic:value=64", 16, 0.349 / 0.3e-3, ""),
+        ("deterministic:value=64", 16, 0.351 / 0.3e-3, "admissions take 35%"),
+        ("deterministic:value=64", 5, 0.351 / 0.3e-3, "admissions take 35%"),
+        ("deterministic:value=64", 4, 0.351 / 0.3e-3, ""),
+        # answers of fewer than 8 tokens, and than slots
+        ("deterministic:value=8", 16, 1.0, ""),
+        ("deterministic:value=7", 16, 1.0, "answers of 7 tokens in 16 slots end in bunches"),
+        ("deterministic:value=7", 8, 1.0, "answers of 7 tokens in 8 slots end in bunches"),
+        ("deterministic:value=7", 7, 1.0, ""),
+    ],
+)
+def test_the_approximation_is_doubted_beyond_its_bounds(lengths: str, slots: int, rate: float, reason: str) -> None:
+    said = doubt(SlotTime(WITHOUT, parse_distribution(lengths)), rate, slots)
+    assert (said or "").startswith(reason)
+    assert (said is None) == (reason == "")
+
+
+@pytest.mark.parametrize(
+    ("spread", "load", "doubted"),
+    [
+        # a squared coefficient of variation of 0.05: lengths of 16 - 3 and 16 + 3, or 4 either way; 88 % of the capacity
+        (3, 0.881, True),
+        (3, 0.879, False),
+        (4, 0.95, False),
+    ],
+)
+def test_answers_of_nearly_one_length_are_doubted_near_the_capacity(spread: int, load: float, doubted: bool) -> None:
+    pmf = np.zeros(17 + spread)
+    pmf[[16 - spread, 16 + spread]] = 0.5
+    time = SlotTime(LAW, TokenDistribution(pmf))
+    assert (doubt(time, load * time.throughput(16, refilled=True), 16) is not None) == doubted
+
+
 def test_the_parts_of_the_sojourn_add_up() -> None:
     """Delay, first token, later tokens; with answers of one token there are no later ones."""
     time = SlotTime(LAW, LOGNORMAL)

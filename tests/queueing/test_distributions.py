@@ -183,6 +183,7 @@ def test_the_longest_of_a_batch_keeps_its_upper_tail_on_a_long_support(batch_siz
     assert np.abs(law.maximum(batch_size).survival[1:100_000] / expected - 1).max() < 1e-9
 
 
+@pytest.mark.slow  # of real time
 def test_a_support_of_100_000_is_built_and_its_longest_of_512_taken_in_less_than_a_fifth_of_a_second() -> None:
     def seconds() -> float:
         start = perf_counter()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from queueing.estimation.arrivals import arrival_rate, dispersion
+from queueing.estimation.arrivals import arrival_rate, dispersion, inflation
 from queueing.estimation.assumption import factor
 from queueing.estimation.change import Change, burstiness, changes, local_scv
 from queueing.estimation.client_assumptions import arrival_assumptions
@@ -154,3 +154,114 @@ def test_the_size_of_a_change_of_rate_is_said_in_three_digits(rates: tuple[float
 def test_factors() -> None:
     found = [factor(ratio) for ratio in (1.9684, 1 / 1.9684, 2.0, 465.53, 999.4, 999.6, 1045.62, 1 / 1045.62, 2.3456e6)]
     assert found == ["1.97", "1.97", "2", "466", "999", "1,000", "1,050", "1,050", "2,350,000"]
+
+
+def test_what_nothing_can_say_of_a_rate_or_a_dispersion_is_open() -> None:
+    none, few = arrival_rate(np.empty(0), 5.0, 5.0), dispersion(np.arange(4.0), 0.0, 20.0)
+    for found in (none, few):
+        assert (found.low, found.high, found.effective_n) == (0.0, math.inf, 0.0)
+    assert arrival_rate(np.empty(0), 0.0, 10.0).effective_n == 0.0
+    assert inflation(np.arange(4.0), 0.0, 20.0) == 1.0
+    assert arrival_rate(np.array([0.1, 0.2, 0.4]), 0.0, 0.5).value == pytest.approx(6.0), "a window of half a second"
+
+
+def test_the_count_of_bursty_arrivals_is_divided_by_their_dispersion_as_twenty_parts_tell_it() -> None:
+    """Parts with 2 and 10 arrivals in turn: variance 320 / 19, mean 6."""
+    instants = np.concatenate([part + (np.arange(count) + 0.5) / count for part, count in enumerate([2, 10] * 10)])
+    excess = 320 / 19 / 6 * (stats.t.ppf(0.975, 19) / stats.norm.ppf(0.975)) ** 2
+    assert inflation(instants, 0.0, 20.0) == pytest.approx(excess)
+    found = arrival_rate(instants, 0.0, 20.0)
+    assert found.effective_n == pytest.approx(120 / excess)
+    assert found.high == pytest.approx(6 * stats.chi2.ppf(0.975, 2 * 120 / excess + 2) / (2 * 120 / excess))
+
+
+def test_weights_fall_by_half_every_half_life() -> None:
+    """Arrivals of 0, 10 and 20 s ago, a half life of 10 s: 1.75 over the integral, and (1.75)^2 / (1 + 1/4 + 1/16) as good as."""
+    found = arrival_rate(np.array([10.0, 20.0, 30.0]), 0.0, 30.0, half_life=10.0)
+    integral = 10 / math.log(2) * (1 - 1 / 8)
+    assert found.value == pytest.approx(1.75 / integral)
+    assert found.effective_n == pytest.approx(1.75**2 / 1.3125)
+
+
+def _first_alarm(gaps: np.ndarray, ratio: float, scale: float, threshold: float) -> int | None:
+    """The equations of queueing.estimation.change, one gap after the other: index of the gap that gives the change away."""
+    total, up, down = float(gaps[0]), 0.0, 0.0
+    for index, gap in enumerate(gaps[1:].tolist(), 1):
+        unit = index * math.log(1 + gap / total)
+        total += gap
+        up = max(0.0, up + (math.log(ratio) - (ratio - 1) * unit) / scale)
+        down = max(0.0, down + (-math.log(ratio) + (1 - 1 / ratio) * unit) / scale)
+        if max(up, down) >= threshold:
+            return index
+    return None
+
+
+@pytest.mark.parametrize("factor", [0.4, 2.5])
+@pytest.mark.parametrize("options", [{}, {"dispersion": 1.0}, {"dispersion": 2.0}, {"ratio": 2.0, "between_false_alarms": 500.0}])
+def test_the_sums_alarm_where_their_equations_do_and_split_where_it_is_likeliest(factor: float, options: dict[str, float]) -> None:
+    rng = np.random.default_rng(5)
+    gaps = np.concatenate([rng.exponential(1.0, 400), rng.exponential(1 / factor, 600)])
+    instants = np.concatenate([[0.0], np.cumsum(gaps)])
+    found = changes(instants, **options)[0]
+    threshold = math.log(2 * options.get("between_false_alarms", 100_000))
+    alarm = _first_alarm(np.diff(instants), options.get("ratio", 1.3), options.get("dispersion", 1.0), threshold)
+    assert alarm is not None
+    assert found.detected_at == instants[alarm + 1]
+    seen = np.diff(instants)[: alarm + 1]
+    likelihoods = [-k * math.log(seen[:k].mean()) - (seen.size - k) * math.log(seen[k:].mean()) for k in range(1, seen.size)]
+    split = 1 + int(np.argmax(likelihoods))
+    assert found.at == instants[split]
+    assert found.ratio == pytest.approx(seen[:split].mean() / seen[split:].mean())
+
+
+def test_after_a_change_the_sums_begin_anew() -> None:
+    rng = np.random.default_rng(6)
+    instants = np.cumsum(np.concatenate([rng.exponential(1 / rate, 500) for rate in (1.0, 4.0, 1.0)]))
+    found = changes(instants)
+    assert len(found) == 2
+    assert [change.at for change in found] == pytest.approx([instants[499], instants[999]], abs=15.0)
+    assert found[0].ratio > 3
+    assert found[1].ratio < 1 / 3
+
+
+def test_neighbours_say_how_bursty_gaps_are() -> None:
+    """((1 - 3) / 4)^2 = 1/4 of each pair, the fifth alone left out: (1/2) / (3/4)."""
+    scv, distance = local_scv(np.array([1.0, 3.0, 3.0, 1.0, 9.0]))
+    assert (scv, distance) == pytest.approx((2 / 3, (1 / 4 - 1 / 3) / math.sqrt(4 / 45 / 2)))
+    assert burstiness(np.array([1.0, 0.0] * 50)) == 100.0
+    assert burstiness(np.array([1.0, 0.8] * 50)) == 1.0
+    assert math.isnan(local_scv(np.zeros(4))[0])
+    # three standard errors above the third that Poisson gaps have: 23 of 50 pairs that are as unlike as can be
+    for unlike, bursty in ((22, False), (24, True)):
+        gaps = np.array([1.0, 0.0] * unlike + [1.0, 1.0] * (50 - unlike))
+        assert (burstiness(gaps) > 1) == bursty == (local_scv(gaps)[1] > 3)
+
+
+@pytest.mark.parametrize(("count", "judged"), [(99, False), (100, True)])
+def test_a_hundred_arrivals_are_judged(count: int, judged: bool) -> None:
+    constant, poisson_ones = arrival_assumptions(poisson(1.0, count, 3))
+    assert (constant.holds is not None, poisson_ones.holds is not None) == (judged, judged)
+    assert [each.holds for each in arrival_assumptions(poisson(1.0, count, 3), explained=True)] == [None, None]
+
+
+def test_a_change_is_told_with_its_time_before_the_last_arrival() -> None:
+    rng = np.random.default_rng(1)
+    gaps = np.concatenate([rng.exponential(1.0, 400), rng.exponential(0.1, 400)])
+    instants = np.cumsum(gaps)
+    constant, steady = arrival_assumptions(instants)
+    assert (constant.holds, steady.holds) == (False, True)
+    assert constant.measure == pytest.approx(10.0, rel=0.2)
+    said = re.fullmatch(r"the arrival rate rose by a factor of \S+, (\S+) s before the last arrival", constant.says)
+    assert said
+    assert float(said[1]) == pytest.approx(gaps[400:].sum(), rel=0.1)
+
+
+def test_a_rate_that_changes_three_times_bursts_and_twice_changes() -> None:
+    def judged(*rates: float) -> tuple[bool | None, bool | None]:
+        rng = np.random.default_rng(2)
+        constant, steady = arrival_assumptions(np.cumsum(np.concatenate([rng.exponential(1 / rate, 400) for rate in rates])))
+        return constant.holds, steady.holds
+
+    assert judged(1.0, 4.0, 16.0) == (False, True)
+    assert judged(1.0, 4.0, 16.0, 4.0) == (None, False)
+    assert judged(1.0) == (True, True)

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from queueing.estimation.feed import Feed, row
+from queueing.estimation.feed import CallGroups, Feed, row
 from queueing.estimation.mirror import Mirror
-from queueing.estimation.snapshot import COLUMN, Snapshot
+from queueing.estimation.snapshot import CENSORED, COLUMN, ENDED, WITHOUT_LENGTH, Snapshot
 from queueing.estimation.window import Window
 from queueing.record import Record
-from tests.queueing.test_estimation_window import record
+from tests.queueing.estimation_windows import record
 
 POLICY = "capped:max_batch_size=8"
 
@@ -154,3 +154,77 @@ def test_where_each_call_is_one_sequence_nothing_is_said_of_calls() -> None:
     found = window.snapshot(POLICY, 5.0)
     assert found.sequences is None
     assert found.call_sizes.tolist() == [1.0] * 5
+
+
+def test_the_numbers_of_a_request_and_what_stands_for_those_that_are_missing() -> None:
+    whole = record(3, 1.0, dispatched_at=2.0, released_at=5.0, server_free_at=6.0, batch_size=4, server_id=2, epoch=7)
+    assert row(whole, 1.0, 2.0) == (1.0, 2.0, 6.0, 5.0, 3, 4, 2, 8, 10, ENDED, 7)
+    bare = Record(request_id="x", outcome="completed")
+    found = dict(zip(COLUMN, row(bare, 1.0, 2.0), strict=True))
+    assert math.isnan(found["server_free_at"])
+    assert math.isnan(found["released_at"])
+    assert {name: found[name] for name in list(COLUMN)[4:]} == {
+        "batch_id": -1.0,
+        "batch_size": 1,
+        "server_id": 0,
+        "prompt_tokens": 0,
+        "output_tokens": 0,
+        "ending": WITHOUT_LENGTH,
+        "epoch": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("about", "ending", "released"),
+    [
+        ({}, ENDED, True),
+        ({"clipped": True}, CENSORED, True),
+        ({"outcome": "cancelled"}, CENSORED, False),
+        ({"outcome": "failed"}, WITHOUT_LENGTH, False),
+        ({"outcome": "rejected"}, WITHOUT_LENGTH, False),
+        ({"output_tokens": 0}, WITHOUT_LENGTH, True),
+        ({"output_tokens": 1}, ENDED, True),
+    ],
+)
+def test_only_completed_answers_were_released_and_only_made_tokens_are_a_length(
+    about: dict[str, object], ending: float, released: bool
+) -> None:
+    found = dict(zip(COLUMN, row(record(3, 1.0, server_free_at=None, **about), 1.0, 1.0), strict=True))
+    assert found["ending"] == ending
+    assert (found["released_at"] == 2.0) == released
+    assert found["server_free_at"] == 2.0, "the server was free when it ended"
+
+
+def test_a_lost_request_without_an_end_was_lost_at_its_arrival_and_one_of_another_epoch_is_not_counted() -> None:
+    feed = Feed(epoch=2)
+    for number, (epoch, released) in enumerate(((2, 3.0), (None, None), (1, 9.0))):
+        feed.on_record(record(number, 1.0 + number, epoch=epoch, dispatched_at=None, released_at=released))
+    feed.on_record(record(4, 1.0, epoch=2, arrived_at=None))
+    news = feed.take()
+    assert (list(news.lost), len(news.rows)) == ([3.0, 2.0], 0)
+
+
+def test_a_sequence_without_a_call_is_one_and_so_is_the_same_name_later() -> None:
+    calls = CallGroups()
+    asked = [(1.0, "a"), (1.0, "a"), (1.0, "b"), (1.0, None), (1.0, None), (2.0, "b"), (3.0, "b"), (3.0, "b")]
+    assert [calls.begins(at, call) for at, call in asked] == [True, False, True, True, True, True, True, False]
+
+
+def test_a_sequence_of_a_call_that_was_cut_by_a_take_or_an_epoch_is_an_arrival() -> None:
+    """What was taken is not there to be added to."""
+    feed = Feed()
+    feed.on_arrival(1.0, call="a")
+    first = feed.take()
+    feed.on_arrival(1.0, call="a")
+    second = feed.take()
+    assert (list(first.sequences), list(second.sequences), list(second.arrivals)) == ([1.0], [1.0], [1.0])
+
+
+def test_the_shortest_delay_is_that_of_dispatched_requests() -> None:
+    feed, mirror = Feed(), Mirror()
+    mirror.add(feed.take())
+    assert mirror.snapshot(POLICY, 1.0).shortest_delay == math.inf
+    feed.on_record(record(1, 1.0, dispatched_at=1.75))
+    feed.on_record(record(2, 2.0, dispatched_at=2.5))
+    mirror.add(feed.take())
+    assert mirror.snapshot(POLICY, 3.0).shortest_delay == 0.5

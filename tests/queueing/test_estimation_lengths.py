@@ -6,10 +6,12 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from policies.text import SpecError
+from queueing.distribution_fit import fit_distribution
 from queueing.distributions import TokenDistribution, parse_distribution
-from queueing.estimation.extrapolation import extrapolate
+from queueing.estimation.extrapolation import extrapolate, replicates
 from queueing.estimation.interval import UNKNOWN, Estimate
 from queueing.estimation.lengths import Lengths, lengths
 
@@ -64,6 +66,19 @@ def test_quantiles_cover_up_to_where_the_law_is_known() -> None:
         beyond += [sample.quantile(0.99)]
     assert covered >= 0.88 * RUNS
     assert all(math.isnan(estimate.value) and math.isinf(estimate.high) for estimate in beyond)
+
+
+@pytest.mark.parametrize(("level", "ends"), [(0.5, (47.0, 50.0, 54.0)), (0.9, (88.0, 90.0, 92.0))])
+def test_the_ends_of_a_quantile_are_where_the_law_and_its_error_cross_the_level(level: float, ends: tuple[float, ...]) -> None:
+    """A thousand answers spread evenly over 1 to 100 tokens: the error of P(N <= n) is 1.96 sqrt(P (1 - P) / 1000), 3.1 and 1.9 %."""
+    found = lengths(np.repeat(np.arange(1, 101), 10)).quantile(level)
+    assert (found.low, found.value, found.high, found.effective_n) == (*ends, 1000.0)
+
+
+@pytest.mark.parametrize(("count", "going", "unknown"), [(10_000, 19, 0.0), (10_000, 21, 0.0021), (100, 1, 0.0), (100, 2, 0.02)])
+def test_what_goes_on_is_nothing_up_to_two_in_a_thousand_or_one_request(count: int, going: int, unknown: float) -> None:
+    ended = count - going
+    assert lengths([5] * ended + [6] * going, [False] * ended + [True] * going).unknown_mass == pytest.approx(unknown)
 
 
 def test_requests_still_in_service_enter_as_more_than_they_have() -> None:
@@ -151,3 +166,94 @@ def test_an_estimate_survives_json() -> None:
         assert again == estimate or (math.isnan(again.value) and again.low == estimate.low)
     assert UNKNOWN.to_dict() == {"value": None, "low": None, "high": None, "effective_n": 0.0}
     assert not UNKNOWN.known
+
+
+def test_quantiles_and_their_ends_by_hand() -> None:
+    """A hundred answers of 1 to 100 tokens: the share below n has the error of a binomial share."""
+    found = lengths(range(1, 101))
+    for level in (0.5, 0.9):
+        shares = [(n, n / 100, 1.959964 * math.sqrt(n / 100 * (1 - n / 100) / 100)) for n in range(100)]
+        low = next(n for n, share, error in shares if share + error >= level)
+        high = next(n for n, share, error in shares if share - error >= level)
+        quantile = found.quantile(level)
+        assert (quantile.value, quantile.low, quantile.high) == (100 * level, low, high)
+        assert quantile.effective_n == pytest.approx(100.0)
+    nothing = lengths([]).quantile(0.5)
+    assert math.isnan(nothing.value)
+    assert (nothing.low, nothing.high, nothing.effective_n) == (1.0, math.inf, 0.0)
+
+
+def test_of_two_answers_the_mean_has_the_error_of_two_and_of_one_any() -> None:
+    pair, one = lengths([2, 4]).mean(), lengths([3]).mean()
+    assert (pair.value, pair.high) == pytest.approx((3.0, 3.0 + 1.959964))  # standard deviation root 2, over root 2
+    assert one.value == 3.0
+    assert not one.known
+    empty = lengths([]).mean()
+    assert (empty.low, empty.high, empty.effective_n) == (1.0, math.inf, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("count", "open_ones", "known"),
+    [
+        # two in a thousand may be taken to end at the longest, or one and a half requests' worth
+        (10_000, 19, True),
+        (10_000, 21, False),
+        (100, 1, True),
+        (100, 2, False),
+    ],
+)
+def test_what_is_left_beyond_the_longest_is_known_or_not(count: int, open_ones: int, known: bool) -> None:
+    sample = lengths([5] * (count - open_ones) + [9] * open_ones, [False] * (count - open_ones) + [True] * open_ones)
+    assert sample.unknown_mass == (0.0 if known else pytest.approx(open_ones / count))
+    assert lengths([]).known_to == 0
+
+
+def test_a_law_under_a_limit_ends_there() -> None:
+    sample = lengths([1, 2, 2, 5])
+    assert sample.law(2).pmf.tolist() == pytest.approx([0.0, 0.25, 0.75])
+    assert sample.law(5).pmf.tolist() == pytest.approx([0.0, 0.25, 0.5, 0.0, 0.0, 0.25])
+    assert sample.law(99).longest == 5
+
+
+def test_weights_of_age_and_the_number_that_they_are_as_good_as() -> None:
+    sample = lengths([4, 8, 8], ages=[0.0, 10.0, 20.0], half_life=10.0)
+    assert sample.weights.tolist() == [1.0, 0.5, 0.25]
+    assert sample.effective_n == pytest.approx(1.75**2 / 1.3125)
+    assert sample.mean().value == pytest.approx((4 + 0.75 * 8) / 1.75)
+
+
+def test_a_group_is_every_so_manieth_and_a_file_keeps_them_apart() -> None:
+    sample = lengths([1, 2, 3, 4, 5, 6, 7], [True] + [False] * 6)
+    assert sample.without(1, 3).counts.tolist() == [1, 3, 4, 6, 7]
+    assert sample.without(0, 3).censored.tolist() == [False] * 4
+    read = Lengths.from_dict(sample.to_dict())
+    assert (sorted(read.counts.tolist()), read.effective_n) == ([1, 2, 3, 4, 5, 6, 7], pytest.approx(7.0))
+    assert read.without(1, 7).effective_n == pytest.approx(6.0)
+    plain = lengths([3, 3, 3, 8], [False, False, True, False], ages=[0.0, 1.0, 0.0, 2.0], half_life=1.0).to_dict()
+    assert {name: plain[name] for name in ("counts", "censored", "number", "weights")} == {
+        "counts": [3, 3, 8],
+        "censored": [0, 1, 0],
+        "number": [2, 1, 1],
+        "weights": [1.5, 1.0, 0.25],
+    }
+    assert lengths([]).to_dict()["counts"] == []
+
+
+def test_an_extrapolated_mean_has_the_interval_of_a_jackknife_and_says_what_it_rests_on() -> None:
+    drawn = LONG.sample(np.random.default_rng(3), 1000)
+    sample = lengths(np.minimum(drawn, 40), drawn >= 40)
+    found = extrapolate(sample, "lognormal", 400)
+    means = [part.mean for part in replicates(sample, "lognormal", 400)]
+    assert len(means) == 8
+    error = math.sqrt(7 / 8 * sum((mean - np.mean(means)) ** 2 for mean in means))
+    assert found.mean.value == pytest.approx(found.law.mean)
+    assert found.mean.high - found.mean.value == pytest.approx(stats.t.ppf(0.975, 7) * error)
+    assert found.mean.effective_n == sample.effective_n
+    assert (found.known_to, found.family) == (40, "lognormal")
+    assert found.mass_beyond == pytest.approx(np.mean(drawn >= 40), abs=1e-6)
+    assert found.note.startswith(f"extrapolated: {np.mean(drawn >= 40):.0%} of the answers were cut at 40 tokens or later; beyond, ")
+    ratio = found.law.pmf[41:60] / fit_distribution(sample.counts, sample.censored, families=("lognormal",))[0].law(400).pmf[41:60]
+    assert ratio == pytest.approx([ratio[0]] * 19), "beyond the limit the law is the family's, scaled"
+    assert extrapolate(sample, "lognormal", 40).law.mean == pytest.approx(sample.law(40).mean)
+    with pytest.raises(SpecError, match="expected another family"):
+        extrapolate(lengths([1] * 10 + [2] * 10 + [9] * 10, [False] * 20 + [True] * 10), "deterministic", 20)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,26 +12,19 @@ import pytest
 from policies import parse_policy
 from queueing.estimation.batch_times import BatchTimes, batch_times
 from queueing.estimation.engine_assumptions import constant_speed, law_shape, no_stalls
-from queueing.estimation.estimates import estimate
+from queueing.estimation.estimates import _speed, estimate
+from queueing.estimation.interval import NORMAL, Estimate
 from queueing.estimation.speed_change import speed_change
-from queueing.estimation.speed_process import residual_cv, speed, stalls
-from queueing.estimation.wander import wander
-from queueing.experiment import draw_jobs
+from queueing.estimation.speed_process import residual_cv, slot_stalls, speed, stalled, stalls, without_outliers
+from queueing.estimation.speeds import Speeds
+from queueing.estimation.wander import NO_WANDER, Wander, wander
 from queueing.latency import LatencyModel
 from queueing.model import Model
-from queueing.record import Record
-from queueing.simulation import simulate_trace
+from queueing.statistics import batch_means_interval
 from tests.queueing.estimation_runs import LAW, LENGTHS, Engine, poisson, seen, serve
+from tests.queueing.speed_runs import SLOWER, rest, simulated, wandering
 
 RUNS = 200
-SLOWER = LAW.at_speed(1.3)
-
-
-def simulated(policy: str, load: float, count: int, seed: int, law: LatencyModel = SLOWER) -> list[Record]:
-    """A run of the simulator that drives the policy objects."""
-    model = Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=law, max_num_seqs=64)
-    jobs, residuals = draw_jobs(model, load * model.largest_stable_rate, count, np.random.SeedSequence(seed))
-    return simulate_trace(model.policy, jobs, law, residuals, max_batch_size=64)
 
 
 @pytest.mark.slow
@@ -89,7 +84,7 @@ def test_autocorrelated_speed_widens_the_interval() -> None:
     """Independent batches would promise +-1 %; the speed wanders by 8 % over 20 batches."""
     covered = naive = 0
     for seed in range(100):
-        times = _wandering(seed, 0.08, 20.0)
+        times = wandering(seed, 0.08, 20.0)
         covered += speed(times).covers(1.0)
         ratio = times.ratio
         naive += abs(ratio.mean() - 1) < 1.96 * ratio.std() / math.sqrt(ratio.size)
@@ -98,7 +93,7 @@ def test_autocorrelated_speed_widens_the_interval() -> None:
 
 
 def test_the_wander_is_found_with_its_size_and_time() -> None:
-    found = [wander(_wandering(seed, 0.08, 40.0)) for seed in range(40)]
+    found = [wander(wandering(seed, 0.08, 40.0)) for seed in range(40)]
     assert all(each.significant for each in found)
     assert np.median([each.sigma.value for each in found]) == pytest.approx(0.08, rel=0.2)
     assert 20.0 < np.median([each.tau for each in found]) < 70.0
@@ -107,31 +102,31 @@ def test_the_wander_is_found_with_its_size_and_time() -> None:
 
 
 def test_a_steady_engine_does_not_wander() -> None:
-    found = [wander(_wandering(seed, 0.0, 40.0)) for seed in range(100)]
+    found = [wander(wandering(seed, 0.0, 40.0)) for seed in range(100)]
     assert sum(each.significant for each in found) <= 1
     assert sum(each.sigma.covers(0.0) for each in found) >= 90
 
 
 def test_a_step_in_the_speed_is_not_wander() -> None:
-    times = _wandering(3, 0.0, 40.0)
-    slowed = BatchTimes(times.at, times.measured * np.where(times.at > 600, 2.0, 1.0), *_rest(times))
+    times = wandering(3, 0.0, 40.0)
+    slowed = BatchTimes(times.at, times.measured * np.where(times.at > 600, 2.0, 1.0), *rest(times))
     found = speed_change(slowed)
     assert found is not None
     assert found.at == pytest.approx(600, abs=60)
     assert found.ratio == pytest.approx(2.0, rel=0.1)
-    assert sum(speed_change(_wandering(seed, 0.08, 40.0)) is not None for seed in range(30)) <= 3
-    assert not any(speed_change(_wandering(seed, 0.0, 40.0)) for seed in range(50))
+    assert sum(speed_change(wandering(seed, 0.08, 40.0)) is not None for seed in range(30)) <= 3
+    assert not any(speed_change(wandering(seed, 0.0, 40.0)) for seed in range(50))
     assert constant_speed(slowed).says.startswith("the engine became slower by a factor of 1.97, 599 s before the last batch")
 
 
 def test_stalls_are_counted_with_the_time_they_took() -> None:
-    times = _wandering(1, 0.0, 40.0)
+    times = wandering(1, 0.0, 40.0)
     extra = np.where(np.arange(times.count) % 200 == 199, 20.0, 0.0)
-    found = stalls(BatchTimes(times.at, times.measured + extra, *_rest(times)))
+    found = stalls(BatchTimes(times.at, times.measured + extra, *rest(times)))
     assert found.count == times.count // 200
     assert found.time_share == pytest.approx(extra.sum() / (times.measured + extra).sum(), rel=0.02)
     assert no_stalls(times).holds
-    assert not no_stalls(BatchTimes(times.at, times.measured + extra, *_rest(times))).holds
+    assert not no_stalls(BatchTimes(times.at, times.measured + extra, *rest(times))).holds
 
 
 def test_slow_moments_that_grow_batches_are_not_taken_for_a_wrong_shape() -> None:
@@ -163,8 +158,21 @@ def test_a_wrong_shape_is_named(policy: str, most: int, law: LatencyModel, name:
     assert name in found.says
 
 
+@pytest.mark.parametrize(("shift", "accused"), [(0.0, False), (0.005, True)])
+def test_a_wrong_shape_is_named_by_the_lengths_where_the_speed_changes(shift: float, accused: bool) -> None:
+    """The calibrated law has seconds at the wrong place: short batches take longer than it says, long ones less."""
+    law = dataclasses.replace(LAW, k2=LAW.k2 + shift, k4=LAW.k4 - shift / 30)
+    engine = Engine(most=64, law=law, speed=lambda now: 1.0 + 0.4 * (now > 60.0) - 0.2 * (now > 120.0))
+    records = serve(poisson(60.0, 8000, 1), engine, 1)
+    times = batch_times(parse_policy("dynamic"), seen(records, "dynamic").mine, LAW)
+    assert constant_speed(times).holds is False
+    found = law_shape(times, constant=False)
+    assert (found.holds is False, "length" in found.says) == (accused, True)
+    assert (found.measure > 0.08) is accused
+
+
 def test_too_few_batches_say_nothing() -> None:
-    few = _wandering(1, 0.0, 40.0).part(np.arange(1200) < 10)
+    few = wandering(1, 0.0, 40.0).part(np.arange(1200) < 10)
     assert not speed(few).known
     assert not residual_cv(few).known
     assert not wander(few).sigma.known
@@ -172,19 +180,124 @@ def test_too_few_batches_say_nothing() -> None:
     assert constant_speed(few).holds is None
 
 
-def _wandering(seed: int, sigma: float, tau: float, count: int = 1200) -> BatchTimes:
-    """Batches of about a second, their log speed an Ornstein-Uhlenbeck process, a gamma residual of cv 0.15 on top."""
-    rng = np.random.default_rng(seed)
-    decay = math.exp(-1 / tau)
-    level = np.empty(count)
-    level[0] = rng.normal()
-    for i in range(1, count):
-        level[i] = decay * level[i - 1] + math.sqrt(1 - decay**2) * rng.normal()
-    ratio = np.exp(sigma * level - sigma**2 / 2) * rng.gamma(0.15**-2, 0.15**2, count)
-    fitted = rng.uniform(0.8, 1.2, count)
-    ones = np.ones(count)
-    return BatchTimes(np.arange(count, dtype=float), ratio * fitted, fitted, ones, ones, 0.5 * ones)
+def measured(*ratios: float, fitted: float = 1.0) -> BatchTimes:
+    """A batch a second."""
+    ones = np.ones(len(ratios))
+    return BatchTimes(np.arange(len(ratios)) * 1.0, fitted * np.array(ratios), fitted * ones, ones, ones, ones)
 
 
-def _rest(times: BatchTimes) -> tuple[np.ndarray[tuple[int], np.dtype[np.float64]], ...]:
-    return times.fitted, times.size, times.longest, times.decoding
+@pytest.mark.parametrize(("count", "known"), [(19, False), (20, True)])
+def test_twenty_batches_have_a_speed_and_a_residual(count: int, known: bool) -> None:
+    times = wandering(1, 0.0, 40.0).part(np.arange(1200) < count)
+    assert (speed(times).known, residual_cv(times).known) == (known, known)
+
+
+def test_the_speed_has_the_interval_of_its_batch_means() -> None:
+    times = wandering(1, 0.0, 40.0)
+    found, factor = speed(times), times.measured.sum() / times.fitted.sum()
+    errors = batch_means_interval(times.measured - factor * times.fitted)
+    assert found.value == pytest.approx(factor)
+    assert found.high - found.value == pytest.approx(errors.half_width / times.fitted.mean())
+    assert found.value - found.low == pytest.approx(errors.half_width / times.fitted.mean())
+    assert found.effective_n == min(errors.effective_n, 1200.0)
+
+
+def test_the_residual_has_about_the_interval_of_a_normal_samples_deviation() -> None:
+    """Of log cv 1.96 / sqrt (2 n), for batches of equal length; a seventh more for what 20 blocks leave open."""
+    found = []
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        found.append(residual_cv(measured(*(1 + 0.1 * rng.normal(size=800)))))
+    assert np.mean([each.value for each in found]) == pytest.approx(0.1, rel=0.02)
+    assert np.mean([math.log(each.high / each.value) for each in found]) == pytest.approx(1.15 * 1.96 / 40, rel=0.1)
+    assert all(each.low * each.high == pytest.approx(each.value**2) for each in found)
+    exact = residual_cv(measured(*[1.0] * 30))
+    assert (exact.value, exact.low, exact.high, exact.effective_n) == (0.0, 0.0, 0.0, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "fitted", "stalls"),
+    [
+        # three times the median, and by an average batch more
+        (2.95, 1.0, False),
+        (3.05, 1.0, True),
+        (20.0, 0.04, False),  # 0.76 s, against 0.98 s
+        (30.0, 0.04, True),
+    ],
+)
+def test_a_stall_is_three_times_the_median_and_costs_an_average_batch(ratio: float, fitted: float, stalls: bool) -> None:
+    times = measured(*[1.0] * 50)
+    times.fitted[7], times.measured[7] = fitted, ratio * fitted
+    assert stalled(times).tolist() == [place == 7 and stalls for place in range(50)]
+    assert without_outliers(times).count == (49 if ratio > 3 else 50)
+    if ratio <= 3:
+        assert without_outliers(times) is times
+
+
+def test_three_times_the_median_is_no_outlier_yet() -> None:
+    times = measured(*[1.0] * 50, 3.0)
+    assert without_outliers(times) is times
+    assert not stalled(times).any()
+    assert stalled(measured()).size == 0
+    assert without_outliers(measured()).count == 0
+
+
+def test_the_stalls_of_a_run_by_hand() -> None:
+    """Two that take 4.02 and 9 s more than the 2 s of the others."""
+    times = measured(*[1.0] * 20, 3.01, *[1.0] * 29, 5.5, fitted=2.0)
+    found = stalls(times)
+    assert (found.count, found.last_at) == (2, 50.0)
+    excess = np.array([4.02, 9.0])
+    assert found.time_share == pytest.approx(excess.sum() / times.measured.sum())
+    assert (found.longest, found.size) == pytest.approx((9.0, excess @ excess / excess.sum()))
+    none = stalls(measured(*[1.0] * 20))
+    assert (none.count, none.time_share, none.longest, none.last_at, none.size) == (0, 0.0, 0.0, None, 0.0)
+
+
+def test_stalls_of_slots_hold_all_in_service_at_once_and_the_busy_time_is_counted_once() -> None:
+    """40 requests of two seconds, one each second, then five idle seconds and 40 more; a stall delays the 10th and the 11th."""
+    took = np.full(80, 2.0)
+    took[[10, 11]] = 12.0, 11.5
+    at = np.concatenate([np.arange(40.0), 46.0 + np.arange(40.0)])  # the first forty end at 41
+    ones = np.ones(80)
+    found = slot_stalls([BatchTimes(at, took, 2 * ones, ones, ones, ones)])
+    assert (found.count, found.longest, found.last_at, found.size) == (1, 10.0, 10.0, 10.0)
+    assert found.time_share == pytest.approx(10.0 / 82.0)
+    empty = BatchTimes(*(np.empty(0),) * 6)
+    assert slot_stalls([empty]).count == slot_stalls([]).count == 0
+
+
+def test_speed_and_stalls_are_those_since_the_speed_changed() -> None:
+    before, after = wandering(3, 0.0, 40.0), wandering(4, 0.0, 40.0)
+    late = BatchTimes(after.at + 1200, 2 * after.measured, *rest(after))
+    times = BatchTimes(*(np.concatenate([getattr(part, name) for part in (before, late)]) for name in BatchTimes.__dataclass_fields__))
+    times.measured[[100, 2000]] += 30.0
+    found = Speeds(times)
+    assert found.step is not None
+    assert found.recent.at[0] >= found.step.at == pytest.approx(1200, abs=60)
+    assert (found.stalls.count, found.stalls.last_at) == (1, 2000.0)
+    assert (found.steady.count, found.without_stalls.count) == (2398, found.recent.count - 1)
+    assert not found.slow.significant
+    slots = Speeds(times, (times,))
+    assert slots.stalls.count == 1
+    assert Speeds(before, (before.part(before.at < 100),)).stalls.count == 0
+
+
+SLOW = Wander(Estimate(0.05, 0.03, 0.08, 50.0), 20.0, 0.1, significant=True)
+
+
+def test_a_speed_that_wanders_is_known_less_well_and_one_of_slots_by_their_accounting_too() -> None:
+    """1.96 sigma sqrt(2 tau / T) of it, where that is more; and 1.2 %."""
+    times = wandering(1, 0.0, 40.0)
+    plain, span = speed(times), 1199.0
+    widened = plain.value * NORMAL * 0.05 * math.sqrt(2 * 20 / span)
+    half = (plain.high - plain.low) / 2
+    assert widened > half
+    found = _speed(times, SLOW, continuous=False)
+    assert (found.low, found.value, found.high) == pytest.approx((plain.value - widened, plain.value, plain.value + widened))
+    assert found.effective_n == plain.effective_n
+    assert _speed(times, replace(SLOW, tau=1e9), continuous=False).high == pytest.approx(plain.value * (1 + NORMAL * 0.05))
+    assert _speed(times, replace(SLOW, sigma=Estimate(1e-6, 0.0, 0.1, 50.0)), continuous=False).high == pytest.approx(plain.high)
+    assert _speed(times, replace(SLOW, significant=False), continuous=False).high == pytest.approx(plain.high)
+    assert _speed(times, NO_WANDER, continuous=True).high == pytest.approx(plain.high + 0.012 * plain.value)
+    assert not _speed(times.part(times.at < 5), SLOW, continuous=True).known

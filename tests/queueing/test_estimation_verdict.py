@@ -25,6 +25,7 @@ from queueing.latency import LatencyModel
 from queueing.model import Model
 from queueing.prediction import predict, predict_model
 from queueing.record import Record
+from queueing.result import LEVELS, Quantiles
 from tests.queueing.estimation_runs import LAW, LENGTHS, Engine, gamma, modulated, poisson, seen, serve
 
 POLICY = "capped:max_batch_size=8"
@@ -279,7 +280,7 @@ def test_a_delay_without_explanation_is_called_so() -> None:
 
 
 def test_a_continuous_engine_is_judged_by_its_sojourn() -> None:
-    from tests.queueing.test_estimation_speed import simulated
+    from tests.queueing.speed_runs import simulated
 
     policy = "continuous:max_batch_size=8"
     found = judge(simulated(policy, 0.6, 3000, 1, LAW), policy)
@@ -448,6 +449,49 @@ def test_a_prediction_is_solved_anew_when_it_is_old_or_far() -> None:
     assert anchor.moved(replace(model, law=replace(LAW, cv=0.2)), rate, slope, 1.0) is None
     assert anchor.moved(model, rate, replace(slope, rate=20.0), 1.0) is not None
     assert anchor.moved(model, 1.02 * rate, replace(slope, rate=20.0), 1.0) is None  # the delay would move by 40 %
+
+
+@pytest.mark.parametrize(
+    ("rate", "speed", "slope", "scatter", "stands"),
+    [
+        # 3 % of the rate or of the largest stable one
+        (0.0299, 0.0, 0.0, 0.0, True),
+        (0.0301, 0.0, 0.0, 0.0, False),
+        (-0.0299, 0.0, 0.0, 0.0, True),
+        (-0.0301, 0.0, 0.0, 0.0, False),
+        (0.0, 0.0299, 0.0, 0.0, True),
+        (0.0, 0.0301, 0.0, 0.0, False),
+        (0.0, -0.0301, 0.0, 0.0, False),
+        # a tenth of the delay
+        (0.0249, 0.0, 4.0, 0.0, True),
+        (0.0251, 0.0, 4.0, 0.0, False),
+        (-0.0251, 0.0, 4.0, 0.0, False),
+        # 0.004 of the residual's variance
+        (0.0, 0.0, 0.0, 0.0039, True),
+        (0.0, 0.0, 0.0, 0.0041, False),
+        (0.0, 0.0, 0.0, -0.0041, False),
+    ],
+)
+def test_a_prediction_stands_within_its_steps(rate: float, speed: float, slope: float, scatter: float, stands: bool) -> None:
+    """`rate` and `speed`: logarithms of what they changed by."""
+    model, at = Model(policy=parse_policy(POLICY), output_tokens=LENGTHS, law=LAW, max_num_seqs=64), 0.6 * capacity()
+    anchor = Anchor.of(predict_model(model, at), model, at, 0, 0.0)
+    there = replace(model, law=replace(LAW.at_speed(math.exp(speed)), cv=math.sqrt(LAW.cv**2 + scatter)))
+    moves = Sensitivity(slope, 0.0, 0.0, 0.0, SpeedCurve(0.0, 0.0, 1.0), 0, 0.0, 0.0)
+    assert (anchor.moved(there, at * math.exp(rate), moves, 1.0) is not None) == stands
+
+
+def test_quantiles_of_a_simulated_first_token_move_with_their_mean() -> None:
+    model, at = Model(policy=parse_policy(POLICY), output_tokens=LENGTHS, law=LAW, max_num_seqs=64), 0.6 * capacity()
+    simulated = Quantiles(mean=0.1, p50=0.08, p90=0.2, p95=0.25, p99=0.4)
+    found = replace(predict_model(model, at), time_to_first_token=simulated)
+    moved = Anchor.of(found, model, at, 0, 0.0).moved(model, 1.02 * at, _exact_slopes(model, at), 1.0)
+    assert moved is not None
+    first = moved.time_to_first_token
+    assert first.mean is not None
+    assert first.mean > 0.1
+    for level in LEVELS:
+        assert getattr(first, level) == pytest.approx(getattr(simulated, level) * first.mean / 0.1)
 
 
 def test_the_next_look_takes_over_what_stands() -> None:

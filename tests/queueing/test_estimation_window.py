@@ -8,43 +8,31 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from policies import parse_policy
+from queueing.delay_variance import single_server_variance
 from queueing.distributions import parse_distribution
 from queueing.estimation.assess import Limits, assess, while_requests_came
 from queueing.estimation.batch_times import batch_times
 from queueing.estimation.checks import conservation, little_law, utilisation_law
 from queueing.estimation.energy_fit import energy_estimate
 from queueing.estimation.engine_assumptions import settled, stable_queue
-from queueing.estimation.estimates import Estimates, estimate
-from queueing.estimation.identifiability import of_cells, of_window
-from queueing.estimation.interval import Estimate
-from queueing.estimation.window import Window
+from queueing.estimation.estimates import Estimates, estimate, output_lengths
+from queueing.estimation.identifiability import _trades, _vague, beyond, of_cells, of_window
+from queueing.estimation.interval import UNKNOWN, Estimate
+from queueing.estimation.lengths import lengths as lengths_of
+from queueing.estimation.speed_process import Stalls
+from queueing.estimation.verdict import judged, observed_mean
+from queueing.estimation.window import Snapshot, Window
 from queueing.fit import Measured, fit_law
 from queueing.latency import LatencyModel
 from queueing.model import Model
-from queueing.record import Record
+from queueing.statistics import mean_interval
 from tests.queueing.estimation_runs import LAW, Engine, poisson, seen, serve
-from tests.queueing.estimation_windows import window_of
+from tests.queueing.estimation_windows import record, window_of
 
 POLICY = "capped:max_batch_size=8"
-
-
-def record(number: int, at: float, **changed: object) -> Record:
-    fields = {
-        "request_id": str(number),
-        "outcome": "completed",
-        "epoch": 0,
-        "batch_id": number,
-        "batch_size": 1,
-        "arrived_at": at,
-        "dispatched_at": at,
-        "released_at": at + 1,
-        "server_free_at": at + 1,
-        "prompt_tokens": 8,
-        "output_tokens": 10,
-    }
-    return Record(**(fields | changed))  # type: ignore[arg-type]
 
 
 def test_a_new_epoch_forgets_everything_but_lengths() -> None:
@@ -122,6 +110,22 @@ def test_estimates_survive_a_file() -> None:
     assert len(text) < 10_000
     with pytest.raises(ValueError, match="schema version 7"):
         Estimates.from_dict(found.to_dict() | {"schema_version": 7})
+
+
+def test_every_estimate_is_inside_its_interval_and_quantiles_are_in_order() -> None:
+    """As `/admin/state` shows them."""
+    found = estimate(seen(serve(poisson(50.0, 2000, 1), Engine(most=8), 1), POLICY), parse_policy(POLICY), LAW).summary()
+    for name in ("arrival_rate", "dispersion", "speed", "cv"):
+        assert 0 < found[name]["low"] < found[name]["value"] < found[name]["high"], name
+        assert 1 <= found[name]["effective_n"] <= 2000, name
+    assert 0 <= found["wander"]["sigma"]["low"] <= found["wander"]["sigma"]["value"] <= found["wander"]["sigma"]["high"]
+    lengths = found["output_tokens"]
+    assert lengths["mean"]["low"] < lengths["mean"]["value"] < lengths["mean"]["high"]
+    levels = [lengths[name] for name in ("p50", "p90", "p99")]
+    assert all(each["low"] <= each["value"] <= each["high"] for each in levels)
+    assert [each["value"] for each in levels] == sorted(each["value"] for each in levels)
+    assert (lengths["known_to"], lengths["unknown_mass"]) == (32, 0.0)
+    assert found["stalls"]["count"] == 0
 
 
 def test_estimates_of_nothing_are_unknown() -> None:
@@ -242,3 +246,193 @@ def test_a_pause_that_such_arrivals_make_ends_nothing() -> None:
     assert while_requests_came(replace(seen, now=float(seen.arrivals[-1]) + 1.2 * gap)).now > seen.arrivals[-1]
     few = replace(seen, arrivals=seen.arrivals[:5])
     assert while_requests_came(few) is few
+
+
+def test_the_window_is_judged_without_its_beginning_where_that_is_the_epochs() -> None:
+    snapshot = seen(serve(poisson(50.0, 600, 1), Engine(most=8), 1), POLICY)
+    every = snapshot.mine.queueing_delay
+    assert judged(snapshot).tolist() == every[int(0.05 * every.size) :].tolist()
+    assert judged(replace(snapshot, epoch_at=0.5)).size == judged(snapshot).size, "a window cannot begin before its epoch"
+    later = replace(snapshot, epoch_at=-5.0)
+    assert judged(later).tolist() == later.mine.queueing_delay.tolist()
+    assert judged(later, sojourn=True).tolist() == later.mine.sojourn_time.tolist()
+    assert observed_mean(later).value == pytest.approx(every.mean())
+    assert observed_mean(replace(later, rows=later.rows[:0])).effective_n == 0.0
+
+
+def test_answers_under_way_and_over_in_a_batch_that_goes_on_count_by_their_dispatch() -> None:
+    window = Window(epoch_at=0.0)
+    window.on_record(record(1, 1.0))
+    under_way, over = ((2.0, 6), (8.0, 0)), ((2.0, 4), (8.0, 3))
+    snapshot = window.snapshot(POLICY, 9.0, in_service=under_way, ended=over)
+    found = output_lengths(snapshot)
+    assert list(zip(found.counts.tolist(), found.censored.tolist(), strict=True)) == [
+        (10, False),
+        (7, True),
+        (1, True),
+        (4, False),
+        (3, False),
+    ]
+    assert output_lengths(replace(snapshot, carried_from=5.0)).counts.tolist() == [1, 3]
+    assert output_lengths(replace(snapshot, carried_from=2.0)).counts.tolist() == [7, 1, 4, 3]
+    aged = output_lengths(snapshot, 1.0)
+    assert aged.weights == pytest.approx([2.0**-8, 2.0**-7, 0.5, 2.0**-7, 0.5])
+
+
+def test_lengths_of_prompts_and_of_calls_fall_in_weight_too() -> None:
+    window = Window(epoch_at=0.0)
+    for at, size in ((1.0, 1), (6.0, 3), (9.0, 2)):
+        for _ in range(size):
+            window.on_arrival(at, call=str(at))
+        window.on_record(record(int(at), at))
+    found = estimate(window.snapshot(POLICY, 9.0), parse_policy(POLICY), LAW, half_life=3.0)
+    weights = [2 ** (-8 / 3), 0.5, 1.0]
+    assert found.sequences.counts.tolist() == [1, 3, 2]
+    for sample in (found.sequences, found.prompt_tokens, found.output_tokens):
+        assert sample.weights == pytest.approx(weights)
+    assert found.call_sizes is not None
+    assert found.call_sizes.mean == pytest.approx((weights[0] + 3 * weights[1] + 2) / sum(weights))
+    assert estimate(window.snapshot(POLICY, 9.0).since(20.0), parse_policy(POLICY), LAW).call_sizes is None
+
+
+def test_a_summary_says_the_lengths_as_far_as_they_are_known() -> None:
+    found = estimate(seen(serve(poisson(50.0, 600, 1), Engine(most=8), 1), POLICY), parse_policy(POLICY), LAW)
+    plain, lengths = found.summary()["output_tokens"], found.output_tokens
+    assert (plain["known_to"], plain["unknown_mass"]) == (lengths.known_to, 0.0)
+    assert plain["mean"] == plain["mean_to_known"] == lengths.mean().to_dict()
+    assert plain["p50"] == lengths.quantile(0.5).to_dict()
+    assert plain["p90"]["value"] <= plain["p99"]["value"] <= lengths.known_to
+    assert found.summary()["prompt_tokens"]["mean"]["value"] == 32.0
+    cut = replace(found, output_tokens=lengths_of([3, 8, 8], [False, True, True])).summary()["output_tokens"]
+    assert (cut["mean"]["value"], cut["mean_to_known"]["value"]) == (None, pytest.approx((3 + 8 + 8) / 3))
+    assert cut["unknown_mass"] == pytest.approx(2 / 3)
+    assert replace(found, output_tokens=lengths_of([])).summary()["output_tokens"]["known_to"] == 0
+
+
+def test_the_law_of_a_window_without_a_known_speed_or_with_continuous_batching_has_no_stalls() -> None:
+    found = estimate(seen(serve(poisson(50.0, 600, 1), Engine(most=8), 1), POLICY), parse_policy(POLICY), LAW)
+    stalling = replace(found, stalls=Stalls(2, 0.02, 1.0, None, 0.5))
+    assert (stalling.law(LAW).stall_share, stalling.law(LAW).stall) == (0.02, 0.5)
+    assert stalling.law(LAW).speed == found.speed.value
+    assert stalling.law(LAW).cv == found.cv.value
+    for other in (
+        replace(stalling, speed=UNKNOWN),
+        replace(stalling, policy="continuous"),
+        replace(stalling, stalls=replace(stalling.stalls, count=0)),
+    ):
+        assert other.law(LAW).stall_share == 0.0
+    assert replace(found, speed=UNKNOWN, cv=UNKNOWN).law(LAW.at_speed(1.7)) == LAW.at_speed(1.7)
+
+
+def test_the_interval_of_the_energy_of_a_token_is_that_of_a_ratio() -> None:
+    rng = np.random.default_rng(4)
+    sizes = rng.integers(1, 9, 200).astype(float)
+    tokens, joules = 20 * sizes + rng.integers(0, 5, 200), 3 * sizes + 11 + rng.normal(0, 2, 200)
+    found = energy_estimate(sizes, joules, tokens)
+    assert found is not None
+    ratio = joules.sum() / tokens.sum()
+    half = 1.959964 * np.std(joules - ratio * tokens, ddof=1) / tokens.mean() / math.sqrt(200)
+    assert (found.per_token.value, found.per_token.high - found.per_token.value) == pytest.approx((ratio, half))
+    line = stats.linregress(sizes, joules)
+    assert (found.beta.value, found.c0.value, found.r2) == pytest.approx((line.slope, line.intercept, line.rvalue**2))
+    assert found.beta.high - found.beta.value == pytest.approx(stats.t.ppf(0.975, 198) * line.stderr)
+    assert found.c0.high - found.c0.value == pytest.approx(stats.t.ppf(0.975, 198) * line.intercept_stderr)
+    assert found.beta.effective_n == found.c0.effective_n == found.per_token.effective_n == 200.0
+    assert energy_estimate(sizes, joules, np.zeros(200)) is None
+    assert [energy_estimate(sizes[:n], joules[:n], tokens[:n]) is not None for n in (19, 20)] == [False, True]
+
+
+def test_the_condition_of_a_design_is_that_of_its_scaled_columns() -> None:
+    cells = [Measured((length,) * size, 0, 1.0) for size, length in ((1, 4), (4, 4), (1, 64), (4, 64), (16, 16))]
+    found = of_cells(cells, {})
+    design = np.array([[size, 1, size * length, length] for size, length in ((1, 4), (4, 4), (1, 64), (4, 64), (16, 16))], dtype=float)
+    assert found.condition == pytest.approx(np.linalg.cond(design / np.linalg.norm(design, axis=0)))
+    assert (found.largest_batch, found.longest) == (16, 64)
+    mixed = [Measured((3, 9), 0, 1.0), Measured((2,), 0, 1.0), Measured((5, 5, 8), 0, 1.0), Measured((1, 1), 0, 1.0)]
+    rows = {True: [18, 2, 24, 2], False: [12, 2, 18, 2]}  # padded: each as long as the longest
+    for padded, tokens in rows.items():
+        own = np.column_stack([[2, 1, 3, 2], np.ones(4), tokens, [9, 2, 8, 1]])
+        assert of_cells(mixed, {}, padded=padded).condition == pytest.approx(np.linalg.cond(own / np.linalg.norm(own, axis=0)))
+    assert math.isinf(of_cells(cells[:3], {}).condition)
+    assert math.isinf(of_cells([], {}).condition)
+
+
+@pytest.mark.parametrize(("condition", "doubted"), [(100.0, False), (100.1, True)])
+def test_coefficients_trade_against_each_other_from_a_hundredfold_on(condition: float, doubted: bool) -> None:
+    said = _trades(condition, np.array([0.31, -0.9, 0.29, -0.31]))
+    assert bool(said) == doubted
+    if doubted:
+        assert said[0].startswith("k1 and k2 and k4 trade against each other (condition number 100)")
+
+
+@pytest.mark.parametrize(("half", "vague"), [(0.0049, False), (0.0051, True)])
+def test_a_coefficient_is_vague_from_half_of_itself_on(half: float, vague: bool) -> None:
+    design = np.array([[2.0, 1.0, 30.0, 10.0], [4.0, 1.0, 50.0, 20.0]])
+    for sign in (1, -1):
+        said = _vague(design, {"k3": (sign * 0.01 - half, sign * 0.01 + half)})
+        assert bool(said) == vague
+        if vague:
+            assert said == [f"k3 is known to +-0.0051 s only (204 ms in a mean batch): its value is {sign * 0.01:.2g} s"]
+
+
+@pytest.mark.parametrize(("beyond_it", "doubted"), [(10, False), (11, True)])
+def test_a_hundredth_of_the_batches_may_lie_beyond_the_calibration(beyond_it: int, doubted: bool) -> None:
+    values = np.array([8.0] * (1000 - beyond_it) + [9.0] * beyond_it)
+    sizes, longest = beyond(values, np.full(1000, 5.0), 8, 5), beyond(np.full(1000, 2.0), values, 2, 8)
+    assert (bool(sizes), bool(longest)) == (doubted, doubted)
+    if doubted:
+        assert sizes == ("batch sizes up to 9 were never calibrated (largest: 8); 1% of the requests rest on the law's form",)
+    assert beyond(np.empty(0), np.empty(0), 8, 5) == ()
+
+
+def test_one_size_or_one_length_says_nothing_of_the_other() -> None:
+    sizes = of_cells([Measured((4,) * 3, 0, 1.0), Measured((9,) * 3, 0, 1.0)], {}).doubts
+    lengths = of_cells([Measured((4,) * 3, 0, 1.0), Measured((4,) * 5, 0, 1.0)], {}).doubts
+    assert any(said.startswith("only batches of 3 were measured") for said in sizes)
+    assert not any(said.startswith("only lengths") for said in sizes)
+    assert any(said.startswith("only lengths of 4 were measured") for said in lengths)
+    assert not any(said.startswith("only batches") for said in lengths)
+    alone = " ".join(of_cells([Measured((4,) * 3, 0, 1.0)], {}).doubts)
+    assert "only batches of 3 were measured" in alone
+    assert "only lengths of 4 were measured" in alone
+
+
+def arriving(*rates: float) -> Snapshot:
+    """Four hundred arrivals at each rate, of requests that are not over."""
+    rng = np.random.default_rng(2)
+    instants = np.cumsum(np.concatenate([rng.exponential(1 / rate, 400) for rate in rates]))
+    return Snapshot(policy=POLICY, epoch=0, epoch_at=0.0, start=0.0, now=float(instants[-1]), arrivals=instants, rows=np.empty((0, 11)))
+
+
+@pytest.mark.parametrize(("rates", "changed"), [((1.0,), 0), ((1.0, 4.0), 1), ((1.0, 4.0, 16.0), 2), ((1.0, 4.0, 16.0, 4.0), None)])
+def test_a_rate_that_changed_up_to_twice_is_that_since_the_last_change(rates: tuple[float, ...], changed: int | None) -> None:
+    """One that changed more often bursts, and has the whole window's."""
+    window = arriving(*rates)
+    found = estimate(window, parse_policy(POLICY), LAW)
+    if changed:
+        assert found.rate_changed_at == pytest.approx(window.arrivals[400 * changed], abs=10.0)
+        assert found.arrival_rate.value == pytest.approx(rates[-1], rel=0.2)
+    else:
+        assert found.rate_changed_at is None
+        assert found.arrival_rate.value == pytest.approx(window.arrivals.size / window.now)
+    assert found.dispersion.effective_n == 19.0
+
+
+@pytest.mark.parametrize(("shortest", "turnaround"), [(0.002, 0.002), (0.0, 0.0), (-0.1, 0.0), (math.inf, 0.0)])
+def test_the_gateways_turnaround_is_its_shortest_delay_if_it_had_one(shortest: float, turnaround: float) -> None:
+    assert estimate(replace(arriving(1.0), shortest_delay=shortest), parse_policy(POLICY), LAW).gateway_turnaround == turnaround
+
+
+def test_a_mean_delay_of_requests_one_by_one_has_the_interval_that_theory_gives_it() -> None:
+    window = seen(serve(poisson(25.0, 2000, 1), Engine(most=1), 1), "single")
+    values, sojourns = judged(window), judged(window, sojourn=True)
+    theory = single_server_variance(*window.mine.served_in_order())
+    with_it, without = mean_interval(values, theory=theory), mean_interval(values)
+    assert with_it.half_width != without.half_width
+    for found, expected in (
+        (observed_mean(window), with_it),
+        (observed_mean(replace(window, sequences=np.ones(window.arrivals.size))), without),
+        (observed_mean(window, sojourn=True), mean_interval(sojourns)),
+    ):
+        assert (found.value, found.high - found.value) == pytest.approx((expected.mean, expected.half_width))
+        assert found.effective_n == expected.effective_n

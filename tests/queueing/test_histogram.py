@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from policies import parse_policy
 from queueing.distributions import parse_distribution
-from queueing.estimation.histogram import CLASSES, beside, drawn, round_up
+from queueing.estimation.histogram import CLASSES, DRAWN, beside, drawn, round_up
 from queueing.latency import parse_law
 from queueing.model import Model
 from queueing.prediction import predict_model
@@ -53,3 +55,44 @@ def test_those_who_never_wait_are_one_class() -> None:
     found = beside(np.zeros(50), np.zeros(500))
     assert found is not None
     assert (found["observed"][0], found["predicted"][0]) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("width", "rounded"),
+    [(0.0021, 0.0025), (0.0025, 0.0025), (0.7, 1.0), (1.0, 1.0), (1.01, 2.0), (2.1, 2.5), (3.0, 5.0), (5.0, 5.0), (51.0, 100.0)],
+)
+def test_widths_are_round(width: float, rounded: float) -> None:
+    assert round_up(width) == rounded
+
+
+def test_both_shares_by_hand() -> None:
+    """Up to 0.98 s, of which 28 classes of 35 ms make 50 ms; the longest hundredth lies beyond."""
+    observed, theory = np.append(np.arange(199) / 200 * 0.98, 7.0), np.repeat([0.0, 0.06], 50)
+    found = beside(observed, theory)
+    assert found is not None
+    assert found["width"] == 0.05
+    assert len(found["observed"]) == 20
+    assert found["observed"][0] == pytest.approx(11 / 200)
+    assert found["predicted"] == [0.5, 0.5, *(0.0,) * 18]
+    assert found["beyond"] == [1 / 200, 0.0]
+    assert (found["n"], found["drawn"]) == (200, 100)
+
+
+@pytest.mark.parametrize(("count", "enough"), [(19, False), (20, True)])
+def test_twenty_delays_are_a_histogram(count: int, enough: bool) -> None:
+    assert (beside(np.ones(count), np.ones(100)) is not None) == enough
+
+
+def test_sojourns_are_drawn_where_they_are_asked_for() -> None:
+    queue = model("single")
+    rate = 0.5 * queue.largest_stable_rate
+    apart = drawn(queue, rate, sojourn=True).mean() - drawn(queue, rate).mean()
+    assert apart == pytest.approx(1 / queue.largest_stable_rate, rel=0.02), "the service"
+
+
+def test_those_whose_patience_ran_out_are_left_out() -> None:
+    queue = replace(model("single"), patience=0.05)
+    delays = drawn(queue, 1.5 * queue.largest_stable_rate)
+    assert delays.size < 0.8 * DRAWN
+    assert np.isfinite(delays).all()
+    assert delays.max() <= 0.05 + 1e-12

@@ -18,18 +18,17 @@ from queueing.latency import LatencyModel
 from queueing.model import Model
 from queueing.optimisation.objective import Objective, Slo, parse_slo, utilities
 from queueing.result import Prediction, Quantiles
+from tests.queueing.made import prediction_of
 
 DELAYS = Quantiles(mean=1.0, p50=0.8, p90=1.8, p95=2.2, p99=3.0)
 
 
 def predicted(delays: Quantiles = DELAYS, *, stable: bool = True) -> Prediction:
-    return Prediction(
+    return prediction_of(
         policy="single",
         effective_max_batch_size=1,
         model="M/G/1",
-        method="exact",
         stable=stable,
-        load=0.5,
         utilisation=0.5,
         queueing_delay=delays,
         sojourn_time=Quantiles(mean=2.0),

@@ -16,7 +16,7 @@ from queueing.model import Model
 from queueing.optimisation.choices import batch_size_by_rate, best_batch_size, best_policy
 from queueing.optimisation.objective import Objective, parse_slo, utilities
 from queueing.optimisation.rates import largest_rate
-from queueing.optimisation.search import Optimum
+from queueing.optimisation.search import Optimum, choose, near_scores, near_sojourns
 from queueing.optimisation.servers import fewest_servers
 from queueing.optimisation.token_limit import best_token_limit
 from queueing.optimisation.words import legend
@@ -188,7 +188,47 @@ def test_the_command_prints_the_object_of_the_contract(capsys: pytest.CaptureFix
     assert printed["compared"] == "queueing_delay"
     assert (printed["target"], printed["objective"]) == ("batch-size", "delay")
     assert printed["best"] in printed["curve"]
-    assert len(printed["curve"]) == 6
+    assert [point["batch_size"] for point in printed["curve"]] == [1, 2, 3, 4, 5, 6]
+    assert not printed["curve"][0]["stable"]
+    for point in printed["curve"]:
+        assert point["stable"] == (point["load"] < 1) == (point["score"] is not None)
+        if point["stable"]:
+            assert 0 < point["queueing_delay"] < point["time_to_first_token"] < point["sojourn_time"]
+            assert point["queueing_delay"] < point["p99_queueing_delay"]
+            assert (point["score"], point["loss_fraction"], point["method"]) == (point["queueing_delay"], 0.0, "exact")
+    assert printed["best"]["score"] <= 1.001 * min(point["score"] for point in printed["curve"] if point["stable"])
+
+
+def choices(*values: tuple[float, float | None]) -> list[dict[str, Any]]:
+    """Points of these scores and sojourns."""
+    return [{"load": 0.5, "score": score, "sojourn_time": sojourn} for score, sojourn in values]
+
+
+@pytest.mark.parametrize(
+    ("values", "kept"),
+    [
+        # a thousandth of the least score
+        ([(1.0, None), (1.0009, None), (1.0011, None)], 2),
+        ([(-1.0, None), (-0.9991, None), (-0.9989, None)], 2),
+        # and a millionth of the shortest sojourn, of 100 s
+        ([(0.0, 100.0), (0.99e-4, 100.0), (1.01e-4, 200.0)], 2),
+        ([(1.0, 100.0), (1.00109, 100.0), (1.00111, 200.0)], 2),
+    ],
+)
+def test_scores_that_differ_by_less_than_the_tolerances_are_one(values: list[tuple[float, float | None]], kept: int) -> None:
+    points = choices(*values)
+    assert near_scores(points) == near_scores(points[::-1])[::-1] == points[:kept]
+
+
+def test_of_near_scores_the_shortest_sojourn_is_chosen_and_of_near_sojourns_the_first() -> None:
+    goal = Objective(name="delay")
+    for second, first in ((0.9991, True), (0.9989, False)):  # nearer than a thousandth or not
+        curve = choices((1.0005, 1.0), (1.0, second))
+        assert choose("policy", goal, curve, by_sojourn=True).best is curve[0 if first else 1]
+        assert near_sojourns(curve) == (curve if first else curve[1:])
+        assert choose("policy", goal, curve).best is curve[1], "by the score alone"
+    far = choices((1.002, 1.0), (1.0, 2.0))
+    assert choose("policy", goal, far, by_sojourn=True).best is far[1]
 
 
 def test_the_table_marks_the_best_row(capsys: pytest.CaptureFixture[str]) -> None:

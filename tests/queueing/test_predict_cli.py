@@ -1,6 +1,7 @@
 """`kendall predict` and `kendall simulate`: the JSON of the contract, the table, wrong arguments, unstable queues."""
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from policies.text import SpecError
 from queueing.cli import app
 from queueing.errors import NotConvergedError
+from queueing.latency import LatencyModel, slow_law
 from queueing.optimize_cli import app as optimize_app
 from queueing.profile import find_profile, load_profile, profile_path
 
@@ -58,11 +60,39 @@ def test_predict_prints_the_object_of_the_contract(policy: str, bound: int, meth
     assert printed["loss_fraction"] == 0
 
 
+DURATIONS = ("queueing_delay", "served_queueing_delay", "sojourn_time", "time_to_first_token", "inter_token_latency")
+SIX = ["single", "fixed:batch_size=4", "capped:max_batch_size=8", "elastic:max_batch_size=8", "dynamic", "continuous:max_batch_size=4"]
+
+
+@pytest.mark.parametrize("policy", SIX)
+@pytest.mark.parametrize("command", ["predict", "simulate"])
+def test_every_duration_has_every_key_and_its_numbers_are_finite_and_in_order(command: str, policy: str) -> None:
+    """Null only where the method gives no such quantity: JSON has no other way to leave one out."""
+    run = {"num_requests": "4000"} if command == "simulate" else {}
+    printed = answer(command, policy=policy, arrival_rate="30", max_num_seqs="16", **run)
+    for name in DURATIONS:
+        assert set(printed[name]) - {"standard_error"} == QUANTILES, name
+        levels = [value for level in ("p50", "p90", "p95", "p99") if (value := printed[name][level]) is not None]
+        assert levels == sorted(levels), name
+        assert all(math.isfinite(value) and value >= 0 for value in printed[name].values() if value is not None), name
+    whole = {"simulate": set(DURATIONS) - {"inter_token_latency"}, "predict": {"queueing_delay", "served_queueing_delay", "sojourn_time"}}
+    for name in set() if (command, policy) == ("predict", SIX[-1]) else whole[command]:
+        assert None not in printed[name].values(), name
+    delay, first, sojourn = (printed[name]["mean"] for name in ("queueing_delay", "time_to_first_token", "sojourn_time"))
+    assert 0 < delay < first < sojourn
+    assert (printed["inter_token_latency"]["mean"] is None) == (command == "simulate" or policy.startswith("elastic"))
+    assert 0 < printed["load"] < 1
+    assert 0 < printed["utilisation"] < 1
+    assert 1 <= printed["batch_size"]["mean"] <= printed["effective_max_batch_size"]
+    assert all(bound >= delay for bound in printed["bounds"].values())
+
+
 def test_simulate_puts_a_standard_error_beside_each_mean() -> None:
     printed = answer("simulate", policy="capped:max_batch_size=4", num_requests="2000", replications="2", seed="5")
     assert set(printed) == KEYS
-    for name in ("queueing_delay", "sojourn_time", "served_queueing_delay"):
+    for name in ("queueing_delay", "sojourn_time", "served_queueing_delay", "time_to_first_token"):
         assert set(printed[name]) == QUANTILES | {"standard_error"}
+        assert 0 < printed[name]["standard_error"] < printed[name]["mean"]
     assert set(printed["batch_size"]) == {"mean", "standard_error"}
     assert printed["method"] == "simulation"
     assert printed == answer("simulate", policy="capped:max_batch_size=4", num_requests="2000", replications="2", seed="5")
@@ -73,7 +103,8 @@ def test_an_unstable_queue_has_no_delays(command: str) -> None:
     printed = answer(command, policy="single", arrival_rate="100")
     assert printed["stable"] is False
     assert printed["load"] > 1
-    assert printed["queueing_delay"] == dict.fromkeys(QUANTILES)
+    for name in DURATIONS:
+        assert printed[name] == dict.fromkeys(QUANTILES), name
     assert printed["batch_size"] == {"mean": None}
 
 
@@ -299,7 +330,13 @@ def test_a_profile_that_fits_poorly_is_named_in_one_line_on_stderr_each_time_it_
     assert said.startswith("kendall: warning: profile mine: the law fits poorly: R2 0.72, where a quiet machine gives at least 0.9; ")
     if more:
         assert json.loads(found.stdout)["latency_profile"]["r2"] == POOR
+    assert "R2 0.90" in run(0.8999).stderr
     assert run(0.9).stderr == run(None).stderr == ""
+
+
+@pytest.mark.parametrize(("step", "said"), [(0.999, False), (1.0, True)])
+def test_a_law_of_a_second_per_token_is_doubted(step: float, said: bool) -> None:
+    assert (slow_law(LatencyModel(k3=0.001, k4=step - 0.001)) is not None) == said
 
 
 def test_an_unknown_profile_names_the_command_that_measures_one() -> None:

@@ -8,6 +8,7 @@ import pytest
 from scipy.optimize import brentq
 from typer.testing import CliRunner
 
+from kendall.api import largest_stable_rate, predict
 from policies.text import SpecError
 from queueing.cli import app
 from queueing.experiment import simulate_model, simulate_run
@@ -145,6 +146,16 @@ def test_nobody_waits_behind_a_slower_constant_station() -> None:
     assert mean_of(answer.queueing_delay) == pytest.approx(0.7 / (2 * 0.3))
     assert answer.queueing_delay.p99 == pytest.approx(simulated.queueing_delay.p99, rel=0.05)
     assert simulated.stations[1].queueing_delay.p50 == 0
+
+
+def test_more_stalls_than_a_law_can_hold_are_simulated() -> None:
+    """In the longest of these answers there are some 300: it takes 1,500 s."""
+    given = ("lognormal:mu=7,sigma=0.7", "k1=0.001,k2=0.1,k3=0,k4=0.01,stall_share=0.1,stall=0.5")
+    answer = predict("single", 0.02, *given, disaggregated=True)
+    assert answer.fallback is not None
+    assert answer.fallback.startswith("simulation, not approximation: the law of the service time (stalls in the longest batch)")
+    bare = largest_stable_rate("single", given[0], "k1=0.001,k2=0.1,k3=0,k4=0.01", disaggregated=True)
+    assert largest_stable_rate("single", *given, disaggregated=True) == pytest.approx(bare, rel=1e-12)
 
 
 @pytest.mark.parametrize("settings", [{}, {"cv": 0.5}, {"cv": 0.2, "stall_share": 0.1, "stall": 0.2}])

@@ -12,7 +12,7 @@ from queueing.distributions import TokenDistribution, parse_distribution
 from queueing.estimation.assess import Limits, assess
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.lengths import Lengths, lengths
-from queueing.estimation.same_lengths import differ, lengths_from
+from queueing.estimation.same_lengths import _survival, _told_to, differ, lengths_from, prompts
 from queueing.estimation.snapshot import CENSORED, COLUMN, WITHOUT_LENGTH, Snapshot
 from queueing.experiment import simulate_run
 from queueing.latency import parse_law
@@ -123,3 +123,67 @@ def test_samples_of_one_law_pass_and_material_differences_do_not() -> None:
     assert not differ(sample("uniform:low=1,high=100", 100_000, 1), sample("uniform:low=1,high=104", 100_000, 2))  # 4 % apart
     assert differ(sample("uniform:low=1,high=100", 100_000, 1), sample("uniform:low=1,high=107", 100_000, 2))  # 6.5 %
     assert not differ(lengths([]), sample(SAME, 100, 3))
+
+
+def share_of_twos(twos: int, count: int) -> Lengths:
+    return lengths([2] * twos + [1] * (count - twos))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "different"),
+    [
+        # chance: 1.95 sqrt(1/100 + 1/100) = 0.276, and 1.95 sqrt(1/100 + 1/400) = 0.218
+        ((27, 100), (0, 100), False),
+        ((28, 100), (0, 100), True),
+        ((21, 100), (0, 400), False),
+        ((22, 100), (0, 400), True),
+        ((0, 400), (22, 100), True),
+        # a twentieth is no material difference
+        ((4999, 100_000), (0, 100_000), False),
+        ((5001, 100_000), (0, 100_000), True),
+    ],
+)
+def test_two_samples_differ_beyond_chance_and_a_twentieth(one: tuple[int, int], other: tuple[int, int], different: bool) -> None:
+    assert differ(share_of_twos(*one), share_of_twos(*other)) == different
+
+
+def test_samples_are_compared_as_far_as_a_tenth_of_either_is_cut() -> None:
+    def cut(number: int) -> Lengths:
+        return lengths([30] * (200 - number) + [10] * number, [False] * (200 - number) + [True] * number)
+
+    assert _told_to(cut(0)) == np.inf
+    assert _told_to(cut(20)) == np.inf
+    assert _told_to(cut(21)) == 9.0
+    short = lengths([12] * 200)
+    assert differ(cut(20), short), "all end at 30 or at 12"
+    assert not differ(cut(21), short), "up to nine none ends"
+
+
+def test_beyond_the_longest_answer_what_is_left_stays() -> None:
+    assert _survival(lengths([1, 2, 2, 3]), 5).tolist() == [1.0, 0.75, 0.25, 0.0, 0.0, 0.0]
+    assert _survival(lengths([1, 2, 2, 3]), 1).tolist() == [1.0, 0.75]
+
+
+def test_only_what_the_window_carries_is_told() -> None:
+    """The earlier epoch's later half."""
+    seen = window(UNIFORM, UNIFORM)
+    dispatched = np.sort(seen.column("dispatched_at")[seen.column("epoch") == 0])
+    middle = float(dispatched[500])
+    later = replace(seen, carried_from=middle)
+    assert lengths_from(later) == middle
+    told = found(later)
+    kept = (seen.column("dispatched_at") >= middle) & (seen.column("ending") < WITHOUT_LENGTH)
+    assert told.output_tokens.counts.size == np.count_nonzero(kept)
+    (note,) = told.notes
+    assert note.startswith(f"lengths of {np.count_nonzero(dispatched >= middle)} requests of earlier epochs are used")
+    other = replace(window(UNIFORM, SAME), carried_from=middle)
+    assert lengths_from(other) == other.epoch_at
+
+
+def test_a_prompt_of_no_tokens_is_no_length() -> None:
+    seen = window(UNIFORM)
+    rows = seen.rows.copy()
+    rows[:10, COLUMN["prompt_tokens"]] = 0
+    assert prompts(seen.having(rows), np.ones(len(rows), dtype=bool)).counts.size == len(rows) - 10
+    older = prompts(seen, np.ones(len(rows), dtype=bool), 100.0)
+    assert older.weights == pytest.approx(0.5 ** ((seen.now - seen.column("dispatched_at")) / 100))

@@ -12,6 +12,7 @@ from policies.text import SpecError
 from queueing.distributions import parse_distribution
 from queueing.errors import PredictionError
 from queueing.experiment import draw_jobs, simulate, simulate_model
+from queueing.fast_simulation import Trace, replay
 from queueing.latency import LatencyModel
 from queueing.model import Model
 from queueing.prediction import largest_stable_rate, predict
@@ -264,3 +265,13 @@ def test_a_run_of_one_batch_says_that_it_saw_too_few() -> None:
     assert few.assumptions[-1].startswith("TOO FEW BATCHES: only 1 batch in a replication")
     many = simulate_model(Model.read("fixed:batch_size=10", "geometric:mean=8", "a=0.001,c=0.01"), 5.0, num_requests=1000)
     assert not any("BATCHES" in line for line in many.assumptions)
+
+
+def test_without_bounds_a_batch_is_as_large_as_the_queue() -> None:
+    """A hundred wait behind the first: 300 prompt tokens, and contexts of some 10,000."""
+    trace = jobs((0, 1), *((0.1, 1) for _ in range(100)))
+    assert times(run("dynamic", trace), "batch_size") == [1] + [100] * 100
+    queue = Model(policy=parse_policy("dynamic"), output_tokens=UNIFORM, law=SECOND)
+    arrived, ones = np.array([0.0] + [0.1] * 100), np.ones(101, dtype=np.int64)
+    fast = replay(queue, Trace(arrived, ones, ones, [np.random.default_rng(0)]))
+    assert fast.batch_size.tolist() == [1] + [100] * 100

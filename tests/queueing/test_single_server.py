@@ -1,6 +1,7 @@
 """M/M/1, M/D/1, M/G/1, GI/G/1, M/G/c, tandems and Little's law against textbook values, each other and simulation."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -140,6 +141,17 @@ def test_a_quantile_is_where_the_tail_is(load: float, level: float) -> None:
             assert queue.delay_tail(x) == pytest.approx(1 - level, rel=1e-9)
         else:
             assert x == 0.0
+
+
+@pytest.mark.parametrize("level", [-0.1, 1.0, 1.5, math.nan])
+@pytest.mark.parametrize(
+    "ask", [mm1(0.5, 1.0).delay_quantile, mm1(0.5, 1.0).sojourn_quantile, md1(0.5, 1.0).delay_quantile, mmc(1.5, 1.0, 2).delay_quantile]
+)
+def test_a_level_that_is_no_probability_is_refused(ask: Callable[[float], float], level: float) -> None:
+    assert ask(0.0) == 0.0
+    assert 0 < ask(0.999) < math.inf
+    with pytest.raises(SpecError, match=f"got level {level}"):
+        ask(level)
 
 
 def test_a_quantile_is_exactly_zero_where_the_atom_covers_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,8 @@ from policies.text import SpecError
 from queueing.batch_time import BatchTime
 from queueing.distributions import parse_distribution
 from queueing.errors import NotConvergedError
-from queueing.experiment import draw_jobs, simulate_run
-from queueing.fast_simulation import is_compiled
+from queueing.experiment import check_draws, draw_jobs, simulate_model, simulate_run
+from queueing.fast_simulation import Trace, _gaps, is_compiled
 from queueing.latency import LatencyModel, parse_law
 from queueing.mg1 import solve_mg1
 from queueing.model import Model
@@ -24,7 +25,8 @@ from queueing.record import Record
 from queueing.service import Member, ServiceProcess
 from queueing.service_time import ServiceTime
 from queueing.simulation import simulate_trace
-from queueing.stalls import most_stalls
+from queueing.simulation_budget import affordable_requests
+from queueing.stalls import SPARE_GAPS, most_stalls
 
 LENGTHS = parse_distribution("geometric:mean=12", 64)
 PROMPTS = parse_distribution("uniform:low=10,high=50")
@@ -153,3 +155,67 @@ def test_a_law_with_too_many_or_too_long_stalls_is_simulated() -> None:
         dataclasses.replace(LAW, stall_share=0.5, stall=1e-6)
     stalling = model("capped:max_batch_size=8", dataclasses.replace(LAW, stall_share=0.1, stall=100.0))
     assert predict_model(stalling, 0.3 * stalling.largest_stable_rate).method == "simulation"
+
+
+@pytest.mark.parametrize(("law", "most"), [("", 1_000_000), (",stall_share=0.2,stall=0.04", 30_000), (",cv=0.3", 30_000)])
+def test_the_gaps_between_the_stalls_of_many_servers_are_within_the_budget_of_a_simulation(law: str, most: int) -> None:
+    """1,000 servers: for each of them as many gaps are drawn beforehand as there are requests."""
+    model = Model.read("capped:max_batch_size=3", "geometric:mean=8", f"k1=3e-3,k2=0,k3=2e-5,k4=0.01{law}", servers=1000)
+    count = affordable_requests(model, 0.3 * model.largest_stable_rate, 1_000_000)
+    assert 20_000 <= count <= most
+    assert law or count > 30_000, "without draws it is not they that bound it"
+    if law:
+        with pytest.raises(SpecError, match=r"got 1000000 requests on servers=1000 and (cv=0\.3|stall_share=0\.2); expected at most"):
+            simulate_model(model, 1.0, num_requests=1_000_000)
+
+
+def test_a_service_of_thousands_of_stalls_counts_as_so_many_events() -> None:
+    """Of more than 10,000 in each; a million such services took minutes."""
+    law = "k1=0,k2=0,k3=0.00095,k4=0.0061,speed=2.259,stall_share=0.1145,stall=0.01232"
+    model = Model.read("single", "deterministic:value=100000", law, servers=2, patience=100.0)
+    stalls = model.law.stall_rate * model.batch_time.mean(1)
+    assert stalls > 10_000
+    count = affordable_requests(model, 1e-4, 1_000_000)
+    assert count >= 20_000
+    assert count * stalls < 2e9
+
+
+@pytest.mark.parametrize(
+    ("law", "servers", "most"),
+    [
+        ("cv=0.3", 50_000, 1200),
+        ("stall_share=0.2,stall=0.04", 50_000, 1200 - SPARE_GAPS),
+        ("cv=0.3,stall_share=0.2,stall=0.04", 20_000, 3000 - SPARE_GAPS),
+    ],
+)
+def test_the_gaps_that_each_server_has_besides_count_as_drawn(law: str, servers: int, most: int) -> None:
+    """60,000,000 residuals, and as many gaps, are the most; of a short run on many servers the spare gaps are nearly all."""
+    model = Model.read("single", "geometric:mean=8", f"k1=3e-3,k2=0,k3=2e-5,k4=0.01,{law}", servers=servers)
+    check_draws(model, most, 1)
+    with pytest.raises(
+        SpecError, match=f"got {most + 1} requests on servers={servers} and .*; expected at most {most} requests on so many"
+    ):
+        check_draws(model, most + 1, 1)
+
+
+def test_more_servers_than_have_room_for_their_spare_gaps_are_refused() -> None:
+    model = Model.read("single", "geometric:mean=8", "k1=3e-3,k2=0,k3=2e-5,k4=0.01,stall_share=0.2,stall=0.04", servers=100_000)
+    with pytest.raises(SpecError, match=r"got 100 requests on servers=100000 and stall_share=0\.2; expected at most 56390 servers"):
+        simulate_model(model, 1.0, num_requests=100)
+
+
+def test_the_gaps_between_stalls_are_drawn_into_one_table() -> None:
+    """Not into a list that is copied: a GB of them would be two. The numbers are those that a server's clock draws one by one."""
+    count, servers = 50_000, 4
+    rngs = [np.random.default_rng(seed) for seed in range(servers)]
+    trace = Trace(np.arange(float(count)), np.ones(count, dtype=np.int64), np.zeros(count, dtype=np.int64), rngs)
+    tracemalloc.start()
+    try:
+        drawn = _gaps(STALLING, trace)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert drawn.shape == (servers, count + SPARE_GAPS)
+    assert peak < 1.2 * drawn.nbytes
+    clock = np.random.default_rng(2).spawn(1)[0]
+    assert drawn[2, :9].tolist() == [float(clock.standard_exponential()) for _ in range(9)]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from policies import Request, Waiting
 from queueing.waiting import WaitingQueue
-from queueing.waiting_by_priority import PriorityQueue
+from queueing.waiting_by_priority import MOST, PriorityQueue
 
 
 def one(name: str, at: float, priority: int = 0, prompt: int = 3) -> Waiting:
@@ -28,6 +28,14 @@ def test_a_lower_priority_goes_first_until_the_other_has_aged() -> None:
     assert names(queue) == ["urgent-soon", "late-class", "urgent-too-late", "peer"]
     assert queue.place_of(one("x", 10.5, 0).request) == 2
     assert queue.place_of(one("x", 12.0, -5).request) == 0
+
+
+def test_a_priority_beyond_the_bound_counts_as_the_bound() -> None:
+    """One that was admitted while priorities did not age, where any is allowed."""
+    queue = PriorityQueue(aging=1.0)
+    for waiting in (one("never", 0.0, 10**9), one("last", 2 * MOST + 1.0, 0), one("pushy", MOST + 0.5, -(10**9))):
+        queue.append(waiting)
+    assert names(queue) == ["pushy", "never", "last"]
 
 
 def test_one_that_is_put_back_stands_where_it_stood() -> None:

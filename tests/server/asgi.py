@@ -24,15 +24,18 @@ from server.supervision.settings import SupervisionSettings
 OPERATOR = "an-admin-key-of-these-tests"
 FOR_THE_RUN = SecuritySettings(made_admin_keys=read_keys("--admin-key", [OPERATOR], None))  # as `kendall serve` makes one
 LAW = "k1=0.25e-3,k2=2e-3,k3=25e-6,k4=0.9e-3,turnaround=1.5e-3"
+SLOW = "k1=0.25e-3,k2=2e-3,k3=25e-6,k4=50e-3"  # 2,000 tokens take 100 s: longer than a test in real time waits for anything
 
 
 @asynccontextmanager
-async def running(policy: str = "continuous:max_batch_size=4", **settings: Any) -> AsyncIterator[tuple[FastAPI, Gateway]]:
+async def running(
+    policy: str = "continuous:max_batch_size=4", *, law: str = LAW, **settings: Any
+) -> AsyncIterator[tuple[FastAPI, Gateway]]:
     """A gateway on the emulated engine, started; its lifespan is run."""
     defaults = {"model": "tiny", "served_model_name": "tiny", "policy": policy, "prediction_interval": 0, "allow_forced_lengths": True}
     defaults["security"] = FOR_THE_RUN
     defaults["supervision"] = SupervisionSettings(stuck_timeout=0)  # no timer of its own: a deadlock is seen as one
-    gateway = Gateway(Settings(**(defaults | settings)), EmulatedEngine(parse_law(LAW)), parse_law(LAW))
+    gateway = Gateway(Settings(**(defaults | settings)), EmulatedEngine(parse_law(law)), parse_law(law))
     ready = asyncio.Event()
     app = create_app(gateway, on_ready=lambda _: ready.set())
     async with app.router.lifespan_context(app):

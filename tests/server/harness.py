@@ -58,6 +58,14 @@ def work_of(request: Request, output_tokens: int | None, **sampling: object) -> 
     return Work(request, [1] * request.prompt_tokens, Sampling(**options), output_tokens)
 
 
+def submitted(batcher: Batcher, works: Sequence[Work]) -> list[Immediate]:
+    """One call of these works; their consumers, which have their tickets."""
+    consumers = [Immediate() for _ in works]
+    for consumer, ticket in zip(consumers, batcher.submit(works, consumers), strict=True):
+        consumer.ticket = ticket
+    return consumers
+
+
 async def replay(
     policy: Policy,
     jobs: Sequence[tuple[Request, int]],
@@ -77,10 +85,9 @@ async def replay(
     tickets: dict[str, Ticket] = {}
 
     def arrive(call: Sequence[tuple[Request, int]]) -> None:
-        consumers = [Immediate() for _ in call]
-        submitted = batcher.submit([work_of(request, output_tokens) for request, output_tokens in call], consumers)
-        for consumer, ticket in zip(consumers, submitted, strict=True):
-            consumer.ticket = tickets[ticket.id] = ticket
+        for consumer in submitted(batcher, [work_of(request, output_tokens) for request, output_tokens in call]):
+            assert consumer.ticket is not None
+            tickets[consumer.ticket.id] = consumer.ticket
 
     for (at, _), call in itertools.groupby(jobs, key=lambda job: (job[0].arrived_at, call_of(job[0].id) or job[0].id)):
         loop.call_at(at, arrive, list(call))

@@ -214,3 +214,12 @@ async def records_of(site: Site, epoch: int) -> list[Record]:
     lines = site.records.read_bytes().splitlines()[1:]
     decode = msgspec.json.Decoder(Record).decode
     return [record for record in map(decode, lines) if record.epoch == epoch]
+
+
+async def answered(gateway: GatewayProcess, path: str, key: str) -> dict[str, Any]:
+    """The first answer that has something there."""
+    for _ in range(1000):  # the predicting process takes its time to start on a crowded machine
+        if (found := await gateway.ask("GET", path))[key]:
+            return found
+        await asyncio.sleep(0.2)
+    raise AssertionError(f"{path} never had {key}")

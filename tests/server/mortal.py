@@ -16,6 +16,7 @@ from server.app import create_app
 from server.engines.base import Capabilities, EngineStartError, Token, TokenStream, Work
 from server.engines.emulated import VOCABULARY, EmulatedEngine
 from server.gateway import Gateway
+from server.observers import Observers
 from server.settings import Settings
 from server.supervision.settings import SupervisionSettings
 from tests.server.asgi import FOR_THE_RUN, LAW
@@ -59,10 +60,10 @@ class MortalEngine(EmulatedEngine):
         self.alive = False
         await super().stop()
 
-    async def encode(self, text: str) -> list[int]:
+    async def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
         if not self.alive:
             raise RuntimeError("the engine is not running")
-        return await super().encode(text)
+        return await super().encode(text, special_tokens=special_tokens)
 
     def dispatch(self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool) -> list[TokenStream]:
         assert self.alive, "a dispatch to an engine that is down"
@@ -116,7 +117,7 @@ async def faulty(
     collector = Collector()
     async with app.router.lifespan_context(app):
         await ready.wait()
-        gateway.batcher._observers += (collector,)
+        gateway.batcher._observers = Observers([gateway.batcher._observers, collector])
         yield app, gateway, engine, collector.records
 
 

@@ -10,12 +10,13 @@ from typing import Any
 
 from loadgen.gateway_process import GatewayProcess, free_port
 from server.engines.vllm_process import descendants
+from tests.eventually import eventually
 
 
-def gateway(folder: Path, *arguments: str) -> GatewayProcess:
+def gateway(folder: Path, *arguments: str, kind: type[GatewayProcess] = GatewayProcess) -> GatewayProcess:
     """`kendall serve`, not yet started; its log and records lie in `folder`."""
     records = ["--record-file", str(folder / "records.jsonl"), "--prediction-interval", "0", "--allow-forced-lengths"]
-    return GatewayProcess([*records, *arguments], free_port(0), folder / "gateway.log")
+    return kind([*records, *arguments], free_port(0), folder / "gateway.log")
 
 
 def engine_process(pid: int) -> int:
@@ -34,21 +35,36 @@ def alive(pid: int) -> bool:
     return False
 
 
-async def gone(pids: list[int], seconds: float) -> list[int]:
-    """Those that still run after so long."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + seconds
-    while (left := [pid for pid in pids if alive(pid)]) and loop.time() < deadline:  # noqa: ASYNC110 - nothing to wait on
-        await asyncio.sleep(0.05)
-    return left
+def command(pid: int) -> str:
+    """The words of its command line between zero bytes; "" where it is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    return ""
+
+
+async def arrived(running: GatewayProcess, calls: int) -> None:
+    """The gateway has had so many, whatever became of them."""
+
+    async def there() -> bool:
+        return int((await running.ask("GET", "/admin/state"))["arrivals"]["count"]) >= calls
+
+    await eventually(there)
+
+
+async def gone(pids: list[int]) -> list[int]:
+    """Those that still run when all had the time to end."""
+    with contextlib.suppress(AssertionError):
+        await eventually(lambda: not any(map(alive, pids)))
+    return [pid for pid in pids if alive(pid)]
 
 
 class SocketCall:
     """One POST on a connection of its own."""
 
-    def __init__(self, url: str, body: dict[str, Any]) -> None:
+    def __init__(self, url: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
         host, _, port = url.removeprefix("http://").partition(":")
         self._address = host, int(port)
+        self._headers = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
         self._body = json.dumps(body).encode()
         self.reader: asyncio.StreamReader
         self.writer: asyncio.StreamWriter
@@ -57,7 +73,7 @@ class SocketCall:
         """The whole request."""
         self.reader, self.writer = await asyncio.open_connection(*self._address, limit=limit)
         head = f"POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: {len(self._body)}\r\n"
-        self.writer.write(head.encode() + b"connection: close\r\n\r\n" + self._body)
+        self.writer.write(f"{head}{self._headers}connection: close\r\n\r\n".encode() + self._body)
         await self.writer.drain()
         return self
 

@@ -244,7 +244,7 @@ ROWS = [
         ask=complete(max_tokens=0),
         anywhere=True,
     ),
-    Row(says="a field that nobody knows", status=400, code="unknown_field", param="temprature", ask=complete(temprature=1), anywhere=True),
+    Row(says="an unknown field", status=400, code="unknown_field", param="temprature", ask=complete(temprature=1), anywhere=True),
     Row(
         says="a prompt longer than the context",
         status=400,

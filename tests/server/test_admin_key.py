@@ -10,7 +10,6 @@ import re
 import shutil
 import stat
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,14 @@ from server.security.guard import Guard
 from server.security.keys import holder, read_keys
 from server.security.settings import SecuritySettings
 from server.settings import Settings
+from tests.eventually import eventually_here
 from tests.server.processes import gateway
 from tests.serving import started
 from tests.support import missing
 
 API, ADMIN = "sk-client-0123456789", "sk-admin-0123456789"
 URL = "http://127.0.0.1:8080"
+PRINTED = r"made an admin key for this run, called \w{8} in the log: (\S+);"
 EMULATED = ("tiny", "--engine", "emulated", "--latency", "k1=0.1e-3,k2=0.5e-3,k3=10e-6,k4=0.2e-3")
 
 
@@ -145,7 +146,7 @@ def test_commands_of_the_user_come_in_and_others_do_not(tmp_path: Path, monkeypa
     running = gateway(tmp_path, *EMULATED, "--api-key", API)
     with started(running) as runner:
         port = int(running.url.rpartition(":")[2])
-        (printed,) = re.findall(r"made an admin key for this run, called \w{8} in the log: (\S+);", (tmp_path / "gateway.log").read_text())
+        (printed,) = eventually_here(lambda: re.findall(PRINTED, (tmp_path / "gateway.log").read_text()))
         assert key_file(port).read_text().strip() == printed
         with httpx.Client(base_url=running.url, trust_env=False) as client:
             for key, status in ((None, 401), ("wrong", 401), (API, 403), (printed, 200)):
@@ -208,16 +209,18 @@ def nginx(folder: Path, url: str, pass_on: str) -> Iterator[str]:
     process = subprocess.Popen([program, "-e", str(folder / "error.log"), "-c", str(file)], stderr=subprocess.DEVNULL)
     try:
         found = f"http://127.0.0.1:{port}"
-        for _ in range(200):
-            with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{found}/health", trust_env=False).status_code == 200:
-                    break
+
+        def passes_on() -> bool:
             assert process.poll() is None, (folder / "error.log").read_text()
-            time.sleep(0.02)
+            with contextlib.suppress(httpx.TransportError):
+                return httpx.get(f"{found}/health", trust_env=False).status_code == 200
+            return False
+
+        eventually_here(passes_on)
         yield found
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(30)
 
 
 @pytest.mark.parametrize("keys", [(), ("--api-key", API)], ids=["without keys", "with an API key"])
@@ -245,4 +248,4 @@ def test_the_drain_of_the_user_works_without_naming_a_key(tmp_path: Path) -> Non
         with httpx.Client(base_url=running.url, trust_env=False) as client:
             assert client.post("/admin/drain").status_code == 401
             assert client.put("/admin/policy", json={"policy": "single"}).status_code == 200
-        assert runner.run(asyncio.wait_for(running.ask("POST", "/admin/drain"), 10)) == {"drained": True}
+        assert runner.run(asyncio.wait_for(running.ask("POST", "/admin/drain"), 60)) == {"drained": True}

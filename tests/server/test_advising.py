@@ -14,9 +14,9 @@ import pytest
 from kendall import cli
 from queueing.advice.forecast import Advice, Forecast, Knobs
 from queueing.estimation.interval import UNKNOWN, Estimate
-from queueing.result import Prediction
+from tests.queueing.made import prediction_of
 
-STABLE = Prediction(policy="x", effective_max_batch_size=8, model="m", method="exact", stable=True, load=0.5, utilisation=None)
+STABLE = prediction_of()
 
 
 def forecast(policy: str) -> Forecast:

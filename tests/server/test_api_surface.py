@@ -268,6 +268,18 @@ def test_token_ids_are_returned_once_each_streamed_or_not(endpoint: str) -> None
     on_gateway(main)
 
 
+def test_offsets_of_a_stream_are_those_of_the_whole_answer_where_text_is_held_back_for_a_stop_string() -> None:
+    async def main(app: Any, _: Any) -> None:
+        whole = (await post(app, "completions", logprobs=1)).json()["choices"][0]
+        for end in range(1, len(whole["text"])):
+            stop = whole["text"][end - 1] + "\x00"
+            events = (await post(app, "completions", logprobs=1, stop=[stop], stream=True)).events()[:-1]
+            logprobs = [event["choices"][0]["logprobs"] for event in events if event["choices"][0]["logprobs"]]
+            assert [offset for each in logprobs for offset in each["text_offset"]] == whole["logprobs"]["text_offset"], stop
+
+    on_gateway(main)
+
+
 def test_logprobs_have_each_endpoints_own_form() -> None:
     async def main(app: Any, _: Any) -> None:
         given = (await post(app, "completions", logprobs=3)).json()["choices"][0]["logprobs"]
@@ -357,6 +369,45 @@ def test_tokenize_says_what_the_model_sees_and_detokenize_reverses_it() -> None:
         assert (await call(app, "POST", "/detokenize", {"model": "other", "tokens": []})).status == 404
 
     on_gateway(main)
+
+
+def test_tokenize_takes_vllms_fields_and_refuses_by_name_what_would_change_the_tokens() -> None:
+    async def main(app: Any, _: Any) -> None:
+        talk = {"messages": [{"role": "user", "content": "hi there"}]}
+        plain = {"add_special_tokens": False, "chat_template": None, "tools": None, "mm_processor_kwargs": {}, "media_io_kwargs": {}}
+        end = {"add_generation_prompt": False, "continue_final_message": True, "chat_template_kwargs": {"enable_thinking": False}}
+        for taken in ({"prompt": "one"} | plain, {"prompt": "one", "add_special_tokens": True}, talk | plain | end):
+            assert (await call(app, "POST", "/tokenize", taken)).status == 200
+        for field, value in {"add_special_tokens": True, "chat_template": "{{ 1 }}", "tools": [{"type": "function"}]}.items():
+            refused = await call(app, "POST", "/tokenize", talk | {field: value})
+            assert (refused.status, refused.json()["error"]["param"]) == (501, field)
+        both = await call(app, "POST", "/tokenize", talk | {"continue_final_message": True})
+        assert (both.status, both.json()["error"]["param"]) == (400, "continue_final_message")
+        unknown = await call(app, "POST", "/tokenize", talk | {"add_special_token": True})
+        assert (unknown.status, unknown.json()["error"]["code"]) == (400, "unknown_field")
+        assert "did you mean add_special_tokens?" in unknown.json()["error"]["message"]
+
+    on_gateway(main)
+
+
+@pytest.mark.parametrize("endpoint", PATHS)
+def test_unknown_fields_are_refused_or_ignored_as_the_operator_says_and_others_extras_are_taken(endpoint: str) -> None:
+    extras = {"provider": {"order": ["x"]}, "route": "fallback", "models": ["tiny"], "cache_prompt": True, "keep_alive": "5m"}
+
+    async def refusing(app: Any, _: Any) -> None:
+        assert (await call(app, "POST", PATHS[endpoint], body(endpoint) | extras)).status == 200
+        refused = await call(app, "POST", PATHS[endpoint], body(endpoint) | {"tempratur": 1})
+        assert (refused.status, refused.json()["error"]["code"]) == (400, "unknown_field")
+        assert "did you mean temperature?" in refused.json()["error"]["message"]
+
+    async def ignoring(app: Any, _: Any) -> None:
+        assert (await call(app, "POST", PATHS[endpoint], body(endpoint) | {"tempratur": 1, "zzz": {"a": [1]}})).status == 200
+        assert (await call(app, "POST", "/tokenize", {"prompt": "one", "zzz": 1})).status == 200
+        unserved = await call(app, "POST", PATHS[endpoint], body(endpoint) | {"zzz": 1, "use_beam_search": True})
+        assert (unserved.status, unserved.json()["error"]["param"]) == (501, "use_beam_search")
+
+    on_gateway(refusing)
+    on_gateway(ignoring, unknown_fields="ignore")
 
 
 def test_every_answer_carries_a_request_id_the_callers_own_if_it_is_fit() -> None:

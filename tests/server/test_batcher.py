@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
 
-from policies import Decision, Dispatch, Preempt, QueueState, Request, Single, WaitUntil
+from policies import Decision, Dispatch, Dynamic, Preempt, QueueState, Request, Single, WaitUntil
 from queueing.latency import parse_law
 from server.batcher import Batcher
+from server.engines.base import TokenStream, Work
 from server.engines.emulated import EmulatedEngine
-from tests.server.harness import Collector, Immediate, work_of
+from tests.server.harness import Collector, Immediate, submitted, work_of
 from tests.virtual_time import run_virtual
 
 LAW = parse_law("k1=0,k2=1e-3,k3=0,k4=1e-3")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class YoungestFirst:
-    """Preempts whoever runs for whoever arrived later: enough to exercise the driver."""
+@dataclass(frozen=True, kw_only=True)
+class Unpadded:
+    """What both preempting policies of these tests have in common; a dataclass, as a policy has to be."""
 
-    name: ClassVar[str] = "youngest"
     padded: ClassVar[bool] = False
     release: ClassVar[str] = "request"
     wants_steps: ClassVar[bool] = False
     joins_running: ClassVar[bool] = False
+
+
+class YoungestFirst(Unpadded):
+    """Preempts whoever runs for whoever arrived later: enough to exercise the driver."""
+
+    name: ClassVar[str] = "youngest"
 
     def decide(self, state: QueueState, now: float) -> Decision:
         if not state.waiting:
@@ -41,6 +48,19 @@ class YoungestFirst:
         return WaitUntil(float("inf"))
 
 
+class Evicting(Unpadded):
+    """Dispatches all that wait as one batch; preempts the request `evicted` as soon as another one waits."""
+
+    name: ClassVar[str] = "evicting"
+
+    def decide(self, state: QueueState, now: float) -> Decision:
+        (server,) = state.servers
+        if state.waiting and not server.in_service:
+            return Dispatch(tuple(waiting.request.id for waiting in state.waiting), 0)
+        evicted = [running.request.id for running in server.in_service if running.request.id == "evicted"]
+        return Preempt(tuple(evicted)) if state.waiting and evicted else WaitUntil(float("inf"))
+
+
 def request(name: str, at: float) -> Request:
     return Request(id=name, arrived_at=at, prompt_tokens=4, max_output_tokens=200)
 
@@ -51,21 +71,19 @@ def test_a_preempted_request_goes_on_behind_what_it_has() -> None:
     async def main() -> None:
         engine, collector = EmulatedEngine(LAW), Collector()
         capabilities = await engine.start()
-        alone = Immediate()
         undisturbed = Batcher(engine, capabilities, Single())
-        (alone.ticket,) = undisturbed.submit([work_of(request("alone", 0.0), 50)], [alone])
+        (alone,) = submitted(undisturbed, [work_of(request("alone", 0.0), 50)])
         await undisturbed.answered()
         batcher = Batcher(engine, capabilities, YoungestFirst(), [collector])
         loop = asyncio.get_running_loop()
-        old, young = Immediate(), Immediate()
-        (old.ticket,) = batcher.submit([work_of(request("old", loop.time()), 50)], [old])
+        (old,) = submitted(batcher, [work_of(request("old", loop.time()), 50)])
         await asyncio.sleep(0.02)
-        (young.ticket,) = batcher.submit([work_of(request("young", loop.time()), 10)], [young])
+        (young,) = submitted(batcher, [work_of(request("young", loop.time()), 10)])
         await batcher.answered()
         assert [record.request_id for record in collector.records] == ["young", "old"]
         assert (young.tokens, old.tokens) == (10, 50)
         assert old.text == alone.text
-        assert batcher.in_service == batcher.queue_length == 0
+        assert batcher.in_service == batcher.queue_length == batcher.unrecorded == 0
 
     run_virtual(main())
 
@@ -75,8 +93,10 @@ def test_the_queue_is_read_as_a_sequence() -> None:
         engine = EmulatedEngine(LAW)
         batcher = Batcher(engine, await engine.start(), Single())
         batcher.hold(True)
+        assert batcher.unrecorded == batcher.unanswered == 0
         for index in range(5):
             batcher.submit([work_of(request(str(index), 0.0), 3)], [Immediate()])
+        assert batcher.unrecorded == batcher.unanswered == 5
         view = batcher._state().waiting
         assert len(view) == 5
         assert [waiting.request.id for waiting in view] == list("01234")
@@ -86,5 +106,60 @@ def test_the_queue_is_read_as_a_sequence() -> None:
             view[5]
         with pytest.raises(ValueError, match="in use"):
             batcher.submit([work_of(request("0", 0.0), 3)], [Immediate()])
+
+    run_virtual(main())
+
+
+def test_a_batch_is_over_without_those_who_were_preempted() -> None:
+    """Or its server would never be free again."""
+
+    async def main() -> None:
+        engine, collector = EmulatedEngine(LAW), Collector()
+        batcher = Batcher(engine, await engine.start(), Evicting(), [collector])
+        first = submitted(batcher, [work_of(request("evicted", 0.0), 50), work_of(request("stays", 0.0), 30)])
+        await asyncio.sleep(0.01)
+        last = submitted(batcher, [work_of(request("last", 0.01), 5)])
+        await batcher.answered()
+        assert [record.request_id for record in collector.records] == ["stays", "last", "evicted"]
+        assert [consumer.tokens for consumer in (*first, *last)] == [50, 30, 5]
+
+    run_virtual(main())
+
+
+def test_who_left_a_padded_batch_is_recorded_with_it() -> None:
+    async def main() -> None:
+        engine, collector = EmulatedEngine(LAW), Collector()
+        batcher = Batcher(engine, await engine.start(), Dynamic(), [collector])
+        leaves, _ = submitted(batcher, [work_of(request(name, 0.0), 50) for name in ("leaves", "stays")])
+        await asyncio.sleep(0.01)
+        assert (batcher.unanswered, batcher.unrecorded, len(collector.records)) == (2, 2, 0)
+        assert leaves.ticket is not None
+        leaves.ticket.cancel()
+        assert (batcher.unanswered, batcher.unrecorded, len(collector.records)) == (1, 2, 0)
+        await batcher.answered()
+        await asyncio.sleep(0)
+        assert (batcher.unanswered, batcher.unrecorded, len(collector.records)) == (0, 0, 2)
+
+    run_virtual(main())
+
+
+class Refusing(EmulatedEngine):
+    """Takes no batch with a request called `bad`."""
+
+    def dispatch(self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool) -> list[TokenStream]:
+        if any(work.request.id == "bad" for work in works):
+            raise ValueError("no such batch")
+        return super().dispatch(server_id, works, padded=padded, joining=joining)
+
+
+def test_a_batch_that_the_engine_refuses_fails_and_the_next_is_served() -> None:
+    async def main() -> None:
+        engine, collector = Refusing(LAW), Collector()
+        batcher = Batcher(engine, await engine.start(), Single(), [collector])
+        submitted(batcher, [work_of(request(name, 0.0), 5) for name in ("bad", "good")])
+        await batcher.answered()
+        await asyncio.sleep(0)
+        assert [(record.request_id, record.outcome) for record in collector.records] == [("bad", "failed"), ("good", "completed")]
+        assert batcher.in_service == batcher.unrecorded == 0
 
     run_virtual(main())

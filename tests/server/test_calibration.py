@@ -256,6 +256,23 @@ def test_a_drain_ends_a_calibration() -> None:
     run_virtual(main())
 
 
+def test_an_engine_that_is_given_up_ends_a_calibration() -> None:
+    async def main() -> None:
+        async with running("single") as (app, gateway):
+            calibrating = Call(app, "POST", "/admin/calibrate", {})
+            await asyncio.sleep(0.005)
+            gateway.supervisor._give_up("it burns")
+            await calibrating.task
+            error = calibrating.json()["error"]
+            assert (calibrating.status, error["code"], error["message"]) == (
+                503,
+                "engine_unavailable",
+                "calibration: the engine is gone: it burns",
+            )
+
+    run_virtual(main())
+
+
 AT_START = {"calibrate": True, "max_output_tokens": 4, "supervision": HANGS}
 
 

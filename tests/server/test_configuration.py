@@ -8,6 +8,7 @@ import logging
 import tomllib
 from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,16 @@ import pytest
 
 import kendall.cli
 from policies import SpecError
+from policies.text import one_of
 from server import cli, logs, serving
 from server.configuration.file import key_of
-from server.logs import JsonFormatter, LogSettings, check_format, check_level, vllm_configuration
+from server.logs import JsonFormatter, LogFormat, LogSettings, check_level, vllm_configuration
 from server.overload.limits import MAX_QUEUED, OverloadSettings
+from server.security.keys import read_keys
 from server.security.settings import SecuritySettings, TlsSettings
 from server.settings import Settings
 from server.supervision.settings import SupervisionSettings
+from tests.serving import self_signed
 
 Serve = Callable[..., Settings]
 
@@ -139,6 +143,106 @@ def test_a_bound_of_zero_is_none(serve: Serve, tmp_path: Path, monkeypatch: pyte
     assert serve("--config", str(file)).overload.max_num_queued_reqs == 5
 
 
+OPTIONS: dict[str, tuple[tuple[str, ...], str, object]] = {  # of `serve`: arguments, where they arrive, as what
+    "model": (("there",), "model", "there"),
+    "host": (("--host", "localhost"), "host", "localhost"),
+    "port": (("--port", "9001"), "port", 9001),
+    "served_model_name": (("--served-model-name", "big"), "served_model_name", "big"),
+    "unknown_fields": (("--unknown-fields", "ignore"), "unknown_fields", "ignore"),
+    "policy": (("--policy", "single"), "policy", "single"),
+    "max_output_tokens": (("--max-output-tokens", "77"), "max_output_tokens", 77),
+    "patience": (("--patience", "7"), "patience", 7.0),
+    "request_timeout": (("--request-timeout", "1500ms"), "request_timeout", 1.5),
+    "first_token_timeout": (("--first-token-timeout", "7"), "first_token_timeout", 7.0),
+    "priority_aging": (("--priority-aging", "7"), "overload.priority_aging", 7.0),
+    "engine": (("--engine", "emulated"), "engine", "emulated"),
+    "max_num_seqs": (("--max-num-seqs", "7"), "engine_args", {"max_num_seqs": 7}),
+    "max_model_len": (("--max-model-len", "77"), "engine_args", {"max_model_len": 77}),
+    "engine_arg": (("--engine-arg", "seed=7"), "engine_args", {"seed": "7"}),
+    "start_timeout": (("--start-timeout", "7"), "supervision.start_timeout", 7.0),
+    "max_restarts": (("--max-restarts", "7"), "supervision.max_restarts", 7),
+    "restart_window": (("--restart-window", "7"), "supervision.restart_window", 7.0),
+    "restart_timeout": (("--restart-timeout", "7"), "supervision.restart_timeout", 7.0),
+    "max_interruptions": (("--max-interruptions", "7"), "supervision.max_interruptions", 7),
+    "suspect_after": (("--suspect-after", "7"), "supervision.suspect_after", 7),
+    "max_parked": (("--max-parked", "7"), "supervision.max_parked", 7),
+    "stuck_timeout": (("--stuck-timeout", "7"), "supervision.stuck_timeout", 7.0),
+    "shutdown_delay": (("--shutdown-delay", "7"), "shutdown_delay", 7.0),
+    "shutdown_timeout": (("--shutdown-timeout", "7"), "shutdown_timeout", 7.0),
+    "latency": (("--latency", "reference"), "latency", "reference"),
+    "calibrate": (("--calibrate",), "calibrate", True),
+    "idle_probes": (("--idle-probes",), "idle_probes", True),
+    "prediction_interval": (("--prediction-interval", "7"), "prediction_interval", 7.0),
+    "what_if_interval": (("--what-if-interval", "7"), "what_if_interval", 7.0),
+    "prediction_window": (("--prediction-window", "77"), "prediction_window", 77.0),
+    "state_file": (("--state-file", "state.json"), "state_file", Path("state.json")),
+    "autopilot": (("--autopilot", "advise"), "autopilot", "advise"),
+    "autopilot_policies": (("--autopilot-policies", "single"), "autopilot_policies", ("single",)),
+    "max_clipped_fraction": (("--max-clipped-fraction", "0.07"), "max_clipped_fraction", 0.07),
+    "max_num_queued_reqs": (("--max-num-queued-reqs", "7"), "overload.max_num_queued_reqs", 7),
+    "max_sequences_per_call": (("--max-sequences-per-call", "7"), "overload.max_sequences_per_call", 7),
+    "max_num_queued_tokens": (("--max-num-queued-tokens", "7"), "overload.max_num_queued_tokens", 7),
+    "slo": (("--slo", "mean_queueing_delay=7s"), "overload.slo", "mean_queueing_delay=7s"),
+    "adaptive_concurrency": (("--adaptive-concurrency",), "overload.adaptive_concurrency", True),
+    "rate_limit": (("--rate-limit", "7"), "overload.rate_limit", 7.0),
+    "rate_limit_tokens": (("--rate-limit-tokens", "7"), "overload.rate_limit_tokens", 7.0),
+    "rate_limit_burst": (("--rate-limit-burst", "7"), "overload.rate_limit_burst", 7.0),
+    "overload_status": (("--overload-status", "503"), "overload.overload_status", 503),
+    "queue_events": (("--queue-events",), "overload.queue_events", True),
+    "sse_keep_alive_interval": (("--sse-keep-alive-interval", "7"), "overload.sse_keep_alive_interval", 7.0),
+    "slow_reader_timeout": (("--slow-reader-timeout", "7"), "supervision.slow_reader_timeout", 7.0),
+    "wait_estimates": (("--no-wait-estimates",), "overload.wait_estimates", False),
+    "api_key": (("--api-key", "a-key-of-some-length"), "security.api_keys", read_keys("--api-key", ["a-key-of-some-length"], None)),
+    "admin_key": (("--admin-key", "a-key-of-some-length"), "security.admin_keys", read_keys("--admin-key", ["a-key-of-some-length"], None)),
+    "allow_unauthenticated": (("--allow-unauthenticated",), "security.allow_unauthenticated", True),
+    "metrics_need_key": (("--metrics-need-key", "--api-key", "a-key-of-some-length"), "security.metrics_need_key", True),
+    "max_body_bytes": (("--max-body-bytes", "7777"), "security.max_body_bytes", 7777),
+    "max_prompt_tokens": (("--max-prompt-tokens", "7"), "security.max_prompt_tokens", 7),
+    "max_form_bytes": (("--max-form-bytes", "777"), "security.max_form_bytes", 777),
+    "max_form_compile_time": (("--max-form-compile-time", "7"), "security.max_form_compile_time", 7.0),
+    "max_connections_per_address": (("--max-connections-per-address", "7"), "security.max_connections_per_address", 7),
+    "allowed_origins": (("--allowed-origins", '["https://a.example"]'), "security.allowed_origins", ("https://a.example",)),
+    "record_file": (("--record-file", "records.jsonl"), "record_file", Path("records.jsonl")),
+    "log_level": (("--log-level", "debug"), "logs.level", "debug"),
+    "log_format": (("--log-format", "json"), "logs.format", "json"),
+    "log_prompts": (("--log-prompts",), "logs.prompts", True),
+    "allow_forced_lengths": (("--allow-forced-lengths",), "allow_forced_lengths", True),
+}
+OF_FILES = {"api_key_file", "admin_key_file", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs"}  # that have to be there
+NO_SETTINGS = {"config", "show_config", "json_output"}
+
+
+def field_of(settings: Settings, path: str) -> object:
+    return reduce(getattr, path.split("."), settings)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_the_value_of_an_option_arrives_in_its_field(option: str, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value that is not the default, which the field has without it."""
+    monkeypatch.chdir(tmp_path)
+    arguments, path, value = OPTIONS[option]
+    assert field_of(serve(), path) != value
+    assert field_of(serve(*arguments), path) == value
+
+
+def test_the_files_of_options_arrive_in_their_fields(serve: Serve, tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path)
+    api, admin = tmp_path / "api", tmp_path / "admin"
+    api.write_text("a-key-of-some-length\n")
+    admin.write_text("another-key-of-some-length\n")
+    files = {"api_key_file": api, "admin_key_file": admin, "ssl_keyfile": key, "ssl_certfile": certificate, "ssl_ca_certs": certificate}
+    assert set(files) == OF_FILES
+    found = serve(*(part for option, file in files.items() for part in (f"--{option.replace('_', '-')}", str(file)))).security
+    assert (found.api_keys, found.admin_keys) == (read_keys("--api-key", [], api), read_keys("--admin-key", [], admin))
+    assert found.tls == TlsSettings(keyfile=key, certfile=certificate, ca_certs=certificate)
+    assert found.key_files == (api, admin, key)
+
+
+def test_every_option_is_followed_to_its_field() -> None:
+    options = set(inspect.signature(cli.serve_command).parameters) - {"ctx"}
+    assert options == set(OPTIONS) | OF_FILES | NO_SETTINGS
+
+
 def test_settings_are_frozen() -> None:
     settings = Settings(model="tiny", served_model_name="tiny")
     for part in (settings, settings.security, settings.logs, settings.security.tls, settings.overload, settings.supervision):
@@ -180,6 +284,7 @@ def test_settings_are_frozen() -> None:
         ("log-level = 'infos'", ("got --log-level 'infos'", "did you mean 'info'?")),
         ("log-format = 'xml'", ("got --log-format 'xml'", "text or json")),
         ("engine = 'vlm'", ("expected auto, vllm or emulated",)),
+        ("unknown-fields = 'ignor'", ("got --unknown-fields 'ignor'", "expected refuse or ignore")),
         ("allowed-origins = [1]", ("JSON list of origins",)),
         ("api-key = 5", ("expected a list of texts",)),
         ("api-key = ['two words']", ("printable ASCII",)),
@@ -530,6 +635,8 @@ def test_the_file_for_vllm_is_written_once_and_the_operators_own_is_left(monkeyp
 
     monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
     monkeypatch.setattr(logs.atexit, "register", lambda remove: remove)
+    monkeypatch.setattr(logs, "_writers", [])
+    monkeypatch.setattr(logging.getLogger("vllm"), "level", logging.getLogger("vllm").level)
     monkeypatch.setenv(logs.VLLM_CONFIGURATION, "theirs.json")
     logs.configure_logs(LogSettings(format="json"))
     assert os.environ[logs.VLLM_CONFIGURATION] == "theirs.json"
@@ -544,8 +651,8 @@ def test_the_file_for_vllm_is_written_once_and_the_operators_own_is_left(monkeyp
 
 def test_levels_and_formats_are_checked() -> None:
     assert check_level("warning") == "warning"
-    assert check_format("json") == "json"
+    assert one_of("--log-format", "json", LogFormat) == "json"
     with pytest.raises(SpecError):
         check_level("INFO ")
     with pytest.raises(SpecError):
-        check_format("yaml")
+        one_of("--log-format", "yaml", LogFormat)

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import pytest
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from server.overload import descriptors
 from server.overload.descriptors import KEPT, Room
 from server.receiving import protocol_with
 from server.security.protocol import LimitedProtocol
+from tests.eventually import eventually_here
 from tests.serving import on_a_socket
 
+PATIENCE = 60.0  # seconds
 LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [asyncio.new_event_loop, uvloop.new_event_loop]
 
 
@@ -33,7 +37,9 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 @contextmanager
 def served(make: Callable[[], asyncio.AbstractEventLoop], **limits: Any) -> Iterator[tuple[int, CollectorRegistry]]:
     registry = CollectorRegistry()
-    with on_a_socket(app, protocol_with(LimitedProtocol, 0.0, Room(registry, **limits)), make) as port:
+    room = Room(registry, **limits)
+    room.longest_probe = 60.0
+    with on_a_socket(app, protocol_with(LimitedProtocol, 0.0, room), make) as port:
         yield port, registry
 
 
@@ -54,17 +60,26 @@ def refused(registry: CollectorRegistry, reason: str) -> float:
     return registry.get_sample_value("kendall_refused_connections_total", {"reason": reason}) or 0.0
 
 
+def free_numbers(count: int) -> list[int]:
+    """The lowest that no open file has; what other tests left open may lie between them, and is not closed by chance from here on."""
+    gc.collect()
+    numbers = [os.dup(0) for _ in range(count)]
+    for number in numbers:
+        os.close(number)
+    return numbers
+
+
 @pytest.mark.parametrize("make", LOOPS, ids=["asyncio", "uvloop"])
 def test_probes_are_answered_when_descriptors_run_out(
-    make: Callable[[], asyncio.AbstractEventLoop], caplog: pytest.LogCaptureFixture
+    make: Callable[[], asyncio.AbstractEventLoop], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.WARNING, "kendall")
-    lowest = os.dup(0)  # that is free
-    os.close(lowest)
-    with served(make, limit=lowest + KEPT + 30) as (port, registry), ExitStack() as stack:
+    assert descriptors.LOG_EVERY == 10.0
+    monkeypatch.setattr(descriptors, "LOG_EVERY", 3600.0)
+    with served(make, limit=free_numbers(30)[-1] + 1 + KEPT) as (port, registry), ExitStack() as stack:
 
         def connect() -> socket.socket:
-            return stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+            return stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE))
 
         statuses = []
         while len(statuses) < 60 and 503 not in statuses:
@@ -83,12 +98,12 @@ def test_probes_are_answered_when_descriptors_run_out(
         assert refused(registry, "descriptors") >= 5
         assert (registry.get_sample_value("kendall_connections") or 0.0) > 2
     assert "open files" in caplog.text
-    assert caplog.text.count("refused") == 1, "one line in ten seconds"
+    assert caplog.text.count("refused") == 1, "one line in so long"
 
 
 @pytest.mark.parametrize("make", LOOPS, ids=["asyncio", "uvloop"])
 def test_the_very_last_descriptors_go_to_no_connection(make: Callable[[], asyncio.AbstractEventLoop]) -> None:
-    with served(make, limit=1) as (port, registry), socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+    with served(make, limit=1) as (port, registry), socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as client:
         status, told = answer(client)
         assert status == 503
         assert json.loads(told.partition(b"\r\n\r\n")[2])["error"]["code"] == "too_many_connections"
@@ -99,13 +114,15 @@ def test_the_very_last_descriptors_go_to_no_connection(make: Callable[[], asynci
 @pytest.mark.parametrize("make", LOOPS, ids=["asyncio", "uvloop"])
 def test_connections_of_one_address_are_bounded(make: Callable[[], asyncio.AbstractEventLoop]) -> None:
     with served(make, most_per_address=2) as (port, registry), ExitStack() as stack:
-        first, second, third = (stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10)) for _ in range(3))
+        first, second, third = (stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)) for _ in range(3))
         assert answer(third)[0] == 429
         assert ask(first, "/")[0] == ask(second, "/")[0] == 200
         assert refused(registry, "address") == 1
         first.close()
-        for _ in range(100):  # until its end is noticed
-            with socket.create_connection(("127.0.0.1", port), timeout=10) as again:
-                if ask(again, "/")[0] == 200:
-                    return
-    raise AssertionError("a connection that was closed counts for ever")
+
+        def admitted() -> bool:
+            with suppress(ConnectionError), socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as again:
+                return ask(again, "/")[0] == 200
+            return False  # refused before it had asked
+
+        eventually_here(admitted)  # the end of a connection is noticed

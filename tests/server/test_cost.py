@@ -12,7 +12,7 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, generate_latest
 
 from queueing.record import Record
-from server.cost.histogram import Histogram
+from server.cost.instruments import Histogram
 from server.cost.stages import EVERY, STAGES, OwnTime
 from server.garbage import collect_everything, settle
 from server.metrics import MAX_POLICIES, Metrics

@@ -11,6 +11,7 @@ import pytest
 
 from kendall import cli
 from server.errors import ApiError
+from server.observers import Observers
 from server.schema import CompletionRequest
 from server.settings import Settings
 from server.supervision.deadlines import Timeouts, timeouts_of
@@ -35,7 +36,7 @@ def ask(app: Any, **fields: Any) -> Call:
 
 def observed(gateway: Any) -> list[Any]:
     collector = Collector()
-    gateway.batcher._observers += (collector,)
+    gateway.batcher._observers = Observers([gateway.batcher._observers, collector])
     return collector.records
 
 
@@ -139,6 +140,32 @@ def test_the_limit_holds_through_a_restart_of_the_engine() -> None:
             assert b'kendall_rejections_total{reason="deadline_exceeded"} 1.0' in (await call(app, "GET", "/metrics")).body
             await asyncio.sleep(5.0)
             assert (await call(app, "POST", "/v1/completions", completion())).status == 200
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    ("header", "code"),
+    [
+        ("x-envoy-upstream-rq-timeout-ms", "deadline_exceeded"),
+        ("x-envoy-expected-rq-timeout-ms", "deadline_exceeded"),
+        ("x-kendall-first-token-timeout-ms", "first_token_timeout"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_call_fails_with_504_at_the_limit_that_its_header_names(path: str, header: str, code: str) -> None:
+    """It waits behind another call; that one, which has the same body and no header, completes."""
+
+    async def main() -> None:
+        async with running("single") as (app, gateway):
+            prompt = {"prompt": [5, 6, 7]} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "hello"}]}
+            body = {"model": "tiny", "max_tokens": 500, "ignore_eos": True} | prompt
+            serving, waiting = Call(app, "POST", path, body), Call(app, "POST", path, body, {header: "80"})
+            await waiting.task
+            assert gateway.now() == pytest.approx(0.08)
+            assert (waiting.status, waiting.json()["error"]["code"]) == (504, code)
+            await serving.task
+            assert serving.status == 200
 
     run_virtual(main())
 

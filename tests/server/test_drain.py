@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from queueing.latency import LatencyModel
+from server.engines.emulated import EmulatedEngine
+from server.gateway import Gateway
+from server.settings import Settings
 from tests.server.asgi import Call, call, completion, running
 from tests.virtual_time import run_virtual
 
@@ -66,3 +70,10 @@ def test_undoing_no_drain_changes_nothing() -> None:
             assert (await call(app, "POST", PATH, completion())).status == 200
 
     run_virtual(main())
+
+
+def test_before_an_engine_serves_there_is_nothing_to_drain() -> None:
+    async def main() -> bool:
+        return await Gateway(Settings(model="tiny", served_model_name="tiny"), EmulatedEngine(LatencyModel(k4=1e-3))).drain()
+
+    assert run_virtual(main())

@@ -10,7 +10,8 @@ import pytest
 from policies import Request
 from queueing.latency import LatencyModel
 from server.engines.base import Step, Token
-from server.engines.emulated import MOST_AT_ONCE, EmulatedEngine
+from server.engines.emulated import MOST_AT_ONCE, TOKENS, EmulatedEngine, token_ids_of
+from tests.eventually import eventually
 from tests.server.harness import work_of
 from tests.virtual_time import run_virtual
 
@@ -97,9 +98,19 @@ def test_a_client_that_leaves_a_late_loop_takes_no_token_of_others_with_it() -> 
         staying.listener, leaving.listener = listener, Listener()
         time.sleep(0.02)  # noqa: ASYNC251 - on purpose
         engine.cancel(["b"])
-        async with asyncio.timeout(5):
-            while len(listener.tokens) < 25:  # noqa: ASYNC110 - the listener is the engine's, not this test's
-                await asyncio.sleep(0.001)
+        await eventually(lambda: len(listener.tokens) >= 25)
         return listener
 
     assert [token.id for token in asyncio.run(main()).tokens] == list(range(2, 27))
+
+
+def test_a_token_is_the_word_of_its_number() -> None:
+    assert [(token.id, token.text) for token in TOKENS] == [(0, ""), *((n, f" word{n}") for n in range(1, 256))]
+
+
+def test_every_word_has_a_token_of_the_vocabulary_and_no_text_has_one_too() -> None:
+    letters = [chr(number) for number in range(33, 127)]
+    ids = token_ids_of(" ".join(begin + one + other for begin in ("", "~") for one in letters for other in letters))
+    assert len(ids) == 2 * 94**2
+    assert set(ids) == set(range(1, 256))
+    assert token_ids_of("  ") == [1]

@@ -17,6 +17,7 @@ import pytest
 from server.clock import clock_of
 from server.energy.meter import BATCHES, PERIOD, EnergyMeter
 from server.energy.sources import Counter, Integral, Together, nvml_source, rapl_source
+from tests.eventually import eventually
 
 WATTS = 250.0
 
@@ -304,6 +305,7 @@ def test_the_thread_reads_on_the_clock_of_the_loop() -> None:
         end = now()
         meter.on_batch(1, begin, end, 4)
         await asyncio.sleep(4 * PERIOD)
+        await eventually(lambda: meter.state()["batches"])
         readings = len(meter._curve.instants)
         meter.close()
         return meter._batches[0][1] / (end - begin), readings, end - begin

@@ -69,7 +69,7 @@ def test_restarts_that_all_hang_are_given_up_after_the_third_each_with_twice_the
                 await made.task
             assert gateway.now() - at == pytest.approx(30.0 + 0.5 + 60.0 + 1.0 + 120.0)
             assert [(made.status, made.json()["error"]["code"]) for made in calls] == [(503, "engine_unavailable")] * 5
-            assert (len(ends), engine.starts, await probes(app)) == (1, 4, (503, 503))
+            assert (ends, engine.starts, await probes(app)) == ([gateway.supervisor.last_loss], 4, (503, 503))
             assert sum(Counter(record.outcome for record in records).values()) == 5
 
     run_virtual(main())

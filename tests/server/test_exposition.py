@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter as Count
 
 import pytest
@@ -11,6 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from server.exposition import exposition
 from server.live.gauges import STATS, LiveGauges
 from server.metrics import MAX_POLICIES, Metrics
+from tests.server.asgi import Call, completion, running
+from tests.virtual_time import run_virtual
 
 
 def families(text: bytes) -> Count[str]:
@@ -70,3 +73,43 @@ def test_forecasts_take_no_label_from_a_policy_in_force() -> None:
         shown = {line for line in text.splitlines() if line.startswith(f"kendall_what_if_{quantity}_seconds{{")}
         assert len(shown) == MAX_POLICIES * count, "of the last look alone"
         assert not any("other" in line for line in shown)
+
+
+DURATIONS = {  # of the four requests below, summed by hand, seconds
+    "queueing_delay": 0.02 + 0.01 + 0.0 + 0.05,
+    "batch_forming_delay": 0.02 + 0.01 + 0.0 + 0.05,
+    "service_time": 3 * 0.01055 + 0.00965,
+    "sojourn_time": (0.02 + 0.01 + 0.0 + 3 * 0.01055) + (0.05 + 0.00965),
+    "time_to_first_token": (0.02 + 0.01 + 0.0 + 3 * 0.003725) + (0.05 + 0.003175),
+    "inter_token_latency": 3 * 0.000975 + 0.000925,
+}
+COUNTERS = ("requests", "requests_received", "clipped_requests", "policy_switches", "dropped_records", "dropped_log_lines")
+GAUGES = ("policy_info", "queue_length", "in_service", "load", "utilisation", "arrival_rate", "assumption_holds", "prediction_error_ratio")
+PREDICTIONS = ("predicted_queueing_delay_seconds", "observed_queueing_delay_seconds")
+
+
+def test_every_duration_of_a_request_is_in_its_histogram_and_every_name_of_the_contract_is_there() -> None:
+    """Fixed batches of 3: three arrive 10 ms apart and leave together, the fourth waits in vain for its 50 ms."""
+
+    async def main() -> bytes:
+        async with running("fixed:batch_size=3,max_wait=0.05") as (app, gateway):
+            calls = []
+            for _ in range(4):
+                calls.append(Call(app, "POST", "/v1/completions", completion()))
+                await asyncio.sleep(0.01)
+            for made in calls:
+                await made.task
+            return gateway.metrics.exposition()
+
+    found = {family.name: family for family in text_string_to_metric_families(run_virtual(main()).decode())}
+    totals = {
+        sample.name: sample.value for family in found.values() for sample in family.samples if sample.name.endswith(("_sum", "_count"))
+    }
+    for name, seconds in DURATIONS.items():
+        assert totals[f"kendall_{name}_seconds_count"] == 4, name
+        assert totals[f"kendall_{name}_seconds_sum"] == pytest.approx(seconds, abs=1e-5), name
+        bounds = [float(sample.labels["le"]) for sample in found[f"kendall_{name}_seconds"].samples if sample.name.endswith("_bucket")]
+        assert (bounds[0], bounds[-2], bounds[-1]) == (0.0005, 300.0, float("inf"))
+    assert (totals["kendall_batch_size_count"], totals["kendall_batch_size_sum"]) == (2, 3 + 1)
+    assert (totals["kendall_output_tokens_count"], totals["kendall_output_tokens_sum"]) == (4, 32)
+    assert {f"kendall_{name}" for name in (*COUNTERS, *GAUGES, *PREDICTIONS)} <= set(found)

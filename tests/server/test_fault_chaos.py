@@ -137,7 +137,7 @@ async def play(
         "broken": broken,
         "restarts": gateway.supervisor.restarts - restarts_before,
         "in_emulation": sum(len(server._answers) for server in engine._servers),
-        "faults": sum(getattr(observer, "faults", 0) for observer in batcher._observers),
+        "faults": batcher._observers.faults,
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from queueing.latency import parse_law
-from server.observers import Guarded
+from server.observers import Observers
 from server.supervision.settings import SupervisionSettings
 from tests.server.asgi import LAW, Call, call, completion
 from tests.server.mortal import Forgetful, MortalEngine, faulty, words
@@ -357,13 +357,14 @@ def test_an_observer_that_raises_harms_nobody(caplog: pytest.LogCaptureFixture) 
                 def __getattr__(self, name: str) -> Any:
                     raise OSError(28, "No space left on device")
 
-            full = Guarded(FullDisk())
-            gateway.batcher._observers = (full, *gateway.batcher._observers)
+            sound = gateway.batcher._observers
+            full = gateway.batcher._observers = Observers([FullDisk(), sound])
             calls = [ask(app, 5) for _ in range(4)]
             await asyncio.gather(*(made.task for made in calls))
             assert [text_of(made) for made in calls] == [words(5)] * 4
             assert Counter(record.outcome for record in records) == {"completed": 4}
             assert full.faults > 4
+            assert sound.faults == 0
 
     run_virtual(main())
     assert sum("it stays active" in message for message in caplog.messages) == 1

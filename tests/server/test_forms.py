@@ -14,6 +14,7 @@ from server.engines import vllm_forms
 from server.engines.base import BusyError, InvalidSamplingError, Sampling, Structured
 from server.engines.vllm_forms import FormCompiler
 from server.security.settings import SecuritySettings
+from tests.eventually import eventually
 from tests.server import form_workers
 from tests.server.asgi import call, completion, running
 from tests.virtual_time import run_virtual
@@ -43,11 +44,7 @@ def alive(pid: int) -> bool:
 
 
 async def ended(pid: int) -> bool:
-    for _ in range(500):
-        if not alive(pid):
-            return True
-        await asyncio.sleep(0.01)
-    return False
+    return bool(await eventually(lambda: not alive(pid)))
 
 
 def test_good_forms_are_prepared_by_one_process_which_ends_with_the_engine() -> None:

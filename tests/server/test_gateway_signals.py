@@ -17,9 +17,11 @@ import pytest
 from loadgen.gateway_process import GatewayError, GatewayProcess
 from queueing.record import read_run
 from server.engines.vllm_process import descendants
-from tests.server.processes import SocketCall, gateway, gone, stream_text
+from tests.eventually import LIMIT, eventually
+from tests.server.processes import SocketCall, arrived, gateway, gone, stream_text
 
 STEP = "k1=0,k2=0,k3=0,k4=10e-3"  # seconds a token
+LONGEST = 180.0  # seconds of a scene, the gateway's start in it
 FAST = "k1=0,k2=0,k3=1e-7,k4=1e-5"
 
 
@@ -31,7 +33,7 @@ def with_gateway(folder: Path, scene: Callable[[GatewayProcess], Awaitable[None]
     """Play a scene against a gateway; returns its records."""
 
     async def main() -> None:
-        async with asyncio.timeout(60), gateway(folder, "tiny", "--engine", "emulated", *arguments) as running:
+        async with asyncio.timeout(LONGEST), gateway(folder, "tiny", "--engine", "emulated", *arguments) as running:
             await running.ready()
             await scene(running)
 
@@ -39,23 +41,19 @@ def with_gateway(folder: Path, scene: Callable[[GatewayProcess], Awaitable[None]
     return read_run(folder / "records.jsonl")[1]
 
 
-async def arrived(running: GatewayProcess, unanswered: int) -> None:
-    """The gateway has so many."""
-    async with asyncio.timeout(10):
-        while (await running.ask("GET", "/admin/state"))["unanswered"] < unanswered:  # noqa: ASYNC110 - it tells by being asked
-            await asyncio.sleep(0.02)
-
-
 async def closed(running: GatewayProcess) -> None:
     """It takes nothing new any more."""
-    async with asyncio.timeout(10):
+
+    async def refuses() -> bool:
         with contextlib.suppress(GatewayError, OSError):
-            while True:
-                await running.ask("GET", "/admin/state")
-                await asyncio.sleep(0.02)
+            await running.ask("GET", "/admin/state")
+            return False
+        return True
+
+    await eventually(refuses)
 
 
-async def ended(running: GatewayProcess, seconds: float) -> None:
+async def ended(running: GatewayProcess, seconds: float = LIMIT) -> None:
     """Told to stop, it ends, and with status 0."""
     async with asyncio.timeout(seconds):
         await running.finished()
@@ -73,7 +71,7 @@ def test_sigterm_lets_what_has_arrived_be_answered_and_takes_nothing_new(tmp_pat
             text, whole = stream_text((await made.answer())[1])
             assert whole
             assert text.count("word") == 100
-        await ended(running, 10)
+        await ended(running)
 
     records = with_gateway(tmp_path, scene, "--latency", STEP, "--policy", "capped:max_batch_size=2")
     assert Counter(record.outcome for record in records) == {"completed": 3}
@@ -81,10 +79,10 @@ def test_sigterm_lets_what_has_arrived_be_answered_and_takes_nothing_new(tmp_pat
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_second_signal_tells_the_others_and_ends_the_gateway(tmp_path: Path, second: signal.Signals) -> None:
-    """In service and waiting alike, each with a clear error, within seconds rather than the shutdown time."""
+    """In service and waiting alike, each with a clear error, long before the shutdown time is over."""
 
     async def scene(running: GatewayProcess) -> None:
-        calls = [await SocketCall(running.url, body(1500)).send() for _ in range(2)]
+        calls = [await SocketCall(running.url, body(2000)).send() for _ in range(2)]
         await arrived(running, 2)
         os.kill(running.pid, signal.SIGTERM)
         await closed(running)
@@ -93,9 +91,9 @@ def test_a_second_signal_tells_the_others_and_ends_the_gateway(tmp_path: Path, s
         assert [status for status, _ in answers] == [200, 503]
         assert b"shutting_down" in answers[0][1]
         assert b"shutting_down" in answers[1][1]
-        await ended(running, 8)
+        await ended(running)
 
-    records = with_gateway(tmp_path, scene, "--latency", STEP, "--policy", "single", "--shutdown-timeout", "60")
+    records = with_gateway(tmp_path, scene, "--latency", STEP, "--policy", "single", "--shutdown-timeout", "150")
     assert Counter(record.outcome for record in records) == {"failed": 2}
 
 
@@ -103,11 +101,11 @@ def test_a_second_signal_tells_the_others_and_ends_the_gateway(tmp_path: Path, s
 def test_what_is_not_answered_within_the_shutdown_time_is_told(tmp_path: Path) -> None:
     async def scene(running: GatewayProcess) -> None:
         made = await SocketCall(running.url, body(1500)).send()
-        await asyncio.sleep(0.3)
+        await arrived(running, 1)
         os.kill(running.pid, signal.SIGTERM)
         _, answer = await made.answer()
         assert b"within 1 s" in answer
-        await ended(running, 8)
+        await ended(running)
 
     records = with_gateway(tmp_path, scene, "--latency", STEP, "--policy", "single", "--shutdown-timeout", "1")
     assert [record.outcome for record in records] == ["failed"]
@@ -118,15 +116,15 @@ def test_a_killed_gateway_leaves_no_process(tmp_path: Path) -> None:
 
     async def main() -> None:
         arguments = ["tiny", "--engine", "emulated", "--latency", STEP, "--prediction-interval", "0.5"]
-        async with asyncio.timeout(60), gateway(tmp_path, *arguments) as running:
+        async with asyncio.timeout(LONGEST), gateway(tmp_path, *arguments) as running:
             await running.ready()
-            made = await SocketCall(running.url, body(1900)).send()
+            made = await SocketCall(running.url, body(2000)).send()
             while not (below := descendants(running.pid)):  # noqa: ASYNC110 - nothing to wait on
                 await asyncio.sleep(0.1)
             await asyncio.sleep(0.5)
             os.kill(running.pid, signal.SIGKILL)
             assert not stream_text((await made.answer())[1])[1]
-            assert await gone([running.pid, *below], 10) == []
+            assert await gone([running.pid, *below]) == []
 
     asyncio.run(main())
 
@@ -145,12 +143,12 @@ def test_a_client_that_does_not_read_is_cut_off_and_holds_nothing(tmp_path: Path
             deaf.sendall(head.encode() + made._body)
             other = await SocketCall(running.url, body(100)).send()
             assert stream_text((await other.answer())[1])[1]
-            for _ in range(200):
+
+            async def nothing_is_held() -> bool:
                 state = await running.ask("GET", "/admin/state")
-                if state["unanswered"] == 0:
-                    break
-                await asyncio.sleep(0.1)
-            assert (state["unanswered"], state["in_service"]) == (0, 0)
+                return (state["unanswered"], state["in_service"]) == (0, 0)
+
+            await eventually(nothing_is_held, 120.0)
 
     records = with_gateway(tmp_path, scene, "--latency", FAST, "--policy", "continuous:max_batch_size=64", "--slow-reader-timeout", "1")
     outcomes = Counter(record.outcome for record in records)

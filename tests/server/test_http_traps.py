@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import uvicorn
 
+from server import receiving
 from server.gateway import Gateway
 from server.receiving import StampedProtocol
-from tests.server.asgi import Call, call, completion, running
+from tests.eventually import eventually
+from tests.server.asgi import SLOW, Call, call, completion, running
 from tests.virtual_time import run_virtual
 
 POLICIES = ("single", "fixed:batch_size=2,max_wait=0.002", "capped:max_batch_size=4", "elastic", "continuous:max_batch_size=2")
@@ -91,27 +93,22 @@ def request(body: dict[str, Any]) -> bytes:
     return b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(raw), raw)
 
 
-async def until(condition: Any, seconds: float = 2.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - a socket is on the other side
-            await asyncio.sleep(0.005)
-
-
 @pytest.mark.parametrize("stream", [False, True])
-def test_trap_2_a_connection_that_closes_frees_queue_and_engine_streamed_or_not(stream: bool) -> None:
-    """Real sockets and real time; the answer would take almost two seconds."""
+def test_trap_2_a_connection_that_closes_frees_queue_and_engine_streamed_or_not(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real sockets and real time; it is noticed by its closing, not by a question later."""
+    monkeypatch.setattr(receiving, "ASK_EVERY", 3600.0)
 
     async def main() -> None:
-        async with running("single") as (app, gateway), listening(app) as port:
+        async with running("single", law=SLOW) as (app, gateway), listening(app) as port:
             clients = []
             for expected in ((1, 0, 1), (2, 1, 1)):
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
                 writer.write(request(completion(max_tokens=2000, stream=stream)))
-                await until(lambda expected=expected: held(gateway) == expected)
+                await eventually(lambda expected=expected: held(gateway) == expected)
                 clients.append(writer)
             for writer, left in zip(reversed(clients), ((1, 0, 1), (0, 0, 0)), strict=True):
                 writer.close()
-                await until(lambda left=left: held(gateway) == left, 1.0)
+                await eventually(lambda left=left: held(gateway) == left)
             assert outcomes(gateway) == {"cancelled": 2}
 
     asyncio.run(main())

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies import Request, SpecError
-from queueing.fit import Measured
+from queueing.estimation.identifiability import Identifiability
+from queueing.fit import COEFFICIENTS, Fit, Measured
 from queueing.latency import LatencyModel, parse_law
 from queueing.profile import Profile
 from queueing.record import read_run
@@ -25,7 +26,7 @@ from server.gateway import Gateway
 from server.law.calibration import Calibrator
 from server.law.designed import Cell, DesignedBatches, InterruptedCellError, design
 from server.law.idle_probes import IdleProbes, _niced
-from server.law.offer import KnownLaw, Offer, weigh
+from server.law.offer import Comparison, KnownLaw, Offer, _verdict, weigh
 from server.law.probe_book import LOOP, Limits, ProbeBook
 from server.law.turnaround import ClosedLoop, slot_time
 from server.schema import CalibrationRequest
@@ -424,6 +425,37 @@ def test_the_fit_runs_in_a_process_of_its_own() -> None:
     with _niced() as executor:
         offer = executor.submit(weigh, measurements(LAW, 0.0), KnownLaw(LAW), LOOP_DESIGN, None, 0).result(timeout=60)
     assert offer.verdict == "agrees"
+
+
+@pytest.mark.parametrize(
+    ("chance", "gap", "batch", "length", "expected"),
+    [
+        # once in a thousand comparisons by chance
+        (0.0009, 0.1, 0, 0, "replaces"),
+        (0.0011, 0.1, 0, 0, "agrees"),
+        # 3 % of some cell's time
+        (0.0, 0.0301, 0, 0, "replaces"),
+        (0.0, 0.0299, 0, 0, "agrees"),
+        # measured on batches or answers twice as large as the 8 and 16 of the probes
+        (0.0, 0.1, 15, 16, "replaces"),
+        (0.0, 0.1, 16, 16, "narrow"),
+        (0.0, 0.1, 8, 31, "replaces"),
+        (0.0, 0.1, 8, 32, "narrow"),
+    ],
+)
+def test_a_law_is_replaced_beyond_chance_and_three_percent_by_one_measured_as_widely(
+    chance: float, gap: float, batch: int, length: int, expected: str
+) -> None:
+    fit = Fit(LAW, 1.0, 0.0, dict.fromkeys(COEFFICIENTS, (-1.0, 1.0)))
+    found, says = _verdict(Comparison(1.0, gap, chance), fit, [], Identifiability(1.0, 8, 16, ()), KnownLaw(LAW, batch, length))
+    assert found == expected
+    assert f"{gap:.1%}" in says
+
+
+@pytest.mark.parametrize(("off", "first"), [(0.0999, "first"), (0.1001, "poor")])
+def test_a_law_that_lies_a_tenth_from_the_cells_is_poor(off: float, first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.law.offer.fit_law", lambda *_, **__: Fit(LAW, 1.0, off, {}))
+    assert verdict(measurements(LAW, 0.0), None).verdict == first
 
 
 def test_a_law_measured_on_far_larger_batches_is_not_replaced_by_a_narrow_one() -> None:

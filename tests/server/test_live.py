@@ -3,40 +3,155 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from loadgen.client import Target
 from loadgen.gateway_process import GatewayProcess, free_port
 from loadgen.run import run_load
 from loadgen.timetable import draw
+from policies import parse_policy
+from queueing.advice.forecast import Knobs
 from queueing.distributions import parse_distribution
+from queueing.estimation.assess import Limits, assess
+from queueing.estimation.feed import Feed
+from queueing.model import Model
+from queueing.result import LEVELS
+from server.live.gauges import VERDICTS, LiveGauges
+from server.live.predicting import described
+from server.live.question import Question
+from server.metrics import Metrics
+from tests.queueing.estimation_runs import LAW, LENGTHS
+from tests.queueing.estimation_windows import window_of
+from tests.server.live_harness import answered
+
+BATCHES, JOINING = ("single", "capped:max_batch_size=8", "elastic:max_batch_size=8"), "continuous:max_batch_size=8"
+each_policy = pytest.mark.parametrize("policy", [*BATCHES, JOINING])
+
+
+@cache
+def said(policy: str) -> str:
+    """What `/admin/prediction` says of 6,000 simulated requests at load 0.6, as JSON."""
+    model = Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=LAW, max_num_seqs=16)
+    seen, feed = window_of(model, 0.6, 6000, 1), Feed()
+    feed.begin_epoch(0, 0.0)
+    question = Question(news=feed.take(), at=seen.now, window=1e9, shape=LAW, knobs=Knobs(policy=policy), max_num_seqs=16, longest=64)
+    return json.dumps(described(question, seen, assess(seen, LAW, Limits(max_num_seqs=16))), allow_nan=False)
+
+
+def assert_inside(estimate: dict[str, float]) -> None:
+    """A value that is a number, inside an interval that is one."""
+    assert estimate["low"] < estimate["value"] < estimate["high"]
+
+
+@each_policy
+def test_a_live_prediction_is_whole(policy: str) -> None:
+    found = json.loads(said(policy))
+    compared, joins = found["compared"], policy == JOINING
+    assert compared == ("sojourn_time" if joins else "queueing_delay")
+    assert (found["stable"], found["comparison"]["verdict"]) == (True, "agree")
+    for name in ("queueing_delay", "served_queueing_delay", "sojourn_time"):
+        levels = [value for level in LEVELS if (value := found[name][level]) is not None]
+        assert found[name]["mean"] > 0
+        assert levels == sorted(levels), name
+        assert joins or len(levels) == len(LEVELS), name
+    assert found["queueing_delay"]["mean"] < found["time_to_first_token"]["mean"] < found["sojourn_time"]["mean"]
+    observed, predicted = found["comparison"]["observed"], found["comparison"]["predicted"]
+    for estimate in (observed, predicted, found["interval"], found["observed_queueing_delay"], found["load_interval"]):
+        assert_inside(estimate)
+    assert found["interval"] == predicted
+    assert predicted["value"] == pytest.approx(found[compared]["mean"])
+    assert found["comparison"]["error"] == pytest.approx(observed["value"] / predicted["value"] - 1)
+    for about in (observed, found["observed_queueing_delay"]):
+        levels = [about[level]["value"] for level in LEVELS]
+        assert levels == sorted(levels)
+        known = [about[level] for level in LEVELS if about[level]["low"] is not None]
+        assert about["p50"] in known
+        assert all(each["low"] <= each["value"] <= each["high"] for each in known)
+    assert found["load_interval"]["value"] == pytest.approx(0.6, abs=0.05)
+    assert 0 < found["utilisation"] < 1
+    assert 1 <= found["batch_size"]["mean"] <= 8
+    assert found["speed"] == pytest.approx(1.0, abs=0.05)
+    assert min(found["n"], found["arrival_rate"], found["window"]["seconds"]) > 0
+
+
+def gauges_of(found: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """By name, and by the last label's value; `` where there is none."""
+    metrics = Metrics()
+    LiveGauges(metrics).show(found)
+    shown: dict[str, dict[str, float]] = {}
+    for family in text_string_to_metric_families(metrics.exposition().decode()):
+        for sample in family.samples:
+            label = next((sample.labels[name] for name in ("stat", "assumption", "verdict") if name in sample.labels), "")
+            shown.setdefault(sample.name.removeprefix("kendall_"), {})[label] = sample.value
+    return shown
+
+
+@each_policy
+def test_the_gauges_show_the_live_prediction_in_order(policy: str) -> None:
+    found = json.loads(said(policy))
+    shown, comparison, joins = gauges_of(found), found["comparison"], policy == JOINING
+    compared = found["compared"]
+    for name in ("predicted", "observed"):
+        stats = shown[f"{name}_{compared}_seconds"]
+        assert set(stats) == {"mean", "mean_low", "mean_high", *LEVELS}
+        assert (stats["mean"], stats["mean_low"], stats["mean_high"]) == tuple(comparison[name][end] for end in ("value", "low", "high"))
+        assert stats["mean_low"] < stats["mean"] < stats["mean_high"]
+        levels = [stats[level] for level in LEVELS]
+        assert all(map(math.isnan, levels)) if joins and name == "predicted" else levels == sorted(levels)
+    assert shown["predicted_queueing_delay_seconds"]["mean"] == found["queueing_delay"]["mean"]
+    assert shown["observed_queueing_delay_seconds"]["mean"] == found["observed_mean"]
+    assert shown["prediction_error_ratio"][""] == comparison["error"]
+    assert (shown["load"][""], shown["engine_speed_ratio"][""]) == (found["load"], found["speed"])
+    assert shown["assumption_holds"].keys() == comparison["assumptions"].keys()
+    assert shown["prediction_verdict"] == {verdict: float(verdict == "agree") for verdict in VERDICTS}
+
+
+@pytest.mark.parametrize("error", [0.25, -0.25, None])
+def test_the_gauges_show_the_sign_of_an_error_and_nothing_of_what_is_not_known(error: float | None) -> None:
+    found = json.loads(said(BATCHES[1]))
+    found["comparison"] |= {"error": error, "verdict": "disagree"}
+    found["comparison"]["assumptions"] = {
+        name: {"holds": holds, "says": ""} for name, holds in (("open_loop", True), ("no_stalls", False), ("settled", None))
+    }
+    shown = gauges_of(found)
+    assert shown.get("prediction_error_ratio", {}).get("") == error
+    assert shown["prediction_verdict"] == {"agree": 0.0, "disagree": 1.0, "not enough data": 0.0}
+    holds = shown["assumption_holds"]
+    assert (holds["open_loop"], holds["no_stalls"]) == (1.0, 0.0)
+    assert math.isnan(holds["settled"])
 
 
 # near: a machine that holds the gateway back adds delay of its own
 @pytest.mark.parametrize("near", [pytest.param(None, id="there"), pytest.param(0.5, id="near", marks=pytest.mark.slow)])
 def test_a_serving_gateway_predicts_its_own_delay(tmp_path: Path, near: float | None) -> None:
     """After a few seconds of load the predicted mean is there beside the observed one, and a switch starts afresh."""
+    rate, requests = (40.0, 400) if near is None else (80.0, 1000)  # a load that a slow machine serves too, or one that makes a delay
 
     async def main() -> None:
         arguments = ["tiny", "--engine", "emulated", "--policy", "capped:max_batch_size=4", "--prediction-interval", "1"]
         async with GatewayProcess([*arguments, "--allow-forced-lengths"], free_port(0), tmp_path / "log") as gateway:
             await gateway.ready()
             lengths, prompts = parse_distribution("uniform:low=4,high=20"), parse_distribution("deterministic:value=8")
-            load = asyncio.create_task(run_load(Target(base_url=gateway.url, model="tiny"), draw(80.0, 1000, 3, prompts, lengths), seed=3))
+            timetable = draw(rate, requests, 3, prompts, lengths)
+            load = asyncio.create_task(run_load(Target(base_url=gateway.url, model="tiny"), timetable, seed=3))
             await answered(gateway, "/admin/prediction", "prediction")
             await load
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(1.5)  # for a look at all of it
             found = (await gateway.ask("GET", "/admin/prediction"))["prediction"]
             assert found["observed_mean"] > 0
             if near is not None:
                 assert found["stable"]
                 assert found["queueing_delay"]["mean"] == pytest.approx(found["observed_mean"], rel=near)
                 assert 0.5 < found["speed"] < 3
-            async with httpx.AsyncClient() as client:
+            async with httpx.AsyncClient(timeout=60) as client:
                 text = (await client.get(gateway.url + "/metrics")).text
             assert 'kendall_predicted_queueing_delay_seconds{method="exact",policy="capped:max_batch_size=4",stat="mean"}' in text
             assert 'kendall_prediction_error_ratio{policy="capped:max_batch_size=4"}' in text
@@ -45,15 +160,6 @@ def test_a_serving_gateway_predicts_its_own_delay(tmp_path: Path, near: float | 
             assert (await gateway.ask("GET", "/admin/prediction"))["prediction"] is None
 
     asyncio.run(main())
-
-
-async def answered(gateway: GatewayProcess, path: str, key: str) -> dict[str, Any]:
-    """The first answer that has something there."""
-    for _ in range(1000):  # the predicting process takes its time to start on a crowded machine
-        if (found := await gateway.ask("GET", path))[key]:
-            return found
-        await asyncio.sleep(0.2)
-    raise AssertionError(f"{path} never had {key}")
 
 
 @pytest.mark.slow

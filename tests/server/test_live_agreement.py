@@ -8,6 +8,7 @@ runs are the compiled simulator's; that it, the policy objects and the gateway's
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -20,13 +21,15 @@ from queueing.estimation.batch_times import SLOT_ERROR
 from queueing.estimation.verdict import judged
 from queueing.estimation.window import Snapshot, Window
 from queueing.experiment import draw_jobs
-from queueing.latency import parse_law
+from queueing.fast_simulation import draw_trace
+from queueing.fast_simulation import replay as rerun
+from queueing.latency import LatencyModel, parse_law
 from queueing.model import Model
 from queueing.record import call_of
 from queueing.simulation import Job, simulate_trace
 from queueing.statistics import mean_interval
 from tests.queueing.estimation_runs import seen
-from tests.queueing.estimation_windows import window_of
+from tests.queueing.estimation_windows import snapshot_of_run, window_of
 from tests.server.harness import replay
 from tests.virtual_time import run_virtual
 
@@ -36,6 +39,7 @@ SHAPE = parse_law("k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012,turnaround=0.0015") 
 LENGTHS = parse_distribution("uniform:low=1,high=31")
 BOUND = 16
 SPEED = 1.15  # of the run against the shape
+PROMPTS, KP = parse_distribution("uniform:low=16,high=256"), 2e-5  # tokens; seconds each
 MIXED = "one call of ten asks for eight"
 KNOWN, WITHIN = 0.02, 0.04
 KNOWN_OF_CALLS, WITHIN_OF_CALLS = 0.025, 0.05  # eight at once at load 0.75 need millions of calls
@@ -125,6 +129,55 @@ def assert_calls_agree(policy: str, load: float, sequences: str, seed: int) -> N
     assert found.estimates.sequences.mean().value == pytest.approx(model_of(policy, sequences).call_size, rel=0.02)
 
 
+def prompted(policy: str) -> Model:
+    """Lists of one to four prompts, of which each has a length of its own that the engine's time depends on."""
+    return dataclasses.replace(
+        model_of(policy, "uniform:low=1,high=4"), law=dataclasses.replace(model_of(policy).law, kp=KP), prompt_tokens=PROMPTS
+    )
+
+
+def assert_prompts_agree(seen: Snapshot) -> None:
+    limits = Limits(max_output_tokens=LENGTHS.longest, max_num_seqs=BOUND)
+    found = assess(seen, dataclasses.replace(SHAPE, kp=KP), limits)
+    assert found.compared.observed.relative <= KNOWN_OF_CALLS
+    assert abs(found.compared.error) <= WITHIN_OF_CALLS, found.compared
+    assert found.estimates.speed.value == pytest.approx(SPEED, rel=SLOT_ERROR)
+    assert found.estimates.prompt_tokens.mean().value == pytest.approx(PROMPTS.mean, rel=0.02)
+    assert found.estimates.sequences.mean().value == pytest.approx(2.5, rel=0.02)
+
+
+def prompted_window(policy: str, load: float, seed: int) -> Snapshot:
+    """The stop rule of `long_enough`."""
+    model, count = prompted(policy), FIRST
+    while True:
+        trace = draw_trace(model, load * model.largest_stable_rate, count, np.random.SeedSequence(seed))
+        seen = snapshot_of_run(rerun(model, trace), model, trace.prompt_tokens)
+        if mean_interval(judged(seen, sojourn=model.policy.joins_running)).relative <= KNOWN_OF_CALLS:
+            return seen
+        count *= 2
+        assert count <= MOST
+
+
+@pytest.mark.parametrize(("policy", "load"), [("single", 0.3), ("capped:max_batch_size=8", 0.5), ("elastic:max_batch_size=8", 0.5)])
+def test_lists_of_prompts_are_predicted_in_a_few_cells(policy: str, load: float) -> None:
+    assert_prompts_agree(prompted_window(policy, load, 7))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_lists_of_prompts_are_predicted_in_every_cell(policy: str, load: float) -> None:
+    assert_prompts_agree(prompted_window(policy, load, 8))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("policy", "count"), [("capped:max_batch_size=8", 150_000), ("continuous:max_batch_size=4", 60_000)])
+def test_lists_of_prompts_are_predicted_by_the_gateway_itself(policy: str, count: int) -> None:
+    model = prompted(policy)
+    jobs, _ = draw_jobs(model, 0.3 * model.largest_stable_rate, count, np.random.SeedSequence(9))
+    assert_prompts_agree(gateway_window(policy, [(job.request, job.output_tokens) for job in jobs], 9, model.law))
+
+
 def asked(policy: str, load: float, count: int, seed: int, sequences: str | None = None) -> list[tuple[Request, int]]:
     """Requests and their lengths."""
     model = model_of(policy, sequences)
@@ -132,9 +185,10 @@ def asked(policy: str, load: float, count: int, seed: int, sequences: str | None
     return [(job.request, job.output_tokens) for job in jobs]
 
 
-def gateway_window(policy: str, jobs: list[tuple[Request, int]], seed: int) -> Snapshot:
+def gateway_window(policy: str, jobs: list[tuple[Request, int]], seed: int, law: LatencyModel | None = None) -> Snapshot:
     """The gateway's batcher on the emulated engine, and the window that its records fed."""
-    records = run_virtual(replay(parse_policy(policy), jobs, model_of(policy).law, seed=seed, max_num_seqs=BOUND))
+    law = model_of(policy).law if law is None else law
+    records = run_virtual(replay(parse_policy(policy), jobs, law, seed=seed, max_num_seqs=BOUND))
     now = jobs[-1][0].arrived_at
     window = Window(seconds=math.inf, most=10 * len(jobs))
     window.begin_epoch(0, 0.0)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from loadgen.gateway_process import GatewayProcess, free_port
-from tests.server.test_live import answered
+from tests.server.live_harness import answered
 
 CALLS, RATE = 300, 60.0
 BODIES: tuple[dict[str, Any], ...] = ({"prompt": "a", "n": 4}, {"prompt": ["a", "b"], "n": 2}, {"prompt": ["a", "b", "c", "d"]})

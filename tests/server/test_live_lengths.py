@@ -14,17 +14,16 @@ import pytest
 from policies import parse_policy
 from queueing.distributions import TokenDistribution, parse_distribution
 from queueing.estimation.assess import Assessment, Limits, assess
-from queueing.estimation.change import Vector
 from queueing.estimation.verdict import judged
 from queueing.estimation.window import Snapshot
 from queueing.experiment import simulate_run
-from queueing.fast_simulation import SimulatedRun, draw_trace, replay
 from queueing.latency import parse_law
 from queueing.model import Model
 from queueing.statistics import mean_interval
 from tests.queueing.estimation_windows import snapshot_of_run
+from tests.server.stalled_runs import SHARE, stalled_run
 
-POLICIES = ("capped:max_batch_size=8", "elastic:max_batch_size=8", "dynamic", "continuous:max_batch_size=4")
+POLICIES = ("single", "fixed:batch_size=4", "capped:max_batch_size=8", "elastic:max_batch_size=8", "dynamic", "continuous:max_batch_size=4")
 LENGTHS = {
     "geometric": parse_distribution("geometric:mean=16", 256),
     "lognormal": parse_distribution("lognormal:mu=1.68,sigma=1.45", 256),  # SCV 4 within the limit
@@ -32,8 +31,6 @@ LENGTHS = {
 }
 SHAPE = parse_law("k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012,turnaround=0.0015")  # as calibrated: the speed and the residual are the run's
 SPEED, CV, BOUND = 1.15, 0.12, 16
-SHARE, STALL = 0.02, 0.1  # of the time; seconds each
-SLOWED = 1e-6  # speed of a machine that stalls: it keeps the order of what arrives meanwhile
 WITHIN, KNOWN = 0.05, 0.04
 FIRST, MOST = 20_000, 5_120_000  # requests
 RUNS, COUNT, LONG = 400, 3000, 4_000_000  # runs, requests of each; of the run that tells the true mean
@@ -43,26 +40,6 @@ def model_of(policy: str, lengths: str, sequences: str | None = None) -> Model:
     law = replace(SHAPE, speed=SPEED, cv=CV)
     calls = None if sequences is None else parse_distribution(sequences)
     return Model(policy=parse_policy(policy), output_tokens=LENGTHS[lengths], law=law, max_num_seqs=BOUND, sequences=calls)
-
-
-def stalled_run(model: Model, rate: float, count: int, seed: int) -> SimulatedRun:
-    """The same machine on a clock that all but stands still for `STALL` s at a time."""
-    trace = draw_trace(model, rate, count, np.random.SeedSequence(seed))
-    wall, machine = clocks(float(trace.arrived_at[-1]), np.random.default_rng((seed, 1)))
-    run = replay(model, replace(trace, arrived_at=np.interp(trace.arrived_at, wall, machine)))
-    columns = {name: getattr(run, name) for name in ("batch_id", "batch_size", "server_id")}
-    instants = ("dispatched_at", "released_at", "first_token_at", "server_free_at")
-    return SimulatedRun(
-        trace.arrived_at, trace.output_tokens, columns | {name: np.interp(getattr(run, name), machine, wall) for name in instants}
-    )
-
-
-def clocks(until: float, rng: np.random.Generator) -> tuple[Vector, Vector]:
-    """The same instants by the wall clock and by the machine's, which counts a stall as `SLOWED` of its length."""
-    gaps = rng.exponential(STALL * (1 - SHARE) / SHARE, int(2 * until * SHARE / STALL) + 20)
-    steps = np.column_stack([gaps, np.full(gaps.size, STALL)]).ravel()
-    slow = np.column_stack([gaps, np.full(gaps.size, SLOWED * STALL)]).ravel()
-    return np.cumsum(np.append(0.0, steps)), np.cumsum(np.append(0.0, slow))
 
 
 def window(policy: str, lengths: str, load: float, seed: int, sequences: str | None = None, *, stalls: bool = True) -> Snapshot:
@@ -93,6 +70,9 @@ def assert_agrees(policy: str, lengths: str, load: float, seed: int, sequences: 
 @pytest.mark.parametrize(
     ("policy", "lengths", "load", "sequences"),
     [
+        ("single", "geometric", 0.3, None),
+        ("single", "bimodal", 0.3, "deterministic:value=3"),
+        ("fixed:batch_size=4", "bimodal", 0.6, None),
         ("capped:max_batch_size=8", "lognormal", 0.3, None),
         ("elastic:max_batch_size=8", "bimodal", 0.6, None),
         ("dynamic", "bimodal", 0.75, None),

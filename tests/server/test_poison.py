@@ -12,6 +12,7 @@ import pytest
 from queueing.latency import parse_law
 from server.engines.base import TokenStream, Work
 from server.supervision.poison import LOOK, REFUSED_FOR, TRIAL_TOKENS
+from server.supervision.proof import LIMIT
 from server.supervision.restarts import RestartBudget
 from tests.server.asgi import LAW, Call, call, completion
 from tests.server.counts import tell
@@ -216,8 +217,75 @@ def test_the_same_prompt_in_the_queue_fails_with_the_one_that_was_convicted() ->
     run_virtual(main())
 
 
+@pytest.mark.parametrize("together", [1, 20])
+def test_poison_alone_does_not_end_the_gateway(together: int) -> None:
+    """Twenty different prompts and no other request between them, one after the other or all at once; eight restarts in ten minutes."""
+
+    async def main() -> None:
+        async with faulty("continuous:max_batch_size=4", Poisoned(parse_law(LAW))) as (app, gateway, engine, records):
+            ends: list[str] = []
+            gateway.on_given_up = ends.append
+            given_back: list[int] = []
+            forgive = gateway.batcher.trials.on_sound
+            assert forgive is not None
+            gateway.batcher.trials.on_sound = lambda deaths: (given_back.append(deaths), forgive(deaths))[1]
+            calls = []
+            for number in range(20):
+                calls.append(ask(app, [MARK, number]))
+                if len(calls) % together == 0:
+                    await calls[-1].task
+            await asyncio.gather(*(made.task for made in calls))
+            assert Counter(made.status for made in calls) == {500: 20}
+            assert {made.json()["error"]["code"] for made in calls} == {"engine_killed"}
+            await asyncio.sleep(5.0)
+            assert (ends, gateway.supervisor.state, gateway.batcher.trials.convicted) == ([], "serving", 20)
+            assert sum(given_back) == gateway.supervisor.restarts == engine.life - 1, "each death is given back once"
+            assert Counter(record.outcome for record in records) == {"failed": 20}, "the gateway's own requests are in no record"
+            assert text_of(await call(app, "POST", "/v1/completions", completion())) == words(8)
+            assert (await call(app, "GET", "/ready")).status == 200
+
+    run_virtual(main())
+
+
+def test_after_a_conviction_the_next_engine_proves_itself_before_the_queue_goes_on() -> None:
+    """Not ready meanwhile; an engine that makes no token of the gateway's own request gives nothing back, and serves all the same."""
+
+    class Mute(Poisoned):
+        def dispatch(self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool) -> list[TokenStream]:
+            if works[0].request.id.startswith("proof"):
+                return [TokenStream(works[0].request.id)]
+            return super().dispatch(server_id, works, padded=padded, joining=joining)
+
+    async def main() -> None:
+        async with faulty("single", Mute(parse_law(LAW))) as (app, gateway, engine, _):
+            poison = ask(app, [MARK])
+            later = ask(app, [1], 5)
+            await poison.task
+            while engine.life != 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            began = gateway.now()
+            await asyncio.sleep(1.0)
+            assert gateway.batcher.trials.holding
+            assert (await call(app, "GET", "/ready")).status == 503
+            assert (await call(app, "GET", "/admin/state")).json()["supervision"]["proving"]
+            served = asyncio.ensure_future(gateway.batcher.served())
+            assert not gateway.batcher.idle
+            assert not later.task.done()
+            while gateway.batcher.trials.holding:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            assert gateway.now() - began == pytest.approx(LIMIT, abs=0.05)
+            assert not served.done(), "a calibration waits for it"
+            assert len(gateway.batcher.trials.explained) == 2
+            await later.task
+            await served
+            assert later.status == 200
+            assert not gateway.batcher.trials.explained, "an answer to a client is as good"
+
+    run_virtual(main())
+
+
 def test_an_engine_that_dies_of_everything_is_given_up_all_the_same() -> None:
-    """A convicted request counts for nothing as long as no engine has served another one."""
+    """A convicted request counts for nothing as long as no engine has made tokens of something else, the gateway's own request included."""
 
     async def main() -> None:
         engine = Poisoned(parse_law(LAW))

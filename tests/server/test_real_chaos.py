@@ -10,7 +10,7 @@ import os
 import re
 import signal
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,10 @@ import pytest
 from loadgen.gateway_process import GatewayError, GatewayProcess
 from queueing.record import read_run
 from server.engines.vllm_process import descendants
-from tests.server.counts import tell
-from tests.server.processes import SocketCall, engine_process, gateway, gone, stream_text
-from tests.server.test_engine_boot_faults import command, parent, stop_in_boot
+from tests.server.counts import outcomes, tell
+from tests.server.marked_gateway import LOST, POISON, MarkedGateway
+from tests.server.processes import SocketCall, command, engine_process, gateway, gone, stream_text
+from tests.server.test_engine_boot_faults import parent, stop_in_boot
 from tests.server.test_engine_faults import ready_again
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -31,6 +32,10 @@ CLIENTS = 24
 FIRST = 200  # answers before a fault, so that it comes under load
 LONGEST = 600.0  # seconds of a scene
 SEQUENCES = {"model": "tiny", "prompt": ["a"] * 1024, "n": 128}  # 131,072 of them in 5 KB
+PAUSE = 4.0  # seconds; an engine that is silent for 5 is taken for dead
+SOON = {"x-llm-d-slo-ttft-ms": "500"}
+LOSSES = range(50, 451, 100)  # numbers of the calls that the engine forgets: others go on long after the last one
+POISONS = range(200, 900, 201)
 
 
 @dataclass
@@ -39,8 +44,11 @@ class Crowd:
 
     url: str
     fields: Callable[[int], dict[str, Any]]
+    headers: dict[str, str] = field(default_factory=dict)
     statuses: Counter[int] = field(default_factory=Counter)
+    refused: int = 0  # attempts; the call is made again
     asked: list[int] = field(default_factory=list)  # output tokens of each sequence that was answered
+    left: dict[str, bool] = field(default_factory=dict)  # ids of calls whose clients left: whether the answer had begun
     broken: list[tuple[int, int, bytes]] = field(default_factory=list)
 
     async def run(self) -> None:
@@ -54,11 +62,14 @@ class Crowd:
         await asyncio.gather(*(client() for _ in range(CLIENTS)))
 
     async def call(self, number: int) -> None:
-        """One, to the end of its answer."""
-        tokens = 1 + number * 37 % 24
+        """One, to the end of its answer; sent again where it is refused for now."""
         body = {"model": "tiny", "prompt": [300, 301 + number % 50], "max_tokens": 100, "stream": number % 2 == 0}
-        body |= {"kendall_forced_output_tokens": tokens} | self.fields(number)
-        status, answer = await (await SocketCall(self.url, body).send()).answer()
+        body |= {"kendall_forced_output_tokens": 1 + number * 37 % 24} | self.fields(number)
+        tokens = body["kendall_forced_output_tokens"]
+        while (got := await (await SocketCall(self.url, body, self.headers).send()).answer())[0] == 429:
+            self.refused += 1
+            await asyncio.sleep(0.05)
+        status, answer = got
         self.statuses[status] += 1
         if status != 200:
             return
@@ -89,7 +100,7 @@ async def hang_in_boot(running: GatewayProcess, crowd: Crowd, folder: Path) -> N
     await kill(running, crowd, folder)
     stopped = await stop_in_boot(server, {engine})
     await ready_again(running)
-    assert await gone([stopped], 5) == []
+    assert await gone([stopped]) == []
 
 
 async def hang_in_calibration(running: GatewayProcess, crowd: Crowd, folder: Path) -> None:
@@ -120,6 +131,16 @@ async def pause(running: GatewayProcess, crowd: Crowd, folder: Path) -> None:
         os.kill(running.pid, signal.SIGCONT)
 
 
+async def pause_the_engine(running: GatewayProcess, crowd: Crowd, folder: Path) -> None:
+    """The first service times that the gateway measures include a pause. A client refused afterwards retries until admitted."""
+    for answers in (0, FIRST):
+        await crowd.answered(crowd.statuses.total() + answers)
+        engine = engine_process(running.pid)
+        os.kill(engine, signal.SIGSTOP)
+        await asyncio.sleep(PAUSE)
+        os.kill(engine, signal.SIGCONT)
+
+
 async def hang_ups(running: GatewayProcess, crowd: Crowd, folder: Path) -> None:
     while True:
         os.kill(running.pid, signal.SIGHUP)
@@ -127,15 +148,20 @@ async def hang_ups(running: GatewayProcess, crowd: Crowd, folder: Path) -> None:
 
 
 async def leave(running: GatewayProcess, crowd: Crowd, folder: Path) -> None:
-    """Two requests on one connection whose client does not wait for the answers; the second comes behind the first."""
-    body = json.dumps({"model": "tiny", "prompt": [300], "max_tokens": 500, "ignore_eos": True}).encode()
-    one = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
-    for number in itertools.count():
-        _, writer = await asyncio.open_connection("127.0.0.1", int(running.url.rpartition(":")[2]))
+    """Two requests on one connection whose client leaves, half of the times once the first answer has begun."""
+    body = json.dumps({"model": "tiny", "prompt": [300], "max_tokens": 1900, "ignore_eos": True, "stream": True}).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-id: {}\r\ncontent-length: {}\r\n\r\n"
+    for number in itertools.count(len(crowd.left)):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(running.url.rpartition(":")[2]))
+        names = f"left-{number}", f"behind-{number}"
+        crowd.left[names[0]] = False
         try:
-            writer.write(one + one)
+            writer.write(b"".join(head.format(name, len(body)).encode() + body for name in names))
             await writer.drain()
-            await asyncio.sleep(0.01 * (number % 5))
+            if number % 2:
+                crowd.left[names[0]] = await reader.read(1) != b""
+            else:
+                await asyncio.sleep(0.01 * (number % 10))
         finally:
             writer.close()
 
@@ -152,6 +178,17 @@ def bombs(number: int) -> dict[str, Any]:
     return SEQUENCES if number % 50 == 0 else {}
 
 
+def losses(number: int) -> dict[str, Any]:
+    """Long calls, so that others move for many seconds after the last loss."""
+    prompt = [LOST if number in LOSSES else 300, 301 + number % 50]
+    return {"prompt": prompt, "max_tokens": 200, "kendall_forced_output_tokens": 150}
+
+
+def poison(number: int) -> dict[str, Any]:
+    """Each prompt another one: the same would be refused the second time."""
+    return {"prompt": [POISON, 300 + number // 100], "stream": False} if number in POISONS else {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Kind:
     """A kind of fault, and what it may cost."""
@@ -161,31 +198,60 @@ class Kind:
     arguments: tuple[str, ...] = ()
     fields: Callable[[int], dict[str, Any]] = no_more
     statuses: dict[int, int] = field(default_factory=lambda: {200: CALLS})
-    restarts: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    restarts: Collection[int] = (0,)
+    logged: dict[str, int] = field(default_factory=dict)  # how often a line says so
     leavers: bool = False  # others than the crowd call, too, and leave
     recorded: bool = True
     log_is_read: bool = True
+    process: type[GatewayProcess] = GatewayProcess
 
 
 KINDS = [
-    Kind(says="an engine is killed", meanwhile=kill, restarts=1),
-    Kind(says="a successor hangs in its boot", meanwhile=hang_in_boot, arguments=("--restart-timeout", "15"), restarts=1),
-    Kind(says="an engine hangs in a calibration", meanwhile=hang_in_calibration, restarts=1),
+    Kind(says="an engine is killed", meanwhile=kill, restarts=(1,)),
+    Kind(says="a successor hangs in its boot", meanwhile=hang_in_boot, arguments=("--restart-timeout", "15"), restarts=(1,)),
+    Kind(says="an engine hangs in a calibration", meanwhile=hang_in_calibration, restarts=(1,)),
     Kind(says="the predictor is stopped", meanwhile=stop_the_predictor, arguments=("--prediction-interval", "1", "--latency", "tiny")),
     Kind(says="the gateway stands still", meanwhile=pause),
+    Kind(says="the engine stands still, and each call has its limit to the first token", meanwhile=pause_the_engine, headers=SOON),
+    Kind(
+        says="sequences are lost while others move",
+        fields=losses,
+        arguments=("--stuck-timeout", "2"),
+        logged={"it is submitted to the engine again": len(LOSSES)},
+        process=MarkedGateway,
+    ),
+    Kind(
+        says="prompts kill the engine",
+        fields=poison,
+        statuses={200: CALLS - len(POISONS), 500: len(POISONS)},
+        restarts=range(2 * len(POISONS), 3 * len(POISONS) + 1),
+        logged={"its prompt is refused for a while": len(POISONS)},
+        process=MarkedGateway,
+    ),
     Kind(says="several sequences a call", fields=several),
     Kind(says="nobody reads the log", arguments=("--log-level", "debug", "--log-prompts"), log_is_read=False),
-    Kind(says="the disk is full", arguments=("--record-file", "/dev/full"), recorded=False),
+    Kind(says="the disk is full", arguments=("--record-file", "/dev/full"), recorded=False, process=MarkedGateway),
     Kind(says="a hangup ten times a second", meanwhile=hang_ups),
     Kind(says="pipelining clients leave", meanwhile=leave, leavers=True),
     Kind(says="131,072 sequences in 5 KB", fields=bombs, statuses={200: CALLS - 20, 400: 20}),
 ]
 
 
-async def scene(running: GatewayProcess, kind: Kind, folder: Path) -> tuple[Crowd, dict[str, Any], Counter[str]]:
-    """The calls beside the fault; the gateway's state and its counters once nothing is left."""
+@dataclass(frozen=True)
+class Seen:
+    """Of a scene, once nothing is left."""
+
+    crowd: Crowd
+    state: dict[str, Any]
+    counted: Counter[str]
+    dropped: int  # records
+
+
+async def scene(running: GatewayProcess, kind: Kind, folder: Path) -> Seen:
+    """The calls beside the fault."""
     await running.ready()
-    crowd = Crowd(running.url, kind.fields)
+    crowd = Crowd(running.url, kind.fields, kind.headers)
     fault = asyncio.ensure_future(kind.meanwhile(running, crowd, folder))
     await crowd.run()
     if kind.meanwhile in (hang_ups, leave):  # until the calls are over
@@ -195,16 +261,15 @@ async def scene(running: GatewayProcess, kind: Kind, folder: Path) -> tuple[Crow
     await ready_again(running)
     while (state := await running.ask("GET", "/admin/state"))["unanswered"]:  # noqa: ASYNC110 - it tells by being asked
         await asyncio.sleep(0.05)
-    counted: Counter[str] = Counter()
-    for outcome, count in re.findall(r'kendall_requests_total\{outcome="(\w+)".*\} (\S+)', (await running._client.get("/metrics")).text):
-        counted[outcome] += int(float(count))
-    return crowd, state, +counted
+    metrics = (await running._client.get("/metrics")).text
+    (dropped,) = re.findall(r"^kendall_dropped_records_total (\S+)$", metrics, re.MULTILINE)
+    return Seen(crowd, state, outcomes(metrics), int(float(dropped)))
 
 
-def play(kind: Kind, folder: Path) -> tuple[Crowd, dict[str, Any], Counter[str]]:
-    async def main() -> tuple[Crowd, dict[str, Any], Counter[str]]:
+def play(kind: Kind, folder: Path) -> Seen:
+    async def main() -> Seen:
         arguments = ("tiny", "--engine", "vllm", "--policy", "continuous:max_batch_size=8", *kind.arguments)
-        async with asyncio.timeout(LONGEST), gateway(folder, *arguments) as running:
+        async with asyncio.timeout(LONGEST), gateway(folder, *arguments, kind=kind.process) as running:
             return await scene(running, kind, folder)
 
     if kind.log_is_read:
@@ -220,17 +285,37 @@ def play(kind: Kind, folder: Path) -> tuple[Crowd, dict[str, Any], Counter[str]]
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.says)
 def test_a_thousand_calls_beside_a_fault_have_one_outcome_each(kind: Kind, tmp_path: Path) -> None:
-    crowd, state, counted = play(kind, tmp_path)
-    tell(kind.says, statuses=crowd.statuses, counted=counted, restarts=state["supervision"]["restarts"])
+    seen = play(kind, tmp_path)
+    crowd, state, counted = seen.crowd, seen.state, seen.counted
+    restarts = state["supervision"]["restarts"]
+    tell(kind.says, statuses=crowd.statuses, refused=crowd.refused, counted=counted, restarts=restarts)
     assert crowd.statuses == kind.statuses
     assert crowd.broken == []
-    assert state["supervision"]["restarts"] == kind.restarts
+    assert restarts in kind.restarts
     assert (state["queue_length"], state["in_service"], state["unanswered"]) == (0, 0, 0)
-    assert counted["completed"] == len(crowd.asked)
-    assert set(counted) == ({"completed", "cancelled"} if kind.leavers else {"completed"})
-    if not kind.recorded:
-        return
-    records = read_run(tmp_path / "records.jsonl")[1]
-    assert Counter(record.outcome for record in records) == counted
+    expected = Counter(completed=len(crowd.asked), failed=crowd.statuses[500], rejected=crowd.refused)
+    assert counted == expected + Counter(cancelled=counted["cancelled"] if kind.leavers else 0)
+    log = (tmp_path / "gateway.log").read_text() if kind.log_is_read else ""
+    assert {words: log.count(words) for words in kind.logged} == kind.logged
+    if kind.recorded:
+        check_records(tmp_path / "records.jsonl", seen, leavers=kind.leavers)
+    else:
+        (last,) = re.findall(r"the last ([\d,]+) records could not be written", log)
+        assert seen.dropped + int(last.replace(",", "")) == CALLS, "each is counted as dropped, or named at the end"
+        assert seen.dropped > 0
+
+
+def check_records(file: Path, seen: Seen, *, leavers: bool) -> None:
+    """One for each call, and of those whose client left for each that had arrived."""
+    records = read_run(file)[1]
+    crowd = seen.crowd
+    assert Counter(record.outcome for record in records) == seen.counted
     assert sorted(record.output_tokens or 0 for record in records if record.outcome == "completed") == sorted(crowd.asked)
     assert len({record.request_id for record in records}) == len(records), "nothing is recorded twice"
+    assert seen.dropped == 0
+    if leavers:
+        left = Counter(record.client_request_id for record in records if record.outcome == "cancelled")
+        begun = {name for name, begun in crowd.left.items() if begun}
+        assert begun
+        assert begun <= set(left) <= set(crowd.left), "each answer that had begun is cancelled, and no request behind another is served"
+        assert set(left.values()) == {1}

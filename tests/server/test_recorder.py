@@ -7,7 +7,6 @@ import logging
 import os
 import resource
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from queueing.paths import check_writable
 from queueing.record import Header, Record, read_run, to_line
 from server import cli, recorder, serving
 from server.recorder import Recorder
+from tests.eventually import eventually_here
 from tests.server.asgi import call, completion, running
 
 HEADER = Header(writer="gateway")
@@ -38,11 +38,15 @@ def names(path: Path) -> list[str]:
 
 def soon(path: Path, count: int) -> None:
     """That many records are in the file, and nobody asks the recorder for them."""
-    for _ in range(3000):
-        if len(read_run(path)[1]) >= count:
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"{len(read_run(path)[1])} records, expected {count}")
+    eventually_here(lambda: len(read_run(path)[1]) >= count)
+
+
+@pytest.fixture(autouse=True)
+def a_patient_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk of these tests answers in the end; where it does not, a test says how long it is waited for."""
+    assert (recorder.PATIENCE, recorder.LAST_LINES) == (0.5, 2.0)
+    monkeypatch.setattr(recorder, "PATIENCE", 30.0)
+    monkeypatch.setattr(recorder, "LAST_LINES", 30.0)
 
 
 @contextmanager
@@ -74,6 +78,20 @@ def test_many_records_are_written_before_their_time(tmp_path: Path, monkeypatch:
     kept.close()
 
 
+def test_records_of_many_bytes_are_written_before_there_is_no_room_for_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or some would be dropped although the disk has room."""
+    monkeypatch.setattr(recorder, "LONGEST_UNWRITTEN", 3600.0)
+    monkeypatch.setattr(recorder, "QUEUE_BYTES", 20 * len(to_line(record("00"))))
+    dropped: list[int] = []
+    kept = Recorder(tmp_path / "run.jsonl", HEADER, dropped.append)
+    for number in range(30):
+        kept.on_record(record(f"{number:02}"))
+        if number % 10 == 9:
+            soon(tmp_path / "run.jsonl", number + 1)
+    assert dropped == []
+    kept.close()
+
+
 def test_a_run_file_that_was_there_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "run.jsonl"
     with caplog.at_level(logging.INFO):
@@ -85,7 +103,7 @@ def test_a_run_file_that_was_there_is_kept(tmp_path: Path, caplog: pytest.LogCap
     (older,) = set(tmp_path.iterdir()) - {path}  # of the second gateway nothing was worth keeping
     assert names(older) == ["a", "b"]
     assert names(path) == ["c"]
-    assert f"{path} was there before: it is kept as {older}" in caplog.text
+    assert f"{path} existed already and was renamed to {older}" in caplog.text
 
 
 def test_a_file_of_another_kind_is_kept_too(tmp_path: Path) -> None:
@@ -113,10 +131,10 @@ def test_a_full_disk_leaves_whole_lines_and_once_there_is_room_nothing_is_missin
     assert dropped == []
     kept.close()
     said = [each.getMessage() for each in caplog.records]
-    assert [text for text in said if "cannot be written" in text] == [
-        f"{path} cannot be written (File too large): tried again until it can; see kendall_dropped_records_total"
+    assert [text for text in said if "cannot write to" in text] == [
+        f"cannot write to {path} (File too large): each write is retried; see kendall_dropped_records_total"
     ]
-    assert f"{path} is written again; 0 records were dropped meanwhile" in said
+    assert f"writing to {path} works again; 0 records were dropped in the meantime" in said
 
 
 def test_what_no_longer_fits_in_memory_is_dropped_and_counted(
@@ -135,7 +153,7 @@ def test_what_no_longer_fits_in_memory_is_dropped_and_counted(
     assert len(names(path)) + sum(dropped) == 101
     assert names(path)[-1] == "after"
     assert sum(dropped) >= 80
-    assert f"{sum(dropped)} records were dropped meanwhile" in caplog.text
+    assert f"{sum(dropped)} records were dropped in the meantime" in caplog.text
 
 
 def test_records_that_the_end_finds_unwritten_are_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -163,6 +181,7 @@ def test_a_disk_that_hangs_is_waited_for_once_and_not_at_the_end(tmp_path: Path,
         return wait_for(predicate, timeout)  # type: ignore[arg-type]
 
     monkeypatch.setattr(kept._changed, "wait_for", watched)
+    monkeypatch.setattr(recorder, "PATIENCE", 0.1)
     kept.on_record(record("a"))
     assert not any(kept.flush() for _ in range(5))
     assert waits == [recorder.PATIENCE]

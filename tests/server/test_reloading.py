@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import math
 import os
 import signal
 import ssl
@@ -21,9 +22,10 @@ from server.reloading import Reloader, differences
 from server.security.keys import read_keys
 from server.security.settings import SecuritySettings, TlsSettings
 from server.settings import Settings
+from tests.eventually import LIMIT, eventually
 from tests.server.asgi import Call, call, completion, running
 from tests.server.processes import SocketCall, gateway
-from tests.server.test_gateway_signals import FAST, body, ended
+from tests.server.test_gateway_signals import FAST, LONGEST, body, ended
 from tests.serving import self_signed
 
 
@@ -49,7 +51,7 @@ def test_keys_are_revoked_and_added_at_once(caplog: pytest.LogCaptureFixture) ->
 
     with caplog.at_level(logging.INFO):
         asyncio.run(main())
-    assert "SIGHUP: reloaded 2 API keys and 0 admin keys, the bounds of the queue, log level info" in caplog.text
+    assert "SIGHUP: reloaded 2 API keys and 0 admin keys, the bounds of the queue, the patience, log level info" in caplog.text
 
 
 def test_bounds_and_rates_are_in_force_from_the_next_call() -> None:
@@ -58,10 +60,12 @@ def test_bounds_and_rates_are_in_force_from_the_next_call() -> None:
             reloader = Reloader(gateway, app, lambda: dataclasses.replace(gateway.settings, overload=overload), lambda: None)
             overload = OverloadSettings(max_num_queued_reqs=1, overload_status=503)
             await reloader.reload()
-            first = Call(app, "POST", "/v1/completions", completion(max_tokens=300))
+            gateway.batcher.hold(True)
+            first = Call(app, "POST", "/v1/completions", completion())
             while not gateway.batcher.unanswered:  # noqa: ASYNC110
                 await asyncio.sleep(0)
-            assert (await call(app, "POST", "/v1/completions", completion())).status == 503
+            assert (await asyncio.wait_for(call(app, "POST", "/v1/completions", completion()), LIMIT)).status == 503
+            gateway.batcher.hold(False)
             overload = OverloadSettings(rate_limit=0.001, rate_limit_burst=1000.0)
             await reloader.reload()
             statuses = [(await call(app, "POST", "/v1/completions", completion())).status for _ in range(2)]
@@ -74,6 +78,113 @@ def test_bounds_and_rates_are_in_force_from_the_next_call() -> None:
     asyncio.run(main())
 
 
+def test_the_size_of_a_call_is_bounded_anew() -> None:
+    async def main() -> None:
+        async with running() as (app, gateway):
+            body = completion(n=3)
+            assert (await call(app, "POST", "/v1/completions", body)).status == 200
+            after = dataclasses.replace(gateway.settings, overload=OverloadSettings(max_sequences_per_call=2))
+            await Reloader(gateway, app, lambda: after, lambda: None).reload()
+            refused = await call(app, "POST", "/v1/completions", body)
+            assert (refused.status, refused.json()["error"]["code"]) == (400, "too_many_sequences")
+
+    asyncio.run(main())
+
+
+def test_another_patience_holds_for_calls_that_come_afterwards() -> None:
+    """And begins an epoch, as a change through /admin does; a reload that does not change it leaves what /admin set."""
+
+    async def main() -> None:
+        async with running("single") as (app, gateway):
+            after = dataclasses.replace(gateway.settings, patience=0.02)
+            reloader = Reloader(gateway, app, lambda: after, lambda: None)
+            gateway.batcher.hold(True)
+            calls = [Call(app, "POST", "/v1/completions", completion()) for _ in range(2)]
+            while gateway.batcher.unanswered < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            epoch = gateway.batcher.epoch
+            await reloader.reload()
+            assert (gateway.patience, gateway.batcher.epoch) == (0.02, epoch + 1)
+            late = await asyncio.wait_for(call(app, "POST", "/v1/completions", completion()), LIMIT)
+            assert (late.status, late.json()["error"]["code"]) == (429, "queue_timeout")
+            gateway.batcher.hold(False)
+            await asyncio.gather(*(made.task for made in calls))
+            assert [made.status for made in calls] == [200, 200]
+            await call(app, "PUT", "/admin/policy", {"patience": 5.0})
+            await reloader.reload()
+            assert gateway.patience == 5.0
+
+    asyncio.run(main())
+
+
+def test_an_endless_patience_is_none() -> None:
+    async def main() -> None:
+        async with running("single") as (app, gateway):
+            for patience in (5.0, math.inf):
+                after = dataclasses.replace(gateway.settings, patience=patience)
+                await Reloader(gateway, app, lambda after=after: after, lambda: None).reload()
+                assert gateway.settings.patience == patience
+            assert gateway.patience is None
+
+    asyncio.run(main())
+
+
+def test_what_waits_goes_on_in_the_order_of_another_aging() -> None:
+    """From first come, first served to priorities, and back."""
+
+    async def main() -> None:
+        async with running("single") as (app, gateway):
+            gateway.batcher.hold(True)
+
+            async def reload(aging: float | None) -> None:
+                after = dataclasses.replace(gateway.settings, overload=OverloadSettings(priority_aging=aging))
+                await Reloader(gateway, app, lambda: after, lambda: None).reload()
+
+            calls: list[Call] = []
+            for priority in (3, 2, 1):
+                calls.append(Call(app, "POST", "/v1/completions", completion(priority=priority, prompt=[5] * priority)))
+                while gateway.batcher.unanswered < len(calls):  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+
+            def order() -> list[int]:
+                return [waiting.request.priority for waiting in gateway.batcher.waiting]
+
+            assert (order(), gateway.batcher.waiting_tokens) == ([3, 2, 1], 6)
+            await reload(60.0)
+            assert (order(), gateway.batcher.waiting_tokens) == ([1, 2, 3], 6)
+            await reload(None)
+            assert (order(), gateway.batcher.waiting_tokens) == ([3, 2, 1], 6)
+            gateway.batcher.hold(False)
+            await asyncio.gather(*(made.task for made in calls))
+            assert {made.status for made in calls} == {200}
+
+    asyncio.run(main())
+
+
+def test_key_files_that_everybody_reads_are_named_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "keys"
+    file.write_text("the-first-key-of-all\n")
+
+    def security() -> SecuritySettings:
+        return SecuritySettings(api_keys=read_keys("--api-key", [], file), key_files=(file,))
+
+    async def main() -> None:
+        async with running(security=security()) as (app, gateway):
+            reloader = Reloader(gateway, app, lambda: dataclasses.replace(gateway.settings, security=security()), lambda: None)
+            file.chmod(0o600)
+            await reloader.reload()
+            assert "can read the keys" not in caplog.text
+            file.chmod(0o644)
+            await reloader.reload()
+            assert f"every user of this machine can read the keys in {file}" in caplog.text
+            caplog.clear()
+            file.write_text("short\n")
+            await reloader.reload()
+            assert "fewer than 16 characters" in caplog.text
+
+    asyncio.run(main())
+
+
 def test_what_needs_a_restart_is_named_and_not_in_force(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with running("single") as (app, gateway):
@@ -82,14 +193,14 @@ def test_what_needs_a_restart_is_named_and_not_in_force(caplog: pytest.LogCaptur
                 before,
                 policy="dynamic",
                 port=9,
-                overload=OverloadSettings(priority_aging=3.0),
+                overload=OverloadSettings(adaptive_concurrency=True, queue_events=True),
                 logs=dataclasses.replace(before.logs, prompts=True),
             )
             await Reloader(gateway, app, lambda: after, lambda: None).reload()
             assert gateway.settings == before
 
     asyncio.run(main())
-    assert "in force only after a restart: --port, --policy, --log-prompts, --priority-aging" in caplog.text
+    assert "in force only after a restart: --port, --policy, --log-prompts, --queue-events, --adaptive-concurrency" in caplog.text
 
 
 def test_options_of_a_part_have_the_name_of_their_flag() -> None:
@@ -172,9 +283,7 @@ def test_a_gateway_takes_up_keys_and_certificate_and_survives_what_is_wrong(tmp_
 
     async def hung_up(running: Any, said: str, times: int) -> None:
         os.kill(running.pid, signal.SIGHUP)
-        async with asyncio.timeout(20):
-            while log.read_text().count(said) < times:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+        await eventually(lambda: log.read_text().count(said) >= times)
 
     async def main() -> None:
         running = gateway(tmp_path, *arguments)
@@ -183,7 +292,7 @@ def test_a_gateway_takes_up_keys_and_certificate_and_survives_what_is_wrong(tmp_
         def shown() -> str:
             return ssl.get_server_certificate(address)
 
-        async with asyncio.timeout(60), running:
+        async with asyncio.timeout(LONGEST), running:
             while "ready:" not in log.read_text():  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
             first = await asyncio.to_thread(shown)
@@ -199,7 +308,7 @@ def test_a_gateway_takes_up_keys_and_certificate_and_survives_what_is_wrong(tmp_
             await hung_up(running, "SIGHUP: nothing was reloaded: got TLS files", 1)
             assert await asyncio.to_thread(shown) == second
             os.kill(running.pid, signal.SIGTERM)
-            await ended(running, 30)
+            await ended(running)
 
     asyncio.run(main())
 
@@ -209,7 +318,7 @@ def test_a_hangup_at_any_time_ends_nothing(tmp_path: Path) -> None:
 
     async def main() -> None:
         running = gateway(tmp_path, "tiny", "--engine", "emulated", "--latency", FAST, "--prediction-interval", "0.2")
-        async with asyncio.timeout(60), running:
+        async with asyncio.timeout(LONGEST), running:
             while not (tmp_path / "gateway.log").read_text():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             for _ in range(50):
@@ -221,6 +330,6 @@ def test_a_hangup_at_any_time_ends_nothing(tmp_path: Path) -> None:
             assert (await made.answer())[0] == 200
             os.kill(running.pid, signal.SIGTERM)
             os.kill(running.pid, signal.SIGHUP)
-            await ended(running, 30)
+            await ended(running)
 
     asyncio.run(main())

@@ -18,7 +18,7 @@ from server.batcher import Batcher
 from server.engines.emulated import EmulatedEngine
 from server.live import self_checks
 from server.live.busy import BusyTime
-from server.live.self_checks import SelfChecks, Stay
+from server.live.self_checks import WIDTH, SelfChecks
 from server.ticket import Ticket
 from tests.server.harness import Immediate, work_of
 from tests.virtual_time import VirtualTimeLoop, run_virtual
@@ -145,17 +145,12 @@ def test_where_nobody_looks_little_is_kept_and_the_laws_hold_at_the_next_look(mo
     most = 7
     held: list[int] = []
 
-    class Kept(list[Stay]):
-        def append(self, stay: Stay) -> None:
-            super().append(stay)
-            held.append(len(self))
+    def record(checks: SelfChecks, record: Record, now: float) -> None:
+        on_record(checks, record, now)
+        held.append(len(checks._stays) // WIDTH)
 
-    def begin(checks: SelfChecks, now: float, busy: BusyTime) -> None:
-        first(checks, now, busy)
-        checks._stays = Kept()
-
-    first = SelfChecks.__init__
-    monkeypatch.setattr(SelfChecks, "__init__", begin)
+    on_record = SelfChecks.on_record
+    monkeypatch.setattr(SelfChecks, "on_record", record)
     monkeypatch.setattr(self_checks, "MOST", most)
     found = run_virtual(watched(parse_policy("capped:max_batch_size=4"), None))
     assert max(held) == most

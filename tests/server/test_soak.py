@@ -20,10 +20,9 @@ from queueing.latency import parse_law
 from server.engines.vllm_process import descendants
 from server.page import history
 from tests.server.asgi import LAW, call
-from tests.server.counts import tell
+from tests.server.counts import outcomes, resident, tell
 from tests.server.mortal import MortalEngine, faulty
-from tests.server.processes import engine_process, gateway
-from tests.server.test_engine_boot_faults import command
+from tests.server.processes import command, engine_process, gateway
 from tests.server.test_engine_faults import POLICIES, ready_again
 from tests.server.test_fault_chaos import CALM, Chaos, check, play, what_is_held
 from tests.server.test_real_chaos import Crowd, leave, no_more
@@ -43,10 +42,7 @@ def counts(metrics: str) -> tuple[int, Counter[str], int]:
     def total(name: str) -> float:
         return sum(float(value) for value in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", metrics, re.MULTILINE))
 
-    ended = Counter[str]()
-    for outcome, value in re.findall(r'^kendall_requests_total{outcome="(\w+)".*} (\S+)$', metrics, re.MULTILINE):
-        ended[outcome] += int(float(value))
-    return int(total("kendall_requests_received_total")), +ended, int(total("kendall_requests_in_system"))
+    return int(total("kendall_requests_received_total")), outcomes(metrics), int(total("kendall_requests_in_system"))
 
 
 def test_half_an_hour_of_virtual_time_with_all_faults(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,9 +131,8 @@ class Faults:
 
 def of_process(pid: int) -> dict[str, float]:
     """Resident MiB, threads and open files of the gateway's own process."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    (resident,), (threads,) = (re.findall(rf"{name}:\s+(\d+)", status) for name in ("VmRSS", "Threads"))
-    return {"mib": int(resident) / 1024, "threads": int(threads), "files": len(os.listdir(f"/proc/{pid}/fd"))}
+    threads, files = (len(os.listdir(f"/proc/{pid}/{folder}")) for folder in ("task", "fd"))
+    return {"mib": resident(pid) / 2**20, "threads": threads, "files": files}
 
 
 async def quiet(running: GatewayProcess) -> tuple[int, Counter[str], int]:

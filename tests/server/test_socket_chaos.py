@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-import re
 import socket
 import struct
 from collections import Counter
@@ -19,7 +18,9 @@ import pytest
 
 from loadgen.gateway_process import GatewayProcess, free_port
 from queueing.record import Record, read_run
-from tests.server.counts import tell
+from tests.eventually import eventually
+from tests.server.counts import outcomes as ended
+from tests.server.counts import resident, tell
 from tests.server.processes import gateway, stream_text
 from tests.server.stepping_gateway import SteppingGateway
 
@@ -31,7 +32,7 @@ AT_ONCE = ("sent", "waiting")  # it may not have been read when the client was g
 ARRIVED = ("first bytes", "in the middle", "answered")
 STAGES = (*NEVER_ARRIVED, *AT_ONCE, *ARRIVED)
 ASKING = 2  # connections on which the state is asked and the policy is changed
-GROWTH = 30.0  # MB: windows that fill, and what 48 connections at once need
+GROWTH = 30_000 * 1024  # bytes: windows that fill, and what 48 connections at once need
 RESET = struct.pack("ii", 1, 0)
 
 
@@ -42,7 +43,6 @@ class Clients:
     port: int
     calls: int
     at_once: int = 48
-    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(1))
     stages: dict[str, str] = field(default_factory=dict)  # where a client left, by its id; whole: it did not
     wrong: list[tuple[str, Any]] = field(default_factory=list)
 
@@ -52,14 +52,14 @@ class Clients:
 
         async def client() -> None:
             for number in numbers:
-                await self.call(f"c{number}")
+                await self.call(f"c{number}", np.random.default_rng((1, number)))
 
         await asyncio.gather(*(client() for _ in range(self.at_once)))
 
-    async def call(self, own_id: str) -> None:
-        """One, to its end or to where it leaves."""
-        stage = str(self.rng.choice(STAGES)) if self.rng.random() < LEAVING else "whole"
-        tokens, stream, reset = int(self.rng.integers(1, 20)), bool(self.rng.random() < 0.7), bool(self.rng.random() < 0.5)
+    async def call(self, own_id: str, rng: np.random.Generator) -> None:
+        """One, to its end or to where it leaves; whatever the others do, it draws the same."""
+        stage = str(rng.choice(STAGES)) if rng.random() < LEAVING else "whole"
+        tokens, stream, reset = int(rng.integers(1, 20)), bool(rng.random() < 0.7), bool(rng.random() < 0.5)
         self.stages[own_id] = stage
         body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 60, "stream": stream, "kendall_forced_output_tokens": tokens}
         raw = json.dumps(body).encode()
@@ -71,7 +71,7 @@ class Clients:
         try:
             writer.write(request[: {"in the head": 40, "in the body": len(head) + 9}.get(stage, len(request))])
             await writer.drain()
-            answer = await self.read(reader, stage)
+            answer = await self.read(reader, stage, float(rng.exponential(0.01)))
             if stage in {"whole", "answered"}:
                 self.look(own_id, answer, tokens, stream=stream)
         finally:
@@ -81,12 +81,12 @@ class Clients:
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
 
-    async def read(self, reader: asyncio.StreamReader, stage: str) -> bytes:
+    async def read(self, reader: asyncio.StreamReader, stage: str, pause: float) -> bytes:
         """As much as a client reads that leaves at that stage."""
         if stage in {"whole", "answered"}:
             return await reader.read(-1)
         if stage in {"waiting", "in the body"}:
-            await asyncio.sleep(float(self.rng.exponential(0.01)))
+            await asyncio.sleep(pause)
         if stage in {"first bytes", "in the middle"}:
             await reader.read(1)
         if stage == "in the middle":
@@ -113,11 +113,6 @@ async def switching(running: GatewayProcess) -> int:
     raise AssertionError
 
 
-def resident(pid: int) -> float:
-    """MB."""
-    return int(re.findall(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[0]) / 1e3
-
-
 def connections(port: int) -> int:
     """Sockets that a process on this machine holds on a port of its own, those that listen left out."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
@@ -133,19 +128,15 @@ async def scene(running: GatewayProcess, calls: int) -> tuple[Clients, dict[str,
     await clients.run()
     switches.cancel()
     await asyncio.gather(switches, return_exceptions=True)
-    for _ in range(50):
-        state = await running.ask("GET", "/admin/state")
-        held = connections(clients.port)
-        if not state["unanswered"] and held <= ASKING:
-            break
-        await asyncio.sleep(0.1)
+
+    async def nothing_is_held() -> bool:
+        return not (await running.ask("GET", "/admin/state"))["unanswered"] and connections(clients.port) <= ASKING
+
+    await eventually(nothing_is_held)
+    state, held = await running.ask("GET", "/admin/state"), connections(clients.port)
     memory.append(resident(running.pid))
     metrics = (await running._client.get("/metrics")).text
-    counted = re.findall(r'kendall_requests_total\{outcome="(\w+)".*\} (\S+)', metrics)
-    outcomes: Counter[str] = Counter()
-    for outcome, count in counted:
-        outcomes[outcome] += int(float(count))
-    return clients, state | {"held": held, "memory": memory, "counted": outcomes}
+    return clients, state | {"held": held, "memory": memory, "counted": ended(metrics)}
 
 
 def check(clients: Clients, state: dict[str, Any], records: list[Record], log: str) -> None:
@@ -161,7 +152,7 @@ def check(clients: Clients, state: dict[str, Any], records: list[Record], log: s
         stages=stages,
         outcomes=outcomes,
         ends=ends_told,
-        memory_mb=state["memory"],
+        memory=state["memory"],
         connections=state["held"],
     )
     assert state["held"] <= ASKING, "a connection is left"
@@ -176,7 +167,7 @@ def check(clients: Clients, state: dict[str, Any], records: list[Record], log: s
     assert ends["whole", "completed"] == stages["whole"]
     assert ends["answered", "completed"] == stages["answered"]
     assert set(outcomes) == {"completed", "cancelled"}
-    assert {name: count for name, count in state["counted"].items() if count} == dict(outcomes)
+    assert state["counted"] == outcomes
     assert (state["queue_length"], state["in_service"], state["unanswered"]) == (0, 0, 0)
     assert "Traceback" not in log
     assert set(stages) == {*STAGES, "whole"}

@@ -25,6 +25,7 @@ class FakeBatcher:
     servers: list[list[Running]] = field(default_factory=list)
     failing: str | None = None
     down: bool = False
+    trials: Any = field(default_factory=lambda: SimpleNamespace(proving=False))
     queue_length: int = 3
     pokes: int = 0
 
@@ -156,3 +157,43 @@ def test_it_looks_every_second_until_it_is_cancelled_and_survives_its_own_errors
         assert task.cancelled()
 
     run_virtual(main())
+
+
+class Moving(FakeBatcher):
+    """Two sequences; `tickets` says of each whether the engine has it and whether it is over."""
+
+    tickets: list[Any]
+
+    def in_service_tickets(self) -> list[list[Any]]:
+        return [self.tickets]
+
+
+def ticket(name: str, *, stream: object = "a stream", finish_reason: str | None = None) -> Any:
+    work = SimpleNamespace(sampling=SimpleNamespace(structured=None))
+    ending, at = SimpleNamespace(finish_reason=finish_reason), SimpleNamespace(first_token=0.5)
+    return SimpleNamespace(id=name, stream=stream, ending=ending, work=work, at=at)
+
+
+@pytest.mark.parametrize(("about", "told_at"), [({}, [6.0, 13.0]), ({"stream": None}, []), ({"finish_reason": "stop"}, [])])
+def test_a_sequence_that_stands_still_while_another_moves_is_told_alone(about: dict[str, Any], told_at: list[float]) -> None:
+    """Once it has for more than the limit, and again after as long; not one that only waits for its batch to end."""
+    batcher, told = Moving([running(3, 0)]), list[tuple[str, float, float]]()
+    batcher.tickets = [ticket("0", **about), ticket("1")]
+    given: Any = batcher
+    now = 0.0
+
+    def on_still(still: Any, seconds: float) -> None:
+        told.append((still.id, seconds, now))
+
+    found = StuckWatch(given, 5.0, lambda: None, lambda _: pytest.fail("the engine moves"), on_still)
+    for second in range(15):
+        now = float(second)
+        batcher.servers = [running(3, second)]
+        found.look(now)
+    assert told == [("0", 6.0, at) for at in told_at]
+
+
+def test_the_gateways_own_request_is_no_reason_to_replace_an_engine() -> None:
+    found, said = watch(FakeBatcher([running(3)], trials=SimpleNamespace(proving=True)), 5.0)
+    looks(found, 30)
+    assert said == []

@@ -210,6 +210,7 @@ class _Serving:
     """A batcher with one sequence in service that makes no token."""
 
     failing, down, in_service, queue_length = None, False, 1, 0
+    trials = SimpleNamespace(proving=False)
 
     def __init__(self, structured: Structured | None) -> None:
         request = Request(id="a", arrived_at=0.0, prompt_tokens=1, max_output_tokens=9)

@@ -41,10 +41,11 @@ class FakeEngine:
 class Supervised:
     """A supervisor with what it told, and when."""
 
-    def __init__(self, *starts: float | str, refuse: bool = False, **settings: Any) -> None:
+    def __init__(self, *starts: float | str, refuse: bool = False, dies: int = 0, **settings: Any) -> None:
         self.engine = FakeEngine(*starts)
         self.told: list[tuple[str, float, Any]] = []
         self.refuse = refuse
+        self.dies = dies  # so many engines are lost while the gateway hears that they are up
         given: Any = self.engine
         self.supervisor = Supervisor(
             given, SupervisionSettings(**settings), on_down=self.hear("down"), on_up=self.up, on_given_up=self.hear("given up")
@@ -55,6 +56,9 @@ class Supervised:
 
     def up(self, capabilities: Any) -> None:
         self.hear("up")(capabilities)
+        if self.dies:
+            self.dies -= 1
+            self.supervisor.lost("it took no work")
         if self.refuse:
             raise RuntimeError("no place for it")
 
@@ -164,6 +168,15 @@ def test_losses_out_of_the_window_are_forgotten() -> None:
     runs(main)
 
 
+def test_each_loss_each_failed_start_and_the_end_stand_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        await Supervised("no memory", max_restarts=1).live(11.0)
+
+    runs(main)
+    said = "the engine failed: after 11 s", "the engine did not start again: no memory", "no further restart of the engine after 0 restarts"
+    assert [any(record.getMessage().startswith(line) for record in caplog.records) for line in said] == [True] * 3
+
+
 def test_a_gateway_that_cannot_go_on_after_a_restart_gives_up() -> None:
     async def main() -> None:
         of = Supervised(refuse=True)
@@ -173,6 +186,18 @@ def test_a_gateway_that_cannot_go_on_after_a_restart_gives_up() -> None:
         with pytest.raises(ApiError) as refused:
             await of.supervisor.steadily(nothing)
         assert (refused.value.status, refused.value.code, refused.value.retry_after) == (503, "engine_unavailable", 10)
+
+    runs(main)
+
+
+def test_an_engine_that_dies_while_the_gateway_hears_that_it_is_up_is_started_again() -> None:
+    async def main() -> None:
+        of = Supervised(dies=2)
+        await of.live(11.0)
+        assert of.supervisor.state == "restarting"
+        await asyncio.sleep(5.0)
+        assert (of.supervisor.state, of.supervisor.restarts, of.supervisor.last_loss) == ("serving", 3, "it took no work")
+        assert [what for what, *_ in of.told] == ["down", "up", "down", "up", "down", "up"]
 
     runs(main)
 
@@ -279,5 +304,31 @@ def test_after_a_stop_nothing_is_started_any_more() -> None:
         assert len(of.engine.started_at) == count
         assert of.engine.stopped == 1
         assert of.supervisor.state == "lost"
+
+    runs(main)
+
+
+@pytest.mark.parametrize(
+    ("ends", "code", "within"),
+    [("stop", "engine_unavailable", 0.1), ("refuse", "shutting_down", 0.1), ("give up", "engine_unavailable", 1.0)],
+)
+def test_those_that_wait_for_a_restart_are_told_at_once_that_there_is_none(ends: str, code: str, within: float) -> None:
+    """The second start fails at once, the third after half a second: the last that `max_restarts` allows."""
+
+    async def main() -> None:
+        of, never = Supervised("no", "no", max_restarts=2 if ends == "give up" else 8), pytest.fail
+        await of.supervisor.start()
+        of.supervisor.lost("gone")
+        waiting = asyncio.ensure_future(of.supervisor.steadily(lambda: never("there is no engine")))
+        await asyncio.sleep(0.1)
+        assert of.supervisor.statistics()["parked"] == 1
+        if ends == "stop":
+            await of.supervisor.stop()
+        elif ends == "refuse":
+            of.supervisor.refuse("the gateway ends")
+        with pytest.raises(ApiError) as caught:
+            await asyncio.wait_for(waiting, within)
+        assert (caught.value.status, caught.value.code) == (503, code)
+        assert of.supervisor.statistics()["parked"] == 0
 
     runs(main)

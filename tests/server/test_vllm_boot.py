@@ -68,7 +68,7 @@ class Stopped:
 
 def played(scene: Callable[[], Any]) -> Any:
     async def main() -> Any:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(90):
             return await scene()
 
     return asyncio.run(main())
@@ -81,7 +81,7 @@ def test_a_boot_that_is_given_up_kills_what_it_waits_for_and_all_below_it() -> N
         pids = await stopped.processes()
         assert len(pids) == 2
         assert await boot.give_up() is None
-        assert await gone(pids, 5) == []
+        assert await gone(pids) == []
         with pytest.raises(RuntimeError, match="initialization failed"):
             await boot.core()
 
@@ -145,7 +145,7 @@ def test_a_cancelled_start_of_the_engine_leaves_nothing_and_ends_at_once(engine:
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await starting
-        assert await gone(pids, 5) == []
+        assert await gone(pids) == []
         assert not vllm_boot.left_behind()
         await engine.stop()
 
@@ -192,8 +192,8 @@ def test_a_tree_of_processes_is_killed_though_it_is_stopped() -> None:
             os.kill(pid, signal.SIGSTOP)
         vllm_boot.kill_tree(child.pid)
         with contextlib.suppress(ChildProcessError):
-            child.wait(10)
-    assert asyncio.run(gone([child.pid, *below], 5)) == []
+            child.wait(30)
+    assert asyncio.run(gone([child.pid, *below])) == []
     assert not alive(below[0])
 
 
@@ -209,7 +209,7 @@ vllm_process._PRELOAD, vllm_process.on_cpu = [], lambda: False
 vllm_process.prepare()
 process = mp.get_context("forkserver").Process(target=os.system, args=("echo $KENDALL_ENGINE_ERROR_FILE > {seen}",))
 process.start()
-process.join(20)
+process.join(90)
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=180)
     assert seen.read_text().strip().endswith("engine-error")

@@ -7,6 +7,7 @@ import { clock } from "./format.js";
 const together = uPlot.sync("kendall");
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const charts = new Set();
+const MINUTE = 60; // seconds
 const FONT = "12px Inter, system-ui, sans-serif";
 
 addEventListener("themechange", () => charts.forEach((chart) => chart.repaint()));
@@ -54,7 +55,7 @@ export class TimeChart {
       legend: { show: false },
       cursor: { sync: { key: together.key, setSeries: false }, y: false, drag: { x: true, y: false, setScale: false, dist: 6 }, bind: { dblclick: () => unzoom }, points: { size: 7 } },
       scales: { x: { range: () => [this.start, this.end] }, y: { range: (plot) => [0, this.top(plot)] } },
-      axes: [this.axis({ space: 84, values: (_, at) => at.map((each) => clock(each, this.end - this.start <= 300)), size: 26 }), this.yAxis()],
+      axes: [this.axis({ space: apart, values: (_, at, __, ___, step) => at.map((each) => clock(each, step < MINUTE)), size: 26 }), this.yAxis()],
       series: [{}, ...this.series.flatMap((each) => lines(each))],
       bands: this.bands(),
       hooks: { draw: [(plot) => this.drawMarks(plot)], setCursor: [() => this.readOut()], setSelect: [(plot) => zoom(plot)] },
@@ -192,6 +193,9 @@ export class TimeChart {
     this.rows.replaceChildren(h("table", {}, h("thead", {}, head), h("tbody", {}, ...rows)));
   }
 }
+
+/** Pixels between two instants of the axis: a narrow chart has whole minutes, whose texts are shorter. */
+const apart = (_, __, start, end, width) => ((48 * (end - start)) / width > MINUTE / 2 ? 48 : 84);
 
 /** A part that the pointer marked, on every chart. */
 function zoom(plot) {

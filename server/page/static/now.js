@@ -17,7 +17,7 @@ export function updateNow(state) {
     tile("Load", percent(load), "", loadWords(load, prediction), load !== null && load >= 0.9),
     tile("Utilisation", percent(value("utilisation")), "", predicted === null ? "of the time busy, over one minute" : h("span", { class: "predicted" }, `${percent(predicted)} predicted`)),
     tile("Queue length", whole(value("queue_length")), "", "requests waiting"),
-    tile("Arrival rate", digits(value("arrival_rate")), "/s", "over one minute"),
+    tile("Arrival rate", digits(value("arrival_rate")), "/s", arrivalWords(value("arrival_rate"), value("sequence_rate"))),
     tile("In service", whole(value("in_service")), "", policy ? `of ${whole(policy.effective_max_batch_size * (gateway.servers ?? 1))} at most` : ""),
   ];
   fill(byId("now"), ...tiles);
@@ -37,6 +37,11 @@ function about(gateway, hello, at) {
 
 function tile(label, value, unit, under, alarm = false) {
   return h("div", {}, h("dt", {}, label), h("dd", {}, h("span", { class: alarm ? "alarm" : null }, value), unit ? h("i", {}, unit) : null, h("p", {}, under)));
+}
+
+/** A call that asks for several sequences is one arrival. */
+function arrivalWords(calls, sequences) {
+  return calls > 0 && sequences / calls >= 1.005 ? `calls over one minute, ${digits(sequences / calls)} sequences each` : "over one minute";
 }
 
 function loadWords(load, prediction) {

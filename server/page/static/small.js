@@ -12,7 +12,7 @@ const NOTHING = "No data in this time";
 export class Small {
   constructor() {
     const busy = [observed("utilisation", "Busy"), { column: "predicted_utilisation", label: "Predicted", side: "predicted" }, { column: "load", label: "Load", side: "predicted", dash: [4, 3] }];
-    const served = [observed("arrival_rate", "Admitted"), observed("completed_rate", "Completed", { hue: 1 })];
+    const served = [observed("sequence_rate", "Admitted"), observed("completed_rate", "Completed", { hue: 1 })];
     const first = [observed("first_token_mean", "Mean"), observed("first_token_p95", "p95", { hue: 1 }), observed("first_token_p99", "p99", { hue: 2 })];
     const lost = Object.entries(LOSSES).map(([column, label], index) => observed(column, label, { hue: 1 + (index % 7), dash: [undefined, [4, 3], [1, 3]][Math.floor(index / 7)] }));
     this.charts = [

@@ -69,7 +69,7 @@ function compared(prediction, { gateway, unit, now, columns }) {
     const details = comparison.reasons.map((name) => comparison.assumptions[name]?.says).filter(Boolean);
     return { says: [`Theory and observation disagree: ${why}`], why: details.length ? `${sentences(details)} ${of}.` : `${of}.`, aloud: `Theory and observation disagree: ${why}`, short: "Disagree", alarm: true, title: "Disagree" };
   }
-  const rate = now?.row[columns.indexOf("arrival_rate")] ?? null;
+  const rate = now?.row[columns.indexOf("sequence_rate")] ?? null;
   return { says: with_("Too early to judge"), why: `${of}. ${missing(comparison, rate, gateway.prediction_window, prediction.window?.seconds)}`, aloud: "Too early to judge", short: "Too early to judge", title: gateway.model };
 }
 

@@ -1,18 +1,17 @@
-// What the charts over time show: the window, a zoomed part of it, the statistic. Kept in the address, so that a link shows the same.
+// What the charts over time show: the window, or a zoomed part of it. Kept in the address, so that a link shows the same.
 
 import { byId } from "./dom.js";
 
 const WINDOWS = [300, 900, 7200]; // seconds
-const STATS = ["mean", "p95", "p99"];
 const SHORTEST = 5; // seconds of a zoom
 const LONGEST = WINDOWS.at(-1) + 2; // its ends are whole seconds
 
 export class View {
   constructor(changed) {
     this.changed = changed;
-    Object.assign(this, { seconds: WINDOWS[0], stat: STATS[0], zoom: null });
+    Object.assign(this, { seconds: WINDOWS[0], zoom: null });
     this.read();
-    for (const choice of document.querySelectorAll("[name=range], [name=stat]")) choice.addEventListener("change", () => this.choose(choice));
+    for (const choice of document.querySelectorAll("[name=range]")) choice.addEventListener("change", () => this.choose(Number(choice.value)));
     byId("unzoom").addEventListener("click", () => this.zoomTo(null));
     addEventListener("zoom", ({ detail }) => this.zoomTo(detail));
     addEventListener("hashchange", () => {
@@ -24,20 +23,18 @@ export class View {
   /** From the address; what it does not say, or says wrong, is as at the start. A place of the page, such as `#verdict`, changes nothing. */
   read() {
     const asked = new URLSearchParams(location.hash.slice(1));
-    if (location.hash && ![...asked.keys()].some((name) => ["window", "zoom", "stat"].includes(name))) {
+    if (location.hash && ![...asked.keys()].some((name) => ["window", "zoom"].includes(name))) {
       this.show();
       return;
     }
     const [start, end] = (asked.get("zoom") ?? "").split("-").map(Number);
     this.seconds = WINDOWS.find((each) => each === Number(asked.get("window"))) ?? WINDOWS[0];
-    this.stat = STATS.find((each) => each === asked.get("stat")) ?? STATS[0];
     this.zoom = end - start >= SHORTEST && end - start <= LONGEST ? { start, end } : null;
     this.show();
   }
 
-  choose({ name, value }) {
-    if (name === "stat") this.stat = value;
-    else Object.assign(this, { seconds: Number(value), zoom: null });
+  choose(seconds) {
+    Object.assign(this, { seconds, zoom: null });
     this.write();
   }
 
@@ -51,7 +48,6 @@ export class View {
   write() {
     const said = new URLSearchParams();
     if (this.seconds !== WINDOWS[0]) said.set("window", this.seconds);
-    if (this.stat !== STATS[0]) said.set("stat", this.stat);
     if (this.zoom) said.set("zoom", `${this.zoom.start}-${this.zoom.end}`);
     const hash = said.toString();
     window.history.replaceState(null, "", hash ? `#${hash}` : location.pathname + location.search);
@@ -61,7 +57,6 @@ export class View {
 
   show() {
     for (const choice of document.getElementsByName("range")) choice.checked = Number(choice.value) === this.seconds;
-    for (const choice of document.getElementsByName("stat")) choice.checked = choice.value === this.stat;
     byId("unzoom").hidden = !this.zoom;
   }
 }

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from server.overload.events import EVERY, KEEP_ALIVE
 from server.overload.limits import OverloadSettings
 from tests.server.asgi import Call, call, completion, running
 from tests.virtual_time import run_virtual
@@ -42,6 +43,10 @@ def test_a_waiting_stream_has_its_headers_at_once_and_is_told_its_place_until_it
             assert sum(bool(event["choices"][0]["text"]) for event in calls[2].events()[:-1]) == 2000
 
     run_virtual(main())
+
+
+def test_places_are_told_each_second_and_a_keep_alive_is_a_comment() -> None:
+    assert (EVERY, KEEP_ALIVE) == (1.0, b": keep-alive\n\n")
 
 
 def test_an_answer_that_is_not_streamed_is_as_ever() -> None:

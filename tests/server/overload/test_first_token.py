@@ -281,6 +281,25 @@ def test_a_pause_between_tokens_is_seen_and_a_long_answer_is_none() -> None:
     assert pauses.lengthened(70.0, 70.1, 74.2, 11, 74.2)
 
 
+def test_gaps_between_departures_age_with_time() -> None:
+    """One slot, first twice a second for half a minute, then after a long silence once a second: the second pace counts."""
+    seen = ServiceSeen()
+
+    def depart(began: float, gap: float, count: int) -> None:
+        for number in range(count):
+            now = began + number * gap
+            seen.on_record(record(now - 0.1, 0.1), now, somebody_waits=number < count - 1)
+
+    depart(0.5, 0.5, 60)
+    before = seen.slots(1)
+    assert before is not None
+    assert before.throughput == pytest.approx(2.0)
+    depart(30.0 + 10 * HALF_LIFE, 1.0, 4)
+    after = seen.slots(1)
+    assert after is not None
+    assert after.throughput == pytest.approx(1.0, rel=0.02), "60 gaps of before weigh less than one of now"
+
+
 def test_evidence_ages_and_a_silence_alone_changes_nothing() -> None:
     moments = RecentMoments(0.95)
     for at in range(100):

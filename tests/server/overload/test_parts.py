@@ -145,6 +145,9 @@ def test_buckets_are_bounded_in_number() -> None:
     for index in range(MAX_KEYS + 100):
         rates.seconds_until(str(index), 0.0)
     assert len(rates._buckets) == MAX_KEYS
+    rates.seconds_until("100", 0.0)  # the oldest of those that are kept: it is the newest now
+    rates.seconds_until("new", 0.0)
+    assert ("100" in rates._buckets, "101" in rates._buckets) == (True, False)
 
 
 @dataclass
@@ -182,12 +185,12 @@ def test_the_adaptive_limit_falls_under_a_standing_delay_and_creeps_up_without_o
 def test_recent_moments_follow_a_change() -> None:
     moments = RecentMoments(0.9)
     for _ in range(50):
-        moments.add(1.0)
-        moments.add(3.0)
+        moments.add(1.0, 0.0)
+        moments.add(3.0, 0.0)
     assert moments.mean == pytest.approx(2.0, abs=0.1)
     assert moments.variance == pytest.approx(1.0, rel=0.1)
     for _ in range(100):
-        moments.add(10.0)
+        moments.add(10.0, 0.0)
     assert moments.mean == pytest.approx(10.0, abs=0.01)
     assert moments.variance == pytest.approx(0.0, abs=0.05)
 

@@ -21,10 +21,12 @@ from server.overload.limits import OverloadSettings
 from server.overload.refusal import Refusal
 from server.receiving import StampedProtocol
 from server.settings import Settings
-from tests.server.asgi import LAW
+from tests.eventually import eventually
+from tests.server.asgi import SLOW
 from tests.virtual_time import run_virtual
 
 ERROR = ApiError(429, "queue_full", "no", retry_after=2.5)
+PATIENCE = 30.0  # seconds
 
 
 async def refuse(messages: list[Any], headers: list[tuple[bytes, bytes]]) -> tuple[list[Any], list[int], float]:
@@ -90,11 +92,11 @@ def test_a_client_that_leaves_ends_it_at_once() -> None:
 
 @asynccontextmanager
 async def served(**overload: Any) -> AsyncIterator[tuple[int, Gateway]]:
-    """A gateway on a socket, in this loop."""
+    """A gateway on a socket, in this loop. Its engine takes 100 s over the call that `occupy` makes."""
     settings = Settings(
         model="tiny", served_model_name="tiny", policy="single", prediction_interval=0, overload=OverloadSettings(**overload)
     )
-    gateway = Gateway(settings, EmulatedEngine(parse_law(LAW)), parse_law(LAW))
+    gateway = Gateway(settings, EmulatedEngine(parse_law(SLOW)), parse_law(SLOW))
     ready = asyncio.Event()
     app = create_app(gateway, on_ready=lambda _: ready.set())
     config = uvicorn.Config(app, port=0, http=StampedProtocol, ws="none", log_level="error", timeout_graceful_shutdown=1)
@@ -121,28 +123,37 @@ async def head_and_body(reader: asyncio.StreamReader) -> tuple[bytes, Any]:
     return head, json.loads(await reader.readexactly(length))
 
 
-async def occupy(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def occupy(port: int, gateway: Gateway) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A long call that has the whole bound of one."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     body = json.dumps({"model": "tiny", "prompt": [1], "max_tokens": 2000, "ignore_eos": True}).encode()
     writer.write(post(len(body)) + body)
-    await asyncio.sleep(0.1)
+    await eventually(lambda: gateway.batcher.unanswered == 1)
     return reader, writer
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is still sent behind a refusal may take its time."""
+    assert (refusal.MOST_SECONDS, refusal.LINGER) == (5.0, 1.0)
+    monkeypatch.setattr(refusal, "MOST_SECONDS", PATIENCE)
+    monkeypatch.setattr(refusal, "LINGER", PATIENCE)
+
+
+@pytest.mark.usefixtures("patient")
 def test_a_connection_goes_on_after_a_refusal_that_overtook_its_body() -> None:
     async def main() -> None:
-        async with served(max_num_queued_reqs=1) as (port, _):
-            _, busy = await occupy(port)
+        async with served(max_num_queued_reqs=1) as (port, gateway):
+            _, busy = await occupy(port, gateway)
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(post(300_000) + b"x" * 1000)
-            head, error = await asyncio.wait_for(head_and_body(reader), 2)
+            head, error = await asyncio.wait_for(head_and_body(reader), PATIENCE)
             assert head.startswith(b"HTTP/1.1 429")
             assert error["error"]["code"] == "queue_full"
             writer.write(b"x" * 299_000)
             await writer.drain()
             writer.write(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
-            head, version = await asyncio.wait_for(head_and_body(reader), 2)
+            head, version = await asyncio.wait_for(head_and_body(reader), PATIENCE)
             assert head.startswith(b"HTTP/1.1 200")
             assert version["version"]
             writer.close()
@@ -151,10 +162,11 @@ def test_a_connection_goes_on_after_a_refusal_that_overtook_its_body() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_huge_body_is_refused_readably_and_its_connection_closed() -> None:
     async def main() -> None:
         async with served(max_num_queued_reqs=1) as (port, gateway):
-            _, busy = await occupy(port)
+            _, busy = await occupy(port, gateway)
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(post(12 << 20))
 
@@ -164,10 +176,10 @@ def test_a_huge_body_is_refused_readably_and_its_connection_closed() -> None:
                     await writer.drain()
 
             pushing = asyncio.create_task(push())
-            head, error = await asyncio.wait_for(head_and_body(reader), 2)
+            head, error = await asyncio.wait_for(head_and_body(reader), PATIENCE)
             assert error["error"]["code"] == "queue_full"
             assert b"connection: close" in head.lower()
-            assert await asyncio.wait_for(reader.read(), 3) == b""
+            assert await asyncio.wait_for(reader.read(), PATIENCE) == b""
             pushing.cancel()
             await asyncio.gather(pushing, return_exceptions=True)
             assert gateway.batcher.unanswered == 1
@@ -179,13 +191,13 @@ def test_a_huge_body_is_refused_readably_and_its_connection_closed() -> None:
 
 def test_a_client_that_waits_for_leave_to_send_is_answered_without_it() -> None:
     async def main() -> None:
-        async with served(max_num_queued_reqs=1) as (port, _):
-            _, busy = await occupy(port)
+        async with served(max_num_queued_reqs=1) as (port, gateway):
+            _, busy = await occupy(port, gateway)
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(post(1000, "expect: 100-continue"))
-            head, _ = await asyncio.wait_for(head_and_body(reader), 1)
+            head, _ = await asyncio.wait_for(head_and_body(reader), PATIENCE)
             assert head.startswith(b"HTTP/1.1 429")
-            assert await asyncio.wait_for(reader.read(), 1) == b""
+            assert await asyncio.wait_for(reader.read(), PATIENCE) == b""
             writer.close()
             busy.close()
 

@@ -1,0 +1,85 @@
+"""Looks at a window made by hand, for the autopilot and for what it asks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from queueing.advice.forecast import Knobs
+from queueing.autopilot.bounds import Bounds
+from queueing.autopilot.look import Look
+from queueing.distributions import parse_distribution
+from queueing.estimation.assess import Limits
+from queueing.estimation.assumption import Assumption
+from queueing.estimation.estimates import Estimates
+from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
+from queueing.estimation.lengths import Lengths, lengths
+from queueing.estimation.speed_process import Stalls
+from queueing.estimation.wander import NO_WANDER
+from queueing.latency import LatencyModel
+from queueing.model import Model
+
+LAW = LatencyModel(k1=0.0003, k2=0.0014, k3=0.0001, k4=0.0012, cv=0.15)
+SEQS, LONGEST = 8, 256
+LAWFUL = parse_distribution("lognormal:mu=3,sigma=0.8", LONGEST)
+HOLDS = tuple(Assumption(name, True, 0.0, "") for name in ("settled", "stable_queue", "constant_speed", "poisson_arrivals"))
+BOUNDS = Bounds(policies=("capped", "elastic"), smallest_token_limit=8)
+
+
+def capacity(knobs: Knobs) -> float:
+    from policies import parse_policy
+
+    lawful = LAWFUL if knobs.max_output_tokens is None else LAWFUL.clip(knobs.max_output_tokens)
+    return Model(policy=parse_policy(knobs.policy), output_tokens=lawful, law=LAW, max_num_seqs=SEQS).largest_stable_rate
+
+
+def sample(count: int = 2000, limit: int | None = None) -> Lengths:
+    counts = LAWFUL.sample(np.random.default_rng(1), count)
+    return lengths(counts) if limit is None else lengths(np.minimum(counts, limit), counts >= limit)
+
+
+def seen(
+    now: float,
+    current: Knobs,
+    rate: float,
+    *,
+    relative: float = 0.01,
+    epoch: int = 0,
+    observed: Estimate = UNKNOWN,
+    judged: int = 1000,
+    count: int = 1000,
+    known: Lengths | None = None,
+    failing: tuple[Assumption, ...] = (),
+    waiting: int = 0,
+    **others: object,
+) -> Look:
+    names = {each.name for each in failing}
+    estimates = Estimates(
+        policy=current.policy,
+        epoch=epoch,
+        start=0.0,
+        now=now,
+        count=count,
+        arrival_rate=symmetric(rate, relative * rate, 1000.0),
+        dispersion=symmetric(1.0, 0.2, 20.0),
+        rate_changed_at=None,
+        output_tokens=sample() if known is None else known,
+        prompt_tokens=lengths([1] * 10),
+        speed=others.pop("speed", symmetric(1.0, 0.005, 500.0)),  # type: ignore[arg-type]
+        cv=symmetric(LAW.cv, 0.01, 500.0),
+        wander=NO_WANDER,
+        speed_changed_at=None,
+        stalls=Stalls(0, 0.0, 0.0, None),
+    )
+    return Look(
+        now=now,
+        estimates=estimates,
+        shape=LAW,
+        current=current,
+        limits=others.pop("limits", Limits(max_output_tokens=current.max_output_tokens, max_num_seqs=SEQS)),  # type: ignore[arg-type]
+        observed=observed,
+        observed_sojourn=observed,
+        judged=judged,
+        assumptions=(*(each for each in HOLDS if each.name not in names), *failing),
+        waiting=waiting,
+        longest=LONGEST,
+    )

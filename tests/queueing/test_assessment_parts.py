@@ -1,0 +1,275 @@
+"""The parts of a look at a window, each by hand: load, relaxation, band of the wander, silence, transient and stalls."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from policies import parse_policy
+from queueing.advice.forecast import Knobs
+from queueing.estimation.anchor import Anchor
+from queueing.estimation.assess import (
+    Limits,
+    _band,
+    _effect,
+    _load,
+    _mean,
+    _model,
+    _relaxation,
+    _settled,
+    _stalled,
+    assess,
+    while_requests_came,
+)
+from queueing.estimation.assumption import Assumption
+from queueing.estimation.band import WanderBand
+from queueing.estimation.engine_assumptions import StalledDelay
+from queueing.estimation.estimates import Estimates
+from queueing.estimation.interval import UNKNOWN, symmetric
+from queueing.estimation.lengths import lengths
+from queueing.estimation.snapshot import Snapshot
+from queueing.estimation.speed_curve import SpeedCurve
+from queueing.estimation.speed_process import Stalls
+from queueing.estimation.stall_backlog import behind_stalls, stall_backlog, utilisation_of
+from queueing.estimation.wander import Wander
+from queueing.latency import LatencyModel
+from queueing.model import Model
+from queueing.result import Mean, Prediction, Quantiles
+from tests.queueing.autopilot_looks import seen
+from tests.queueing.estimation_runs import LAW, LENGTHS, Engine, poisson, serve
+from tests.queueing.estimation_runs import seen as window_of_run
+from tests.queueing.made import prediction_of
+
+RATE = 10.0
+
+
+def estimates(**about: object) -> Estimates:
+    """Rate 10 +- 1 %, speed 1 +- 0.5 %, from 0 to 50 s."""
+    return dataclasses.replace(seen(50.0, Knobs(policy="dynamic"), RATE).estimates, **about)  # type: ignore[arg-type]
+
+
+def model(policy: str, *, servers: int = 1, patience: float | None = None) -> Model:
+    return Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=LAW, max_num_seqs=16, servers=servers, patience=patience)
+
+
+def predicted(**about: object) -> Prediction:
+    given: dict[str, object] = {
+        "utilisation": 0.5,
+        "queueing_delay": Quantiles(0.5),
+        "served_queueing_delay": Quantiles(0.4),
+        "sojourn_time": Quantiles(1.2, p99=3.0),
+        "batch_size": Mean(3.4),
+    }
+    return prediction_of(**(given | about))
+
+
+def test_the_load_has_the_doubts_of_rate_and_speed() -> None:
+    queue, off = model("single"), math.hypot(0.01, 0.005)
+    value = RATE / queue.largest_stable_rate
+    found = _load(queue, estimates())
+    assert (found.value, found.low, found.high) == pytest.approx((value, value * (1 - off), value * (1 + off)))
+    assert found.effective_n == 1000.0
+    alone = _load(queue, estimates(speed=UNKNOWN))
+    assert alone.high == pytest.approx(value * 1.01)
+    vague = _load(queue, estimates(arrival_rate=symmetric(RATE, 15.0, 3.0)))
+    assert vague.low == 0.0
+
+
+@pytest.mark.parametrize(("servers", "load"), [(1, 0.25), (2, 0.25), (1, 0.81)])
+def test_a_queue_of_single_requests_relaxes_as_one_by_one(servers: int, load: float) -> None:
+    queue = model("single", servers=servers)
+    expected = queue.batch_time.mean(1) / servers / (1 - math.sqrt(load)) ** 2
+    assert _relaxation(queue, load, predicted(batch_size=Mean(1.0))) == pytest.approx(expected)
+    assert _relaxation(queue, load, predicted(batch_size=Mean())) == pytest.approx(expected)
+
+
+def test_a_queue_of_batches_relaxes_in_batches_of_its_mean_size() -> None:
+    queue = model("capped:max_batch_size=8", servers=2)
+    assert _relaxation(queue, 0.6, predicted()) == pytest.approx(queue.batch_time.mean(3) / 2 / 0.4)
+    assert _relaxation(queue, 0.6, predicted(batch_size=Mean(0.2))) == pytest.approx(queue.batch_time.mean(1) / 2 / 0.4)
+    assert _relaxation(queue, 0.6, None) == math.inf
+
+
+def test_continuous_batching_relaxes_in_the_sojourn_over_those_in_service() -> None:
+    queue = model("continuous:max_batch_size=8")
+    assert _relaxation(queue, 0.64, predicted(batch_size=Mean(4.0))) == pytest.approx(1.2 / 4 / 0.04)
+    assert _relaxation(queue, 0.64, predicted(batch_size=Mean(0.5))) == pytest.approx(1.2 / 0.04)
+    assert _relaxation(queue, 0.64, predicted(sojourn_time=Quantiles())) == 0.0
+
+
+def test_the_band_of_the_wander_follows_the_curve_through_the_predicted_mean() -> None:
+    """W ~ f^2 has the mean W e^(s^2) and the second moment W^2 e^(6 s^2), s^2 = sigma^2 tau / (tau + relaxation), window 50 s."""
+    slow = Wander(symmetric(0.1, 0.02, 50.0), 30.0, 0.1, significant=True)
+    for speed in (1.0, 1.5):
+        queue = replace(model("single"), law=LAW.at_speed(speed))
+        found = _band(SpeedCurve(2.0, 0.0, 0.0), queue, estimates(wander=slow), 10.0, 0.4)
+        variance = 0.01 * 30 / 40
+        assert found.mean == pytest.approx(0.4 * math.exp(variance), rel=1e-6)
+        spread = 0.4 * math.sqrt((math.exp(6 * variance) - math.exp(2 * variance)) * 1.0)
+        assert found.high - found.mean == pytest.approx(1.959964 * spread, rel=1e-4), "60 s of correlation in a window of 50"
+    late = _band(SpeedCurve(2.0, 0.0, 0.0), model("single"), estimates(wander=slow, start=-550.0), 10.0, 0.4)
+    assert late.high - late.mean == pytest.approx(1.959964 * spread * math.sqrt(60 / 600), rel=1e-4)
+
+
+def test_with_patience_a_band_knows_no_capacity() -> None:
+    slow = Wander(symmetric(0.3, 0.02, 50.0), 1e9, 0.1, significant=True)
+    near = estimates(wander=slow, arrival_rate=symmetric(0.9 * model("single").largest_stable_rate, 0.1, 100.0))
+    pole = SpeedCurve(0.0, 0.0, 1.0)
+    assert math.isinf(_band(pole, model("single"), near, 0.0, 0.4).high)
+    assert _band(pole, model("single", patience=1.0), near, 0.0, 0.4) == WanderBand(*(pytest.approx(0.4),) * 3)
+
+
+@pytest.mark.parametrize(
+    ("band", "mean", "effect"),
+    [
+        (None, 1.0, None),
+        (WanderBand(1.0, 0.9, 1.1), None, None),
+        (WanderBand(1.0, 0.9, 1.1), 0.0, None),
+        (WanderBand(1.1, 0.8, 1.4), 1.0, 0.3),
+        (WanderBand(2.8, 2.6, 3.0), 2.0, 0.4),
+    ],
+)
+def test_the_effect_of_the_wander_is_its_shift_or_half_its_width(band: WanderBand | None, mean: float | None, effect: float | None) -> None:
+    assert _effect(band, mean) == (None if effect is None else pytest.approx(effect))
+
+
+def test_what_is_compared_is_the_sojourn_of_continuous_batching_and_the_delay_of_the_dispatched_elsewhere() -> None:
+    assert _mean(predicted(), parse_policy("continuous")) == 1.2
+    assert _mean(predicted(), parse_policy("single")) == 0.4
+    assert _mean(None, parse_policy("single")) is None
+
+
+def arriving(gaps: list[float], silence: float) -> Snapshot:
+    instants = np.concatenate([[0.0], np.cumsum(gaps)])
+    now = float(instants[-1]) + silence
+    return Snapshot(policy="single", epoch=0, epoch_at=0.0, start=0.0, now=now, arrivals=instants, rows=np.empty((0, 11)))
+
+
+@pytest.mark.parametrize(
+    ("gaps", "silence", "stopped"),
+    [
+        # twenty mean gaps
+        ([1.0] * 9, 19.9, False),
+        ([1.0] * 9, 20.1, True),
+        # three times the longest
+        ([1.0] * 100 + [50.0], 149.0, False),
+        ([1.0] * 100 + [50.0], 151.0, True),
+        # fewer than ten arrivals say nothing of their gaps
+        ([1.0] * 8, 1000.0, False),
+    ],
+)
+def test_requests_have_stopped_after_twenty_mean_gaps_or_three_of_the_longest(gaps: list[float], silence: float, stopped: bool) -> None:
+    window = arriving(gaps, silence)
+    assert while_requests_came(window).now == (window.arrivals[-1] if stopped else window.now)
+
+
+OPEN, CLOSED = Assumption("open_loop", True, 0.0, ""), Assumption("open_loop", False, 0.0, "")
+
+
+def test_a_transient_is_judged_of_an_open_loop_with_what_waited_before() -> None:
+    """100 s from the beginning of the epoch; 6 s of relaxation are 18 s, and 100 that waited take 5 s."""
+    window = dataclasses.replace(arriving([1.0], 0.0), now=100.0)
+    found = _settled(window, (OPEN,), 6.0, 100, 20.0)
+    assert (found.holds, found.measure) == (False, pytest.approx(0.23))
+    assert _settled(window, (OPEN,), 6.0, 0, 20.0).measure == pytest.approx(0.18)
+    assert _settled(window, (CLOSED,), 6.0, 100, 20.0).holds is None
+    assert _settled(dataclasses.replace(window, start=20.0), (OPEN,), 6.0, 0, 20.0).measure == 0.0
+    assert _settled(window, (OPEN,), 6.0, 1, -5.0).holds is False, "what waits is never served"
+
+
+def test_stalls_cost_their_backlog_or_what_the_anchor_says() -> None:
+    queue, batches, slots = model("single"), parse_policy("single"), parse_policy("continuous")
+    assert _stalled(None, 1.0, slots, 0.25) == StalledDelay(1.0, 0.75)
+    smooth = predicted(served_queueing_delay=Quantiles(0.3))
+    anchor = Anchor.of(predicted(), queue, RATE, 0, 0.0, smooth=smooth)
+    assert _stalled(anchor, 0.8, batches, 0.0) == StalledDelay(0.8, pytest.approx(0.6))  # type: ignore[arg-type]
+    assert _stalled(Anchor.of(predicted(), queue, RATE, 0, 0.0), 0.8, batches, 0.0) is None
+    assert _stalled(None, 0.8, batches, 0.0) is None
+    assert _stalled(anchor, None, batches, 0.0) is None
+    nobody = Anchor.of(predicted(served_queueing_delay=Quantiles(0.0)), queue, RATE, 0, 0.0, smooth=smooth)
+    assert _stalled(nobody, 0.8, batches, 0.0) is None
+    nothing = Anchor.of(predicted(), queue, RATE, 0, 0.0, smooth=predicted(served_queueing_delay=Quantiles()))
+    assert _stalled(nothing, 0.8, batches, 0.0) is None
+
+
+STALLS = Stalls(3, 0.02, 1.0, None, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("stalls", "load", "patience", "seconds"),
+    [
+        (STALLS, 0.6, None, 0.02 * 0.5 * 0.6 / 0.8),
+        (STALLS, 0.6, 0.001, 0.001),
+        (STALLS, 0.6, 9.0, 0.02 * 0.5 * 0.6 / 0.8),
+        (STALLS, 1.0, None, 0.0),
+        (STALLS, 1.0, 2.0, 2.0),
+        (STALLS, 1.5, 2.0, 2.0),
+        (Stalls(0, 0.02, 1.0, None, 0.5), 0.6, None, 0.0),
+    ],
+)
+def test_the_backlog_of_stalls_is_that_of_a_single_server_queue(
+    stalls: Stalls, load: float, patience: float | None, seconds: float
+) -> None:
+    assert stall_backlog(stalls, load, patience) == pytest.approx(seconds)
+
+
+def test_a_speed_measured_elsewhere_lacks_the_part_of_those_who_came_into_a_stall() -> None:
+    assert stall_backlog(STALLS, 0.6, utilisation=0.9) == pytest.approx(0.02 * 0.5 * 0.9 / 0.8)
+    assert stall_backlog(STALLS, 0.6, 0.001, utilisation=0.9) == 0.001
+
+
+def test_a_continuous_engine_serves_while_anyone_is_there() -> None:
+    """One slot: its load. Steps that cost the same whatever they hold, and more slots than anybody needs: M/G/infinity."""
+    step = LatencyModel(k4=0.001)
+    one, many = (
+        Model(policy=parse_policy(text), output_tokens=LENGTHS, law=step) for text in ("continuous:max_batch_size=1", "continuous")
+    )
+    assert utilisation_of(one, 0.5 * one.largest_stable_rate) == pytest.approx(0.5, rel=1e-3)
+    assert utilisation_of(one, 1.1 * one.largest_stable_rate) == 1.0
+    alone = 0.001 * LENGTHS.mean
+    assert utilisation_of(many, 2 / alone) == pytest.approx(1 - math.exp(-2), rel=0.02)
+
+
+def test_behind_stalls_the_mean_sojourn_is_longer_and_nothing_else() -> None:
+    found = behind_stalls(predicted(), 0.25)
+    assert found.sojourn_time == Quantiles(1.45, p99=3.0)
+    assert replace(found, sojourn_time=predicted().sojourn_time, assumptions=()) == predicted()
+    assert "250 ms" in found.assumptions[-1]
+    bare = predicted(sojourn_time=Quantiles())
+    assert behind_stalls(bare, 0.25) is bare
+    assert behind_stalls(bare, 0.0) is bare
+
+
+def test_a_model_has_the_prompts_where_the_law_charges_for_them() -> None:
+    given = (parse_policy("single"), LENGTHS)
+    charged = replace(LAW, kp=1e-6)
+    asked = estimates(prompt_tokens=lengths([7, 9]), sequences=lengths([1, 2]))
+    limits = Limits(max_num_seqs=4, patience=3.0, servers=2)
+    found = _model(*given, charged, limits, asked)
+    assert found.prompt_tokens is not None
+    assert found.prompt_tokens.mean == 8.0
+    assert found.sequences is not None
+    assert (found.max_num_seqs, found.patience, found.servers) == (4, 3.0, 2)
+    assert _model(*given, LAW, limits, asked).prompt_tokens is None
+    assert _model(*given, charged, Limits(), estimates(prompt_tokens=lengths([]))).prompt_tokens is None
+    assert _model(*given, charged, Limits(), estimates()).sequences is None
+
+
+def test_a_slow_machine_with_less_than_a_request_a_second_is_predicted_too() -> None:
+    """The same run in other seconds."""
+    slow = LAW.at_speed(100.0)
+    rate = 0.5 * Model(policy=parse_policy("single"), output_tokens=LENGTHS, law=slow).largest_stable_rate
+    assert rate < 1
+    records = serve(poisson(rate, 600, 1), Engine(most=1, law=slow), 1)
+    found = assess(window_of_run(records, "single"), slow, Limits())
+    assert found.prediction is not None
+    assert found.load.value == pytest.approx(0.5, rel=0.15)
+    assert found.load.low < found.load.value < found.load.high
+    assert found.wander is None, "a steady machine has no band"
+    assert found.model is not None
+    (said,) = (each for each in found.compared.assumptions if each.name == "settled")
+    assert said.holds

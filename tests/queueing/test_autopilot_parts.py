@@ -1,0 +1,511 @@
+"""The parts of the controller at their borders: what is known at a look, what a setting gains, which settings may be chosen, and when."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from queueing.advice.answer import quick
+from queueing.advice.forecast import Knobs
+from queueing.advice.situation import Situation
+from queueing.autopilot.bounds import Bounds, knob_between, preferred, sized
+from queueing.autopilot.candidates import candidates, clipped_fraction, lower_fraction, upper_fraction
+from queueing.autopilot.choosing import Chooser, _against, _ranked, between, rescue, to_bounds
+from queueing.autopilot.controller import Autopilot
+from queueing.autopilot.decision import Decision
+from queueing.autopilot.knowledge import Knowledge, learn
+from queueing.autopilot.look import LONGEST, Look, look
+from queueing.autopilot.rules import Rules
+from queueing.autopilot.state import Carried, Failure, State, Trial
+from queueing.autopilot.weighing import NIL, REQUESTS, Weighed, _less, _log_ratio, _noise, gain_of, predicted_of, weigh
+from queueing.batch_means import batch_means_interval
+from queueing.estimation.assess import Limits
+from queueing.estimation.assumption import Assumption
+from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
+from queueing.estimation.lengths import lengths
+from queueing.estimation.speed_process import Stalls
+from queueing.estimation.stall_backlog import stall_backlog, utilisation_of
+from queueing.estimation.verdict import judged, observed_mean
+from queueing.experiment import simulate_run
+from tests.queueing.autopilot_looks import BOUNDS, LAW, SEQS, capacity, seen
+from tests.queueing.estimation_runs import Engine, poisson, serve
+from tests.queueing.estimation_runs import seen as window_of_run
+
+ELASTIC, FOUR, SINGLE = Knobs(policy="elastic"), Knobs(policy="capped:max_batch_size=4"), Knobs(policy="single")
+RULES = Rules()
+
+
+def test_what_the_controller_goes_by_unless_it_is_told() -> None:
+    assert dataclasses.asdict(RULES) == {
+        "threshold": 0.05,
+        "floor": 1e-3,
+        "margin": 0.02,
+        "safer": 0.05,
+        "think_every": 60.0,
+        "cool_down": 60.0,
+        "fewest": 200,
+        "after_rollback": 4.0,
+        "rescue_gap": 5.0,
+        "longest_trial": 300.0,
+        "forbidden": 600.0,
+        "forgiven": 0.3,
+        "carried": 300.0,
+        "fewest_arrivals": 30,
+        "fewest_ended": 10,
+        "unseen_speed": 0.1,
+        "repeat": 300.0,
+    }
+    assert LONGEST == 32_768
+
+
+# a look
+
+
+def test_a_look_is_judged_on_two_hundred_requests_and_holds_what_was_observed() -> None:
+    assert [seen(0.0, ELASTIC, 1.0, judged=count).enough for count in (199, 200)] == [False, True]
+    assert not replace(seen(0.0, ELASTIC, 1.0), assumptions=()).enough
+    wrong = [Assumption(name, False, 0.0, name) for name in ("settled", "constant_rate", "no_stalls")]
+    shown = replace(seen(0.0, ELASTIC, 1.0), assumptions=(*wrong, Assumption("open_loop", None, 0.0, "")))
+    assert [each.name for each in shown.failing()] == ["no_stalls"]
+    assert [shown.holds(name) for name in ("settled", "open_loop", "law_shape")] == [False, None, None]
+    assert seen(0.0, ELASTIC, 1.0).holds("stable_queue")
+    apart = replace(shown, observed=symmetric(1.0, 0.1, 9.0), observed_sojourn=symmetric(2.0, 0.1, 9.0))
+    assert [apart.observed_of(name).value for name in ("queueing_delay", "sojourn_time", "time_to_first_token")] == [1.0, 2.0, 1.0]  # type: ignore[arg-type]
+
+
+def test_a_look_at_a_window_without_an_assessment_has_no_assumptions() -> None:
+    window = replace(window_of_run(serve(poisson(50.0, 600, 1), Engine(most=8), 1), "elastic"), waiting=7)
+    found = look(window, LAW, ELASTIC, Limits(), None, longest=99)
+    assert (found.assumptions, found.waiting, found.longest, found.judged) == ((), 7, 99, judged(window).size)
+    delays = batch_means_interval(judged(window))
+    assert (found.observed.value, found.observed.high) == pytest.approx((delays.mean, delays.high))
+    assert found.observed.value == pytest.approx(observed_mean(window).value)
+    assert found.observed_sojourn.value == pytest.approx(judged(window, sojourn=True).mean())
+    assert look(window.having(window.rows[:0]), LAW, ELASTIC, Limits(), None).observed == UNKNOWN
+
+
+# what is known
+
+
+def known(shown: Look, state: State | None = None) -> Knowledge:
+    found = learn(shown, state or State(), RULES)
+    assert isinstance(found, Knowledge)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("count", "ended", "missing"), [(30.0, 60, None), (29.9, 60, "30 arrivals known, 30"), (30.0, 9, "9 answers ended, 10")]
+)
+def test_thirty_arrivals_and_ten_answers_are_needed(count: float, ended: int, missing: str | None) -> None:
+    counts = lengths([5] * 60 + [4] * 40, [False] * ended + [True] * (60 - ended) + [True] * 40)
+    shown = seen(0.0, Knobs(policy="elastic", max_output_tokens=5), 10.0, known=counts)
+    shown = replace(shown, estimates=replace(shown.estimates, arrival_rate=symmetric(10.0, 0.1, count)))
+    found = learn(shown, State(), RULES)
+    assert (found if isinstance(found, str) else "").startswith(missing or "")
+    assert isinstance(found, Knowledge) == (missing is None)
+
+
+def test_a_speed_that_was_not_seen_is_the_calibrated_one_within_a_tenth() -> None:
+    found = known(seen(0.0, ELASTIC, 10.0, speed=UNKNOWN))
+    assert (found.speed.value, found.speed.low, found.speed.high) == pytest.approx((1.0, 0.9, 1.1))
+    assert found.speed.effective_n == 0.0
+    slow = known(replace(seen(0.0, ELASTIC, 10.0, speed=UNKNOWN), shape=LAW.at_speed(2.0)))
+    assert (slow.speed.value, slow.speed.high) == pytest.approx((2.0, 2.2))
+
+
+def test_the_ends_of_a_load_are_those_of_rate_and_speed_together() -> None:
+    found = replace(known(seen(0.0, ELASTIC, 10.0)), rate=Estimate(10.0, 8.0, 13.0, 9.0), speed=Estimate(2.0, 1.5, 2.2, 9.0))
+    assert (found.highest, found.lowest) == pytest.approx((1.3 * 1.1, 0.8 * 0.75))
+    assert found.relative == pytest.approx(math.hypot(0.25, 0.175))
+    assert replace(found, rate=Estimate(10.0, -2.0, 22.0, 9.0)).lowest == 0.0
+
+
+def test_the_rate_of_the_epoch_before_is_remembered_when_another_begins() -> None:
+    state = State()
+    known(seen(10.0, ELASTIC, 10.0, epoch=0), state)
+    known(seen(20.0, ELASTIC, 11.0, epoch=0), state)
+    assert (state.rate.estimate.value, state.rate.at, state.rate.epoch) == (11.0, 20.0, 0)
+    assert not state.rate_before.estimate.known
+    known(seen(30.0, ELASTIC, 30.0, epoch=1), state)
+    assert (state.rate_before.estimate.value, state.rate_before.at) == (11.0, 20.0)
+    assert (state.speed_before.estimate.value, state.rate.epoch) == (1.0, 1)
+
+
+@pytest.mark.parametrize(("limit", "ends"), [(None, [256, 40]), (40, [256]), (39, [256]), (41, [256, 40])])
+def test_lengths_of_which_something_is_open_end_at_both_extremes(limit: int | None, ends: list[int]) -> None:
+    """Sixty of a hundred were cut at 40 tokens, ten at 30; the engine can answer 256."""
+    counts = lengths([5] * 30 + [30] * 10 + [40] * 60, [False] * 30 + [True] * 70)
+    found = known(seen(0.0, Knobs(policy="elastic", max_output_tokens=limit), 10.0, known=counts))
+    samples = [each.estimates.output_tokens for each in found.situations]
+    assert [each.known_to for each in samples] == ends
+    assert [int(np.count_nonzero(each.censored)) for each in samples] == [10] * len(ends), "what was cut before stays so"
+    assert [int(np.count_nonzero(each.counts == end)) for each, end in zip(samples, ends, strict=True)] == [60] * len(ends)
+
+
+# bounds and candidates
+
+
+def test_bounds_at_their_borders() -> None:
+    bounds = Bounds(policies=("elastic",), smallest_token_limit=16, largest_token_limit=64)
+    assert [bounds.allows_limit(limit) for limit in (15, 16, 64, 65, None)] == [False, True, True, False, False]
+    assert Bounds().allows_limit(10**6)
+    assert Bounds().allows_limit(None)
+    assert Bounds().token_limits(33) == (16, 24, 32)
+    assert Bounds().token_limits(32) == (16, 24), "an answer of the longest length is never cut"
+    assert bounds.token_limits(49) == (16, 24, 32, 48)
+    assert (Bounds().bound(None), Bounds(largest_batch_size=7).bound(None), Bounds(largest_batch_size=7).bound(5)) == (64, 7, 5)
+    assert Bounds(max_clipped_fraction=0.0, smallest_token_limit=1, largest_token_limit=1, largest_batch_size=1).token_limits(9) == (1,)
+    assert [preferred(1, high) for high in (0, 1, 2, 3, 4)] == [(), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4)]
+
+
+def test_families_have_their_size_or_the_engines() -> None:
+    assert [sized("elastic", size, 8) for size in (7, 8, 9)] == ["elastic:max_batch_size=7", "elastic", "elastic"]
+    assert (sized("elastic", 9, None), sized("capped", 8, 8), sized("dynamic", 8, 8)) == (
+        "elastic:max_batch_size=9",
+        "capped:max_batch_size=8",
+        "dynamic",
+    )
+    both = Bounds(policies=("capped", "elastic", "fixed:batch_size=2"))
+    assert [each.policy for each in both.other_policies(Knobs(policy="capped:max_batch_size=3"), 8)] == [
+        "capped:max_batch_size=8",
+        "elastic:max_batch_size=3",
+        "elastic",
+        "fixed:batch_size=2",
+    ]
+    sizes = [each.policy for each in both.other_sizes(Knobs(policy="dynamic"), 4)]
+    assert sizes == [f"capped:max_batch_size={size}" for size in (1, 2, 3, 4)]
+    assert Bounds(policies=("single",)).other_sizes(SINGLE, 8) == []
+    assert Bounds(policies=("elastic",)).other_sizes(FOUR, 8) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "knob"),
+    [
+        (ELASTIC, replace(ELASTIC, max_output_tokens=9), "token limit"),
+        (ELASTIC, Knobs(policy="elastic:max_batch_size=2"), "batch size"),
+        (Knobs(policy="dynamic"), FOUR, "batch size"),
+        (Knobs(policy="dynamic"), ELASTIC, "policy"),
+        (FOUR, ELASTIC, "policy"),
+    ],
+)
+def test_a_knob_that_was_turned_is_named(before: Knobs, after: Knobs, knob: str) -> None:
+    assert knob_between(before, after) == knob_between(after, before) == knob
+
+
+@pytest.mark.parametrize("z", [1.0, 1.6448536269514722])
+def test_a_share_that_is_cut_has_wilsons_interval(z: float) -> None:
+    """Its ends are the shares from which the estimate is z of their own errors away."""
+    found = lengths([10] * 80 + [50] * 15 + [20] * 25, [False] * 95 + [True] * 25)
+    for limit, number in ((20, 120), (21, 95), (10, 120)):
+        share = clipped_fraction(found, limit)
+        for end in (upper_fraction(found, limit, z), lower_fraction(found, limit, z)):
+            assert abs(share - end) == pytest.approx(z * math.sqrt(end * (1 - end) / number))
+        assert lower_fraction(found, limit, z) < share < upper_fraction(found, limit, z)
+    assert clipped_fraction(found, 10**6) == 0.0
+    open_ones = lengths([5] * 9, [True] * 9)
+    assert (upper_fraction(open_ones, 6), lower_fraction(open_ones, 6)) == (1.0, 0.0)
+
+
+def test_in_an_unstable_queue_a_limit_is_taken_more_readily() -> None:
+    """Of 150 answers 4 % go beyond 16 tokens: the upper end is 5.9 or 7.6 %, against 6.5 %."""
+    counts = lengths([10] * 144 + [100] * 6)
+    bounds = replace(BOUNDS, policies=("elastic",), max_clipped_fraction=0.065, smallest_token_limit=16)
+    assert upper_fraction(counts, 16, 1.0) < 0.065 < upper_fraction(counts, 16)
+    shown = seen(0.0, ELASTIC, 1.0, known=counts)
+    for urgent in (True, False):
+        limits = {each.max_output_tokens for each in candidates(shown, bounds, urgent=urgent)}
+        assert (16 in limits) == urgent
+    limited = seen(0.0, replace(ELASTIC, max_output_tokens=16), 1.0, known=counts)
+    assert {each.max_output_tokens for each in candidates(limited, bounds, urgent=True)} == {16}, "no lower one"
+
+
+# what a setting gains
+
+
+def situation(rate: float = 20.0, **about: Any) -> Situation:
+    shown = seen(0.0, ELASTIC, rate)
+    return Situation(**({"estimates": shown.estimates, "shape": LAW, "limits": shown.limits, "predict": quick} | about))
+
+
+def test_a_setting_is_weighed_by_its_simulated_delays_or_sojourns() -> None:
+    of = situation(0.5 * capacity(ELASTIC))
+    for quantity, field in (("queueing_delay", "queueing_delay"), ("sojourn_time", "sojourn_time")):
+        found = weigh(of, FOUR, quantity, work=1.1)  # type: ignore[arg-type]
+        model = of.model(FOUR)
+        run = simulate_run(model, 1.1 * of.rate, REQUESTS, np.random.SeedSequence(0)).after(REQUESTS // 10)
+        assert found.delays is not None
+        assert found.delays.tolist() == getattr(run, field).tolist()
+        assert (found.load, found.mean) == (model.load(1.1 * of.rate), pytest.approx(getattr(run, field).mean()))
+    assert weigh(of, FOUR, "queueing_delay", work=100.0).delays is None
+    assert weigh(of, FOUR, "queueing_delay", work=100.0).mean == math.inf
+
+
+def test_the_lost_are_weighed_by_their_patience_and_slots_by_their_stalls() -> None:
+    impatient = situation(2 * capacity(FOUR), limits=Limits(max_num_seqs=SEQS, patience=0.05))
+    lost = weigh(impatient, FOUR, "queueing_delay").delays
+    assert lost is not None
+    assert 0.3 < np.mean(lost == 0.05) < 0.7
+    assert lost.max() == 0.05
+    of = situation(0.4 * capacity(ELASTIC))
+    stalling = situation(estimates=replace(of.estimates, stalls=Stalls(9, 0.05, 1.0, None, 0.5)))
+    slots = Knobs(policy="continuous:max_batch_size=4")
+    calm, with_stalls = (weigh(each, slots, "sojourn_time").mean for each in (of, stalling))
+    model = of.model(slots)
+    busy = utilisation_of(model, of.rate)
+    backlog = stall_backlog(stalling.estimates.stalls, model.load(of.rate), utilisation=busy)
+    assert with_stalls - calm == pytest.approx(backlog, rel=1e-6)
+    assert weigh(stalling, slots, "queueing_delay").mean == pytest.approx(weigh(of, slots, "queueing_delay").mean)
+
+
+def weighed(*delays: float, load: float = 0.5) -> Weighed:
+    return Weighed(ELASTIC, load, np.array(delays) if delays else None)
+
+
+def test_the_ratio_of_two_settings_is_of_their_means_or_of_their_loads() -> None:
+    assert _log_ratio(weighed(1.0, 3.0), weighed(1.0)) == pytest.approx(math.log(0.5))
+    assert _log_ratio(weighed(load=2.0), weighed(load=3.0)) == pytest.approx(math.log(1.5))
+    assert _log_ratio(weighed(), weighed(1.0)) == -math.inf
+    assert _log_ratio(weighed(1.0), weighed()) == math.inf
+    assert _log_ratio(weighed(0.0), weighed(0.0)) == 0.0
+    assert _log_ratio(weighed(0.0), weighed(NIL)) == pytest.approx(math.log(2))
+    assert [_less(value) for value in (0.0, math.log(0.25), 699.0, 701.0)] == [0.0, 0.75, 1 - math.exp(699.0), -math.inf]
+
+
+def test_the_noise_of_a_ratio_is_that_of_the_differences_on_common_random_numbers() -> None:
+    rng = np.random.default_rng(1)
+    one = rng.exponential(2.0, 1000)
+    other = 0.5 * one + 0.1 * rng.normal(size=1000) + 0.5
+    ratio = other.mean() / one.mean()
+    expected = batch_means_interval((other - ratio * one) / one.mean()).half_width / ratio
+    assert _noise(weighed(*one), weighed(*other)) == pytest.approx(expected)
+    assert _noise(weighed(*one), weighed(*(3 * one))) == pytest.approx(0.0, abs=1e-9)
+    for pair in ((weighed(), weighed(1.0)), (weighed(1.0), weighed()), (weighed(1.0, 2.0), weighed(0.0, 0.0))):
+        assert _noise(*pair) == 0.0
+
+
+def test_the_interval_of_a_gain_goes_as_far_as_work_lengths_and_noise_together() -> None:
+    """ln r at both ends of the work, the scatter of ln r over the parts of the lengths to either side of their median, and the noise."""
+    of, relative = situation(0.5 * capacity(FOUR)), 0.05
+    one, other = (weigh(of, knobs, "queueing_delay") for knobs in (ELASTIC, FOUR))
+    base = math.log(other.mean / one.mean)
+    ends = [
+        math.log(weigh(of, FOUR, "queueing_delay", work=work).mean / weigh(of, ELASTIC, "queueing_delay", work=work).mean)
+        for work in (1 - relative, 1 + relative)
+    ]
+    assert of.lengths is not None
+    parts = np.array(
+        [
+            math.log(weigh(of, FOUR, "queueing_delay", whole=part).mean / weigh(of, ELASTIC, "queueing_delay", whole=part).mean)
+            for part in of.lengths.parts
+        ]
+    )
+    assert len(parts) == 5
+    scale, noise = of.lengths.to_error * stats.t.ppf(0.975, 4), _noise(one, other)
+    off = parts - np.median(parts)
+    more, less = (scale * math.sqrt(2 * np.mean(np.maximum(sign * off, 0) ** 2)) for sign in (1, -1))
+    up, down = max(0.0, *(end - base for end in ends)), max(0.0, *(base - end for end in ends))
+    found = gain_of(of, one, other, relative)
+    assert found.value == pytest.approx(1 - math.exp(base), rel=1e-6)
+    assert found.low == pytest.approx(1 - math.exp(base + math.hypot(up, math.hypot(more, noise))), rel=1e-5)
+    assert found.high == pytest.approx(1 - math.exp(base - math.hypot(down, math.hypot(less, noise))), rel=1e-5)
+    assert found.effective_n == of.effective_n == 500.0
+
+
+def test_what_is_predicted_of_a_setting_is_unknown_without_a_steady_state() -> None:
+    of = situation(0.5 * capacity(ELASTIC))
+    assert predicted_of(of, ELASTIC, "queueing_delay") == of.forecast(ELASTIC).mean
+    assert predicted_of(of, ELASTIC, "sojourn_time") == of.forecast(ELASTIC).sojourn
+    assert not predicted_of(situation(5 * capacity(ELASTIC)), ELASTIC, "sojourn_time").known
+
+
+# which setting
+
+
+def chooser(rate: float, current: Knobs = ELASTIC, *, state: State | None = None, bounds: Bounds = BOUNDS, **about: Any) -> Chooser:
+    shown = seen(100.0, current, rate, **about)
+    held = state or State()
+    return Chooser(shown, known(shown, held), bounds, held, RULES)
+
+
+def at_load(load: float, knobs: Knobs = FOUR, **about: Any) -> Chooser:
+    """The rate at which that setting has that load by the estimates."""
+    return chooser(load / chooser(1.0, **about).loads(knobs)[0], **about)
+
+
+@pytest.mark.parametrize(("load", "safe"), [(0.965, True), (0.9665, False)])
+def test_a_setting_is_safe_two_hundredths_below_capacity_at_the_upper_ends(load: float, safe: bool) -> None:
+    """Rate and speed within 1 % and 0.5 %: a factor of 1.01505."""
+    of = at_load(load)
+    assert of.loads(FOUR)[0] == pytest.approx(load)
+    assert of.loads(ELASTIC)[0] < load
+    assert of.safe(FOUR) == safe
+    assert (_against(of, FOUR) is None) == safe
+    if not safe:
+        assert _against(of, FOUR) == f"at load {load:.2f} (up to {load * 1.01505:.2f}) the queue might become unstable"
+    found = to_bounds(of, FOUR, "why")
+    assert (found.against is None, found.decision.reason) == (safe, "why; this is the nearest setting inside the bounds")
+
+
+def test_an_unstable_setting_is_left_for_one_that_is_less_so() -> None:
+    of = at_load(1.3, current=FOUR)
+    assert of.safe(FOUR)
+    assert of.safe(ELASTIC)
+    assert not of.safe(SINGLE)
+
+
+def test_the_load_falls_by_a_fraction_or_it_does_not() -> None:
+    of = at_load(0.5)
+    ratio = of.loads(ELASTIC)[0] / of.loads(FOUR)[0]
+    back = at_load(0.5, current=FOUR)
+    assert back.lowers(ELASTIC, 1 - ratio - 1e-9)
+    assert not back.lowers(ELASTIC, 1 - ratio + 1e-9)
+    assert of.lowers(ELASTIC, 0.0)
+    assert not of.lowers(ELASTIC, 1e-9)
+
+
+def test_a_failure_is_said_with_its_number() -> None:
+    for times, words in ((1, "1 time "), (2, "2 times ")):
+        state = State(failures=(Failure(knobs=FOUR, until=200.0, times=times, rate=20.0),))
+        assert (chooser(20.0, state=state).failed(FOUR) or "").startswith(f"it did worse than predicted {words}at this load")
+        assert chooser(20.0, state=state).failed(ELASTIC) is None
+
+
+def test_doubts_open_the_safe_direction_only() -> None:
+    assert chooser(20.0).doubts() is None
+    assert chooser(20.0, judged=199).doubts() == "there are not enough data for more"
+    cut = lengths([5] * 30 + [40] * 70, [False] * 30 + [True] * 70)
+    assert chooser(20.0, known=cut).doubts() == "there are not enough data for more", "two situations"
+    wrong = (Assumption("no_stalls", False, 0.1, "it stalls"), Assumption("constant_speed", False, 2.0, "it is slow"))
+    assert chooser(20.0, failing=wrong).doubts() == "it stalls; it is slow"
+
+
+def test_a_decision_holds_both_loads_and_what_was_observed() -> None:
+    observed = symmetric(0.2, 0.02, 100.0)
+    of = at_load(0.6, observed=observed)
+    found = of.decision(FOUR, "because", symmetric(0.1, 0.05, 9.0))
+    assert (found.at, found.kind, found.knob, found.reason) == (100.0, "change", "policy", "because")
+    assert (found.before, found.after) == (ELASTIC, FOUR)
+    assert (found.load_before, found.load_after) == (of.loads(ELASTIC)[0], pytest.approx(0.6))
+    assert (found.compared, found.observed_before) == ("sojourn_time", observed)
+    assert found.predicted_after == of.known.situations[0].forecast(FOUR).sojourn
+    assert found.predicted_before == of.known.situations[0].forecast(ELASTIC).sojourn
+    assert at_load(0.6, observed=observed, judged=50).decision(FOUR, "", UNKNOWN).observed_before == UNKNOWN
+    assert between(ELASTIC, replace(ELASTIC, max_output_tokens=9)) == "queueing_delay"
+
+
+def test_settings_are_ranked_by_what_compares_all_and_weighed_by_what_compares_two() -> None:
+    of = at_load(0.5)
+    pool = [FOUR, replace(ELASTIC, max_output_tokens=96), Knobs(policy="elastic:max_batch_size=2")]
+    found = _ranked(of.known.situations[0], ELASTIC, pool)
+    means = {knobs: weigh(of.known.situations[0], knobs, "sojourn_time").mean for knobs in pool}
+    assert [each.knobs for each in found] == sorted(pool, key=lambda knobs: means[knobs])
+    assert {each.knobs.policy: each.quantity for each in found} == {
+        "capped:max_batch_size=4": "sojourn_time",
+        "elastic": "queueing_delay",
+        "elastic:max_batch_size=2": "queueing_delay",
+    }
+
+
+def test_of_an_unstable_queue_the_lowest_load_is_sought_among_those_that_did_not_fail() -> None:
+    of = at_load(1.2, Knobs(policy="capped:max_batch_size=8"), current=Knobs(policy="capped:max_batch_size=8"))
+    found = rescue(of)
+    assert found is not None
+    assert found.against is None
+    pool = {knobs: of.loads(knobs)[0] for knobs in candidates(of.seen, of.bounds, urgent=True)}
+    best = min(pool, key=lambda knobs: pool[knobs])
+    assert found.decision.after == best
+    load = of.loads(of.current)[0]
+    ends = f"{load * of.known.lowest:.2f} to {load * of.known.highest:.2f}"
+    assert found.decision.reason.startswith(f"the load is {load:.2f} ({ends}): the queue grows without bound; ")
+    assert found.decision.reason.endswith(f"this has the lowest load, {pool[best]:.2f}")
+    assert found.decision.predicted_gain.value == (1.0 if pool[best] < 1 else pytest.approx(1 - pool[best] / load))
+    failed = State(failures=(Failure(knobs=best, until=1e9, times=1, rate=of.known.rate.value),))
+    second = rescue(replace(of, state=failed))
+    assert second is not None
+    assert second.decision.after == min(pool.keys() - {best}, key=lambda knobs: pool[knobs])
+    nowhere = rescue(replace(of, bounds=Bounds(policies=("single",), max_clipped_fraction=0.0)))
+    assert nowhere is not None
+    assert "no setting one knob away is known to lower the load by much" in (nowhere.against or "")
+    assert nowhere.decision.after == of.current
+
+
+# when
+
+
+def test_an_unstable_queue_is_rescued_every_five_seconds() -> None:
+    start, rate = Knobs(policy="dynamic"), 3.0 * capacity(Knobs(policy="elastic", max_output_tokens=96))
+    for gap, again in ((4.9, False), (5.0, True)):
+        pilot = Autopilot(bounds=BOUNDS, mode="act")
+        first = pilot.decide(seen(10.0, start, rate))
+        assert first is not None
+        found = pilot.decide(seen(10.0 + gap, first.after, rate, epoch=1))
+        assert (found is not None) == again
+
+
+@pytest.mark.parametrize(("now", "said"), [(299.9, False), (300.0, True)])
+def test_what_was_held_back_is_said_again_after_five_minutes(now: float, said: bool) -> None:
+    pilot, current = Autopilot(bounds=BOUNDS, mode="advise"), Knobs(policy="dynamic")
+    rate = 0.5 * capacity(current)
+    assert pilot.decide(seen(0.0, current, rate)) is not None
+    assert (pilot.decide(seen(now, current, rate)) is not None) == said
+
+
+@pytest.mark.parametrize(("now", "count", "acts"), [(59.9, 1000, False), (60.0, 199, False), (60.0, 200, True)])
+def test_after_a_change_a_minute_and_two_hundred_requests(now: float, count: int, acts: bool) -> None:
+    current = Knobs(policy="dynamic")
+    state = State(changed_at=0.0, cool_until=60.0)
+    pilot = Autopilot(bounds=BOUNDS, mode="act", state=state)
+    assert (pilot.decide(seen(now, current, 0.5 * capacity(current), count=count)) is not None) == acts
+
+
+def test_a_queue_is_unstable_by_its_growth_too() -> None:
+    growing = Assumption("stable_queue", False, 1.0, "it grows")
+    current = Knobs(policy="dynamic")
+    for about, rescued in (({"failing": (growing,)}, True), ({"failing": (growing,), "judged": 100}, False), ({}, False)):
+        found = Autopilot(bounds=BOUNDS, mode="act").decide(seen(0.0, current, 0.7 * capacity(current), **about))  # type: ignore[arg-type]
+        assert (found is not None and "grows without bound" in found.reason) == rescued
+
+
+def test_a_rollback_rests_four_times_as_long() -> None:
+    """And the change that follows a rest begins another search a minute later."""
+    autopilot = Autopilot(bounds=BOUNDS, mode="act")
+    autopilot._changed(seen(100.0, ELASTIC, 1.0), 240.0)
+    assert (autopilot.state.changed_at, autopilot.state.cool_until, autopilot.state.think_at) == (100.0, 340.0, 160.0)
+    autopilot._changed(seen(100.0, ELASTIC, 1.0), 5.0)
+    assert autopilot.state.think_at == 105.0
+
+
+# state
+
+
+def test_a_state_on_another_clock_is_the_same_later() -> None:
+    decision = Decision(at=7.0, kind="change", knob="policy", before=ELASTIC, after=FOUR, reason="r")
+    estimate = symmetric(10.0, 1.0, 50.0)
+    state = State(
+        changed_at=1.0,
+        cool_until=2.0,
+        think_at=3.0,
+        trial=Trial(decision=decision, rate=estimate, waiting=4, unstable_before=True),
+        failures=(Failure(knobs=FOUR, until=5.0, times=2, rate=9.0),),
+        rate=Carried(estimate, 6.0, 3),
+        speed=Carried(estimate, 8.0, 3),
+        rate_before=Carried(estimate, 1.5, 2),
+        said=FOUR,
+        said_at=9.0,
+    )
+    assert State.from_dict(state.to_dict()) == state
+    later = state.shifted(100.0)
+    assert (later.changed_at, later.cool_until, later.think_at, later.said, later.said_at) == (101.0, 102.0, 103.0, FOUR, 109.0)
+    assert later.trial is not None
+    assert (later.trial.decision, later.trial.waiting) == (replace(decision, at=107.0), 4)
+    assert later.failures == (Failure(knobs=FOUR, until=105.0, times=2, rate=9.0),)
+    assert (later.rate, later.speed) == (Carried(estimate, 106.0), Carried(estimate, 108.0)), "of no epoch of now"
+    assert not later.rate_before.estimate.known
+    empty = State.from_dict(State().to_dict())
+    assert (empty.changed_at, empty.trial, empty.failures, empty.said) == (-math.inf, None, (), None)

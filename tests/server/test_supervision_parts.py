@@ -1,0 +1,606 @@
+"""The parts of supervision alone: bounded waits, comparisons behind a seam, trials, refused prompts, proofs, budgets. Virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from policies import Request
+from server.engines.base import Sampling, Token, Work
+from server.errors import ApiError
+from server.supervision import poison, progress, proof, restarts, supervisor
+from server.supervision.bounded import OverdueError, UnendingError, within
+from server.supervision.continuing import DIFFERS, Replay, listener, prepare
+from server.supervision.deadlines import FIRST_TOKEN, WHOLE, Deadlines, Timeouts
+from server.supervision.poison import LOOK, MOST_REFUSED, TRIAL_TOKENS, Refusals, Trials
+from server.supervision.proof import Proof
+from server.supervision.restarts import RestartBudget
+from server.supervision.settings import SupervisionSettings
+from server.supervision.stalls import on_still
+from server.supervision.steady import MOST_AT_ONCE, Steady
+from tests.virtual_time import run_virtual
+
+
+def runs(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    run_virtual(main())
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def test_what_an_operator_gets_who_says_nothing() -> None:
+    found = SupervisionSettings()
+    assert (found.start_timeout, found.restart_timeout, found.restart_window, found.max_restarts) == (3600.0, 300.0, 600.0, 8)
+    assert (found.max_interruptions, found.suspect_after, found.max_parked) == (3, 2, 1024)
+    assert (found.stuck_timeout, found.slow_reader_timeout) == (60.0, 60.0)
+    assert (restarts.SOUND_LIFE, restarts.FIRST_WAIT, restarts.LONGEST_WAIT, restarts.MOST_OVERDUE) == (10.0, 0.5, 30.0, 3)
+    assert (supervisor.SOON, supervisor.LET_GO) == (2, 20.0)
+    assert (proof.TOKENS, proof.LIMIT) == (16, 10.0)
+    assert (poison.TRIAL_TOKENS, poison.LOOK, poison.REFUSED_FOR, poison.MOST_REFUSED) == (16, 0.05, 600.0, 1024)
+    assert (progress.EVERY, progress.FORM_TIMES, progress.TOKENS) == (1.0, 4, 20)
+
+
+# waits that end
+
+
+async def takes(seconds: float, *, then: Any = "done", deaf: float = 0.0, late: Any = None) -> Any:
+    """A call; `deaf`: seconds that it needs to end once it is cancelled, and then gives `late`."""
+    try:
+        await asyncio.sleep(seconds)
+    except asyncio.CancelledError:
+        await asyncio.sleep(deaf)
+        if late is None:
+            raise
+        then = late
+    if isinstance(then, Exception):
+        raise then
+    return then
+
+
+@pytest.mark.parametrize(
+    ("call", "ends_at", "found"),
+    [
+        ({"seconds": 4.9}, 4.9, "done"),
+        ({"seconds": 1.0, "then": ValueError("no")}, 1.0, ValueError),
+        ({"seconds": 9.0}, 5.0, OverdueError),
+        ({"seconds": 9.0, "deaf": 1.5}, 6.5, OverdueError),
+        ({"seconds": 9.0, "deaf": 1.5, "late": ValueError("no")}, 6.5, OverdueError),
+        ({"seconds": 9.0, "deaf": 1.5, "late": "in the end"}, 6.5, "in the end"),
+        ({"seconds": 9.0, "deaf": 3.0}, 7.0, UnendingError),
+    ],
+)
+def test_a_call_has_its_limit_and_then_its_grace(call: dict[str, Any], ends_at: float, found: Any) -> None:
+    async def main() -> None:
+        if isinstance(found, str):
+            assert await within(takes(**call), 5.0, 2.0) == found
+        else:
+            with pytest.raises(found) as raised:
+                await within(takes(**call), 5.0, 2.0)
+            assert type(raised.value) is found
+        assert now() == pytest.approx(ends_at)
+        await asyncio.sleep(10.0)
+
+    runs(main)
+
+
+def test_a_wait_that_is_cancelled_cancels_its_call_and_one_that_somebody_else_cancelled_has_failed() -> None:
+    async def main() -> None:
+        ended: list[float] = []
+
+        async def call() -> None:
+            try:
+                await asyncio.sleep(100.0)
+            finally:
+                ended.append(now())
+
+        waiting = asyncio.create_task(within(call(), 50.0, 2.0))
+        await asyncio.sleep(3.0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert (waiting.cancelled(), ended) == (True, [3.0])
+
+        async def cancels_itself() -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(1.0)
+
+        with pytest.raises(RuntimeError, match="it was cancelled"):
+            await within(cancels_itself(), 5.0, 2.0)
+
+    runs(main)
+
+
+# behind a seam
+
+
+class Heard:
+    """A ticket as a comparison sees it; it tells what it heard."""
+
+    def __init__(self, *ids: int, sampling: dict[str, Any] | None = None) -> None:
+        self.output_token_ids = list(ids)
+        self.running: Any = SimpleNamespace(output_tokens_so_far=len(ids))
+        self.tokens: list[int] = []
+        self.failures: list[tuple[str, str]] = []
+        request = Request(id="r", arrived_at=0.0, prompt_tokens=1, max_output_tokens=9)
+        self.work = Work(request, [1], Sampling(max_tokens=9, **(sampling or {})))
+
+    def on_tokens(self, tokens: Any) -> None:
+        self.tokens += [token.id for token in tokens]
+
+    def on_failure(self, message: str, code: str = "engine_unavailable") -> None:
+        self.failures.append((message, code))
+
+
+def tokens(*ids: int) -> list[Token]:
+    return [Token(each, "x") for each in ids]
+
+
+def replaying(*ids: int) -> tuple[Replay, Any, Heard]:
+    ticket, stream = Heard(*ids), SimpleNamespace(listener=None)
+    return Replay(stream, ticket), stream, ticket  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("pushes", "heard"),
+    [
+        ([(1, 2), (3,), (4,)], [[], [], []]),
+        ([(1, 2), (3, 4, 5)], [[], [4, 5]]),
+        ([(1, 2, 3, 4)], [[4]]),
+        ([(1, 2, 3)], [[]]),
+    ],
+)
+def test_what_the_client_has_is_dropped_and_what_follows_is_handed_on(pushes: list[tuple[int, ...]], heard: list[list[int]]) -> None:
+    replay, stream, ticket = replaying(1, 2, 3)
+    made = 0
+    for pushed, expected in zip(pushes, heard, strict=True):
+        if stream.listener is ticket:
+            break
+        ticket.tokens = []
+        replay.on_tokens(tokens(*pushed))
+        made = min(3, made + len(pushed))
+        assert (ticket.tokens, ticket.running.output_tokens_so_far) == (expected, made)
+        assert (stream.listener is ticket) == (made == 3)
+    assert ticket.failures == []
+
+
+@pytest.mark.parametrize("pushes", [[(9,)], [(1, 9)], [(1,), (2,), (9,)], [(1, 2, 9, 4)]])
+def test_another_token_than_the_client_has_ends_the_answer(pushes: list[tuple[int, ...]]) -> None:
+    replay, stream, ticket = replaying(1, 2, 3)
+    for pushed in pushes:
+        replay.on_tokens(tokens(*pushed))
+    assert (ticket.failures, ticket.tokens, stream.listener) == ([(DIFFERS, "engine_unavailable")], [], None)
+
+
+def test_an_answer_that_ends_or_fails_before_the_seam_has_failed() -> None:
+    replay, _, ticket = replaying(1, 2, 3)
+    ticket.running = None
+    replay.on_tokens(tokens(1))
+    replay.on_end("stop")
+    replay.on_failure("gone", "engine_error")
+    assert ticket.failures == [(DIFFERS, "engine_unavailable"), ("gone", "engine_error")]
+
+
+def test_who_hears_a_stream_and_what_the_next_engine_gets() -> None:
+    stream: Any = SimpleNamespace(listener=None)
+    for ids, sampling, given, compared in (((), {}, (), False), ((1, 2), {}, (1, 2), False), ((1, 2), {"seed": 3}, (), True)):
+        ticket: Any = Heard(*ids, sampling=sampling)
+        assert prepare(ticket) is None
+        assert tuple(ticket.work.output_token_ids) == given
+        assert isinstance(listener(stream, ticket, ticket.work), Replay) == compared
+    refused: Any = Heard(1, sampling={"presence_penalty": 0.5, "frequency_penalty": 0.5})
+    why = prepare(refused) or ""
+    assert why.startswith("an answer sampled with presence_penalty and frequency_penalty cannot be continued exactly;")
+
+
+# who kills engines
+
+
+class Suspect:
+    """What trials read of a ticket."""
+
+    def __init__(self, name: str, made: int = 0, deaths: tuple[int, ...] = ()) -> None:
+        self.id, self.deaths = name, deaths
+        self.output_token_ids = [0] * made
+        self.stream: Any = object()
+        self.outcome: str | None = None
+        self.ending = SimpleNamespace(finish_reason=None)
+        self.at = SimpleNamespace(last_token=None)
+
+    def __repr__(self) -> str:
+        return self.id
+
+
+class Tried:
+    """Trials with what they did, in order."""
+
+    def __init__(self, suspect_after: int = 2) -> None:
+        self.done: list[Any] = []
+        self.proofs: list[Callable[[bool], None]] = []
+        self.given_back: list[int] = []
+        self.trials = Trials(suspect_after, self.restart, lambda: self.done.append("over"), self.prove)  # type: ignore[arg-type]
+        self.trials.on_sound = self.given_back.append
+
+    def restart(self, tickets: Any) -> None:
+        self.done.append([each.id for each in tickets])
+
+    def prove(self, over: Callable[[bool], None]) -> Any:
+        self.proofs.append(over)
+        return SimpleNamespace(stop=lambda: self.done.append("proof stopped"))
+
+    def died(self, *tickets: Suspect) -> Any:
+        return self.trials.died(tickets)  # type: ignore[arg-type]
+
+    def resume(self, *tickets: Suspect) -> None:
+        self.trials.resume(tickets)  # type: ignore[arg-type]
+
+
+def test_the_first_death_makes_no_suspect_and_the_second_one_alone_a_culprit() -> None:
+    async def main() -> None:
+        of, one, other = Tried(), Suspect("a"), Suspect("b")
+        assert of.died(one, other) is None
+        of.resume(one, other)
+        assert of.done == [["a", "b"], "over"]
+        assert not of.trials.holding
+        assert of.died(one) is one
+        assert (of.trials.convicted, of.trials.explained) == (1, {1, 2})
+        assert (one.deaths, other.deaths) == ((1,), (1,))
+        of.resume(other)
+        assert of.done == [["a", "b"], "over"], "first the engine proves itself"
+        assert (of.trials.holding, of.trials.proving) == (True, True)
+        of.proofs[0](True)
+        assert (of.given_back, of.trials.explained, of.trials.proving) == ([2], set(), False)
+        assert of.done[2:] == [["b"], "over"]
+
+    runs(main)
+
+
+def test_suspects_are_tried_one_at_a_time_the_fewest_tokens_first() -> None:
+    async def main() -> None:
+        of = Tried()
+        suspects = [Suspect("a", 9, (1, 2)), Suspect("b", 2, (1, 2)), Suspect("c", 5, (1, 2)), Suspect("d", 0, (2,))]
+        of.resume(*suspects)
+        by_name = {each.id: each for each in suspects}
+        assert (of.done, of.trials.suspect) == ([["b"]], by_name["b"])
+        by_name["b"].output_token_ids += [0] * (TRIAL_TOKENS - 1)
+        await asyncio.sleep(3.5 * LOOK)
+        assert of.done == [["b"]]
+        by_name["b"].output_token_ids.append(0)
+        await asyncio.sleep(LOOK)
+        assert of.done == [["b"], ["c"]]
+        assert by_name["b"].deaths == ()
+        by_name["c"].outcome = "cancelled"
+        await asyncio.sleep(LOOK)
+        assert (of.done, by_name["c"].deaths) == ([["b"], ["c"], ["a"]], (1, 2)), "who left is not cleared"
+        by_name["a"].ending.finish_reason = "stop"
+        await asyncio.sleep(LOOK)
+        assert of.done == [["b"], ["c"], ["a"], ["d"], "over"]
+        assert (of.trials.suspect, by_name["a"].deaths) == (None, ())
+
+    runs(main)
+
+
+def test_who_left_before_its_trial_is_passed_over() -> None:
+    async def main() -> None:
+        of, gone, there, other = Tried(), Suspect("a", 1, (1, 2)), Suspect("b", 2, (1, 2)), Suspect("c")
+        gone.outcome = other.outcome = "cancelled"
+        of.resume(gone, there, other)
+        assert of.done == [["b"]]
+        there.outcome = "completed"
+        await asyncio.sleep(LOOK)
+        assert of.done == [["b"], [], "over"]
+
+    runs(main)
+
+
+@pytest.mark.parametrize(("more", "guilty"), [(TRIAL_TOKENS - 1, True), (TRIAL_TOKENS, False)])
+def test_a_death_during_a_trial_is_the_suspects_unless_it_has_made_its_tokens(more: int, guilty: bool) -> None:
+    async def main() -> None:
+        of, suspect, other = Tried(3), Suspect("a", 7, (1, 2, 3)), Suspect("b", 9, (1, 2, 3))
+        of.resume(suspect, other)
+        suspect.output_token_ids += [0] * more
+        assert (of.died(suspect, other) is suspect) == guilty
+        assert of.trials.suspect is None
+        assert suspect.deaths == ((1, 2, 3) if guilty else (1, 2, 3, 1))
+        await asyncio.sleep(5 * LOOK)
+        assert of.done == [["a"]], "no trial goes on"
+
+    runs(main)
+
+
+def test_who_is_not_in_the_engine_is_charged_with_no_death() -> None:
+    async def main() -> None:
+        of, parked, padding, served = Tried(), Suspect("a", deaths=(1,)), Suspect("b", deaths=(1,)), Suspect("c", deaths=(1,))
+        parked.stream, padding.ending.finish_reason = None, "stop"
+        assert of.died(parked, padding, served) is served, "the only one in service, for the second time"
+        assert (parked.deaths, padding.deaths) == ((1,), (1,))
+        alone = Suspect("d")
+        assert Tried().died(alone) is None
+        assert Tried(1).died(Suspect("e")).id == "e"
+
+    runs(main)
+
+
+def test_an_answer_made_since_the_last_death_proves_the_engine() -> None:
+    async def main() -> None:
+        of, guilty, later = Tried(1), Suspect("a"), Suspect("b")
+        await asyncio.sleep(5.0)
+        assert of.died(guilty) is guilty
+        for last_token, given_back in ((None, []), (4.9, []), (5.0, []), (5.1, [1])):
+            later.at.last_token = last_token
+            of.trials.completed(later)  # type: ignore[arg-type]
+            assert of.given_back == given_back
+        of.trials.completed(later)  # type: ignore[arg-type]
+        assert of.given_back == [1], "once"
+        assert of.died(guilty) is guilty
+        assert of.trials.explained == {2}, "the first one was given back"
+
+    runs(main)
+
+
+def test_a_failed_proof_gives_nothing_back_and_a_death_stops_it() -> None:
+    async def main() -> None:
+        of = Tried(1)
+        of.died(Suspect("a"))
+        of.resume(Suspect("b"))
+        of.proofs[0](False)
+        assert (of.given_back, of.done, of.trials.explained) == ([], [["b"], "over"], {1})
+        of.resume(Suspect("c"))
+        of.died(Suspect("d"), Suspect("e"))
+        assert of.done[2:] == ["proof stopped"]
+        assert not of.trials.holding
+
+    runs(main)
+
+
+def work(prompt: list[int], caller: str = "") -> Work:
+    request = Request(id="r", arrived_at=0.0, prompt_tokens=len(prompt), max_output_tokens=4)
+    return Work(request, prompt, Sampling(max_tokens=4), caller=caller)
+
+
+def test_a_prompt_is_refused_to_its_caller_for_ten_minutes() -> None:
+    at = [1000.0]
+    refusals = Refusals(lambda: at[0])
+    refusals.check([work([1, 2])])
+    refusals.add(work([1, 2], "key"))
+    assert len(refusals) == 1
+    for other in (work([1, 2]), work([1, 2, 3], "key"), work([2, 1], "key")):
+        refusals.check([other])
+    for seconds, left in ((0.0, "600 s"), (599.0, "1 s"), (599.9, "0 s")):
+        at[0] = 1000.0 + seconds
+        with pytest.raises(ApiError, match=f"refused for {left} more") as refused:
+            refusals.check([work([9]), work([1, 2], "key")])
+        assert (refused.value.status, refused.value.code, refused.value.param) == (400, "engine_killed", "prompt")
+    at[0] = 1600.0
+    refusals.check([work([1, 2], "key")])
+    refusals.add(work([1, 2], "key"))
+    at[0] = 2199.0
+    with pytest.raises(ApiError):
+        refusals.check([work([1, 2], "key")])
+
+
+def test_the_oldest_of_many_refused_prompts_is_forgotten() -> None:
+    refusals = Refusals(lambda: 0.0)
+    for number in range(MOST_REFUSED):
+        refusals.add(work([number]))
+    refusals.add(work([0]))  # again: it is the newest now
+    refusals.add(work([MOST_REFUSED]))
+    assert len(refusals) == MOST_REFUSED
+    refusals.check([work([1])])
+    for kept in (0, 2, MOST_REFUSED):
+        with pytest.raises(ApiError):
+            refusals.check([work([kept])])
+
+
+# the gateway's own request
+
+
+class Proven:
+    """An engine that is asked for a proof."""
+
+    def __init__(self, *, rejects: bool = False) -> None:
+        self.rejects = rejects
+        self.given: list[Any] = []
+        self.cancelled: list[list[str]] = []
+        self.stream = SimpleNamespace(listener=None)
+        self.over: list[tuple[bool, float]] = []
+        given: Any = self
+        self.proof = Proof(given, lambda sound: self.over.append((sound, now())))
+
+    def dispatch(self, server_id: int, works: Any, *, padded: bool, joining: bool) -> list[Any]:
+        self.given.append((server_id, works, padded, joining))
+        if self.rejects:
+            raise ValueError("too long")
+        return [self.stream]
+
+    def cancel(self, ids: list[str]) -> None:
+        self.cancelled.append(ids)
+
+
+def test_a_proof_is_a_short_greedy_answer_of_the_first_server() -> None:
+    async def main() -> None:
+        of = Proven()
+        ((server_id, (asked,), padded, joining),) = of.given
+        assert (server_id, padded, joining) == (0, False, False)
+        assert (asked.request.prompt_tokens, asked.request.max_output_tokens, asked.prompt_token_ids) == (8, 16, list(range(1, 9)))
+        assert (asked.sampling.max_tokens, asked.sampling.temperature, asked.sampling.ignore_eos) == (16, 0.0, True)
+        of.proof.on_tokens(tokens(*range(15)))
+        assert of.over == []
+        of.proof.on_tokens(tokens(1))
+        assert of.over == [(True, 0.0)]
+        assert (of.cancelled, of.stream.listener) == ([[asked.request.id]], None)
+        of.proof.on_end("stop")
+        await asyncio.sleep(20.0)
+        assert of.over == [(True, 0.0)], "once"
+
+    runs(main)
+
+
+@pytest.mark.parametrize(("made", "end", "sound"), [(1, "stop", True), (1, "length", True), (0, "stop", False), (1, "cancelled", False)])
+def test_an_end_before_all_tokens_is_a_proof_where_there_are_some(made: int, end: Any, sound: bool) -> None:
+    async def main() -> None:
+        of = Proven()
+        of.proof.on_tokens(tokens(*range(made)))
+        of.proof.on_end(end)
+        assert of.over == [(sound, 0.0)]
+
+    runs(main)
+
+
+def test_silence_a_failure_and_a_rejection_are_no_proof_and_a_stopped_one_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        silent, failing, rejecting, stopped = Proven(), Proven(), Proven(rejects=True), Proven()
+        failing.proof.on_failure("no")
+        stopped.proof.stop()
+        stopped.proof.on_tokens(tokens(*range(16)))
+        await asyncio.sleep(9.9)
+        assert (failing.over, rejecting.over, silent.over) == ([(False, 0.0)], [(False, 0.0)], [])
+        await asyncio.sleep(0.2)
+        assert silent.over == [(False, 10.0)]
+        assert (stopped.over, stopped.cancelled) == ([], [])
+        assert silent.given[0][1][0].request.id != failing.given[0][1][0].request.id
+        (said,) = caplog.records
+        assert said.exc_info is not None
+        assert str(said.exc_info[1]) == "too long"
+
+    runs(main)
+
+
+# an answer that stands still
+
+
+@pytest.mark.parametrize(
+    ("continued", "reason", "said"),
+    [(False, None, None), (False, "it is whole", "it is whole"), (True, None, "also after it was handed over again")],
+)
+def test_an_answer_that_stands_still_is_handed_over_again_once(continued: bool, reason: str | None, said: str | None) -> None:
+    again, lost, detached = list[Any](), list[Any](), list[str]()
+    batcher: Any = SimpleNamespace(hand_over_again=again.append, lose=lambda *about: lost.append(about))
+    ticket: Any = SimpleNamespace(id="a", continued=continued, detach=lambda: detached.append("a") or reason)
+    on_still(batcher, ticket, 60.0)
+    assert detached == ([] if continued else ["a"])
+    if said is None:
+        assert (again, lost, ticket.continued) == ([ticket], [], True)
+    else:
+        ((who, outcome, code, words),) = lost
+        assert (again, who, outcome, code) == ([], ticket, "failed", "sequence_stalled")
+        assert words.endswith(f"for 60 s: {said}")
+
+
+# what is asked of an engine before anything queues
+
+
+def test_each_question_goes_to_the_engine_as_it_was_asked_and_is_made_steadily() -> None:
+    async def main() -> None:
+        steadily, threads = list[Any](), list[bool]()
+
+        async def made(call: Callable[[], Any]) -> Any:
+            steadily.append(await call())
+            return steadily[-1]
+
+        def decode(token_ids: Any) -> str:
+            threads.append(threading.current_thread() is threading.main_thread())
+            return "x" * len(token_ids)
+
+        async def answered(*about: Any, **more: Any) -> Any:
+            return (*about, more)
+
+        engine: Any = SimpleNamespace(encode=answered, encode_chat=answered, check_sampling=answered, decode=decode)
+        supervisor: Any = SimpleNamespace(steadily=made)
+        asked, of = Sampling(max_tokens=3), Steady(engine, supervisor)
+        assert await of.encode("a") == ("a", {"special_tokens": True})
+        assert await of.encode("a", special_tokens=False) == ("a", {"special_tokens": False})
+        assert await of.encode_chat([{"role": "user"}], {"b": 1}) == ([{"role": "user"}], {"b": 1}, {})
+        assert await of.check_sampling(asked) == (asked, {})
+        assert [len(await of.decode(range(count))) for count in (1, MOST_AT_ONCE, MOST_AT_ONCE + 1)] == [1, MOST_AT_ONCE, MOST_AT_ONCE + 1]
+        assert (threads, len(steadily)) == ([True, True, False], 7), "a long one in a thread"
+
+    asyncio.run(main())
+
+
+# when it is started again
+
+
+def test_a_life_of_ten_seconds_is_sound_and_a_loss_as_old_as_the_window_is_forgotten() -> None:
+    short, sound = RestartBudget(9, math.inf, 30.0), RestartBudget(9, math.inf, 30.0)
+    for budget, life, wait in ((short, 9.99, 0.5), (sound, 10.0, 0.0)):
+        assert budget.next_wait(100.0, 0.0) == 0.0
+        assert budget.next_wait(200.0, 200.0 - life) == wait
+    for gap, allowed in ((99.9, False), (100.0, True)):
+        budget = RestartBudget(1, 100.0, 30.0)
+        assert budget.next_wait(1000.0, 0.0) == 0.0
+        assert (budget.next_wait(1000.0 + gap, 1000.0) is not None) == allowed
+
+
+def test_a_few_forgiven_losses_leave_the_others_and_the_waits_of_a_row() -> None:
+    budget = RestartBudget(4, 1e9, 30.0)
+    assert [budget.next_wait(float(at), None) for at in range(3)] == [0.0, 0.5, 1.0]
+    budget.forgive(1)
+    assert [budget.next_wait(10.0 + at, None) for at in range(3)] == [1.0, 2.0, None]
+    budget.forgive(2)
+    assert budget.next_wait(20.0, None) == 1.0
+
+
+def test_starts_that_ran_out_of_time_double_the_next_ones_limit_from_the_longest_that_succeeded() -> None:
+    budget = RestartBudget(9, math.inf, 30.0)
+    budget.came_up(40.0)
+    budget.came_up(35.0)
+    assert budget.start_limit() == 40.0
+    budget.next_wait(1.0, None, overdue=True)
+    budget.next_wait(2.0, None)
+    assert budget.start_limit() == 80.0
+
+
+# limits of a call
+
+
+def test_limits_are_those_that_there_are_the_shortest_first() -> None:
+    assert Timeouts(3.0, 2.0).limits() == [(2.0, FIRST_TOKEN), (3.0, WHOLE)]
+    assert Timeouts(3.0).limits() == [(3.0, WHOLE)]
+    assert Timeouts().limits() == []
+
+
+def test_the_first_token_and_the_whole_answer_have_their_own_timers() -> None:
+    async def main() -> None:
+        lost: list[tuple[Any, ...]] = []
+        batcher: Any = SimpleNamespace(lose=lambda ticket, outcome, code, message: lost.append((ticket, outcome, code, now(), message)))
+        made, waiting, done = (SimpleNamespace(at=SimpleNamespace(first_token=first)) for first in (0.5, None, None))
+        choices: Any = [SimpleNamespace(ticket=ticket, done=ticket is done) for ticket in (made, waiting, done)]
+        choices.append(SimpleNamespace(ticket=None, done=False))
+        Deadlines(batcher, Timeouts(3.0, 2.0), choices, 1.0)
+        await asyncio.sleep(2.9)
+        assert lost == []
+        await asyncio.sleep(2.0)
+        assert [entry[:4] for entry in lost] == [
+            (waiting, "failed", FIRST_TOKEN, 3.0),
+            (made, "failed", WHOLE, 4.0),
+            (waiting, "failed", WHOLE, 4.0),
+        ]
+        assert "within 2 s" in lost[0][4]
+        assert "within 3 s" in lost[1][4]
+        closed = Deadlines(batcher, Timeouts(3.0), choices, now())
+        closed.close()
+        assert all(timer.cancelled() for timer in closed._timers)  # a timer would keep the call in memory
+        await asyncio.sleep(5.0)
+        assert len(lost) == 3
+
+    runs(main)
+
+
+def test_a_call_before_its_queue_has_the_shorter_of_its_limits() -> None:
+    async def main() -> None:
+        assert await Timeouts(3.0, 2.0).bound(takes(1.9), 0.0) == "done"
+        with pytest.raises(ApiError, match="within 2 s") as caught:
+            await Timeouts(3.0, 2.0).bound(takes(9.0), 1.9)
+        assert (caught.value.status, caught.value.code, now()) == (504, FIRST_TOKEN, pytest.approx(3.9))
+        with pytest.raises(TimeoutError):
+            await Timeouts(3.0).bound(takes(0.1, then=TimeoutError()), now())
+
+    runs(main)
