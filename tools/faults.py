@@ -23,6 +23,7 @@ class Mutant:
     text: str
     was: str
     now: str
+    within: tuple[str, ...]  # the classes and functions around it
 
 
 def swapped(operator: ast.AST) -> Any:
@@ -56,6 +57,14 @@ def fault(node: Any) -> ast.AST | None:  # noqa: C901, PLR0911 - a table
             return None
 
 
+def scopes(node: ast.AST, within: tuple[str, ...] = ()) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """The classes and functions around each node below this one, by its identity."""
+    yield id(node), within
+    names = (node.name,) if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) else ()
+    for child in ast.iter_child_nodes(node):
+        yield from scopes(child, (*within, *names))
+
+
 def mutants(group: str, path: Path, root: Path) -> Iterator[Mutant]:
     """All of a file; annotations, decorators and the texts of errors apart."""
     source = path.read_bytes()
@@ -65,10 +74,12 @@ def mutants(group: str, path: Path, root: Path) -> Iterator[Mutant]:
     apart = [getattr(node, name, None) or [] for node in ast.walk(tree) for name in ("annotation", "returns", "exc", "decorator_list")]
     roots = [each for part in apart for each in (part if isinstance(part, list) else [part])]
     left_out = {id(node) for root in roots for node in ast.walk(root)}
+    around = dict(scopes(tree))
     for node in ast.walk(tree):
         changed = None if id(node) in left_out else fault(node)
         if changed is not None and isinstance(node, ast.expr | ast.stmt):
             begin, end = begins[node.lineno - 1] + node.col_offset, begins[(node.end_lineno or 1) - 1] + (node.end_col_offset or 0)
             now = ast.unparse(ast.fix_missing_locations(changed))
             text = source[:begin] + (now if isinstance(node, ast.stmt) else f"({now})").encode() + source[end:]
-            yield Mutant(group, str(path.relative_to(root)), node.lineno, text.decode(), " ".join(source[begin:end].decode().split()), now)
+            was = " ".join(source[begin:end].decode().split())
+            yield Mutant(group, str(path.relative_to(root)), node.lineno, text.decode(), was, now, around[id(node)])

@@ -8,7 +8,6 @@ reason, and are not drawn.
 from __future__ import annotations
 
 import argparse
-import ast
 import os
 import random
 import shutil
@@ -23,6 +22,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from faults import Mutant, mutants
+from related_tests import tests_of
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = tomllib.loads((ROOT / "tools" / "mutants.toml").read_text(encoding="utf-8"))
@@ -55,37 +55,6 @@ def lines_of(file: str) -> list[str]:
     return (ROOT / file).read_text(encoding="utf-8").splitlines()
 
 
-def dotted(path: Path) -> str:
-    """The module's name."""
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-
-
-@cache
-def imports(path: Path) -> frozenset[str]:
-    """Modules that a file imports, and the names that it takes from them."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_bytes())):
-        if isinstance(node, ast.Import):
-            found |= {each.name for each in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            package = path.relative_to(ROOT).parts[: -node.level] if node.level else ()
-            base = ".".join((*package, *filter(None, [node.module])))
-            found |= {base, *(f"{base}.{each.name}" for each in node.names)}
-    return frozenset(found)
-
-
-@cache
-def tests_of(file: str) -> tuple[str, ...]:
-    """Test files that import it, then those that import what imports it, and so on for three steps; those of its own package first."""
-    code = [path for folder in ("policies", "queueing", "server", "loadgen", "kendall", "tests") for path in (ROOT / folder).rglob("*.py")]
-    reached, found = {dotted(ROOT / file)}, dict[str, None]()
-    for _ in range(3):
-        near = [path for path in code if imports(path) & reached]
-        found |= dict.fromkeys(str(path.relative_to(ROOT)) for path in sorted(near) if path.name.startswith("test_"))
-        reached |= {dotted(path) for path in near}
-    return tuple(sorted(found, key=lambda test: not test.startswith(f"tests/{file.partition('/')[0]}/")))
-
-
 def passes(test: str, place: Path, seconds: float) -> bool:
     """Whether a file of tests passes in a copy of the tree. Raises subprocess.TimeoutExpired."""
     environment = os.environ | {"PYTHONPATH": str(place), "PYTHONDONTWRITEBYTECODE": "1", "NUMBA_CACHE_DIR": str(place / ".numba")}
@@ -99,7 +68,9 @@ def killer(mutant: Mutant, place: Path) -> str | None:
     before = target.read_text(encoding="utf-8")
     target.write_text(mutant.text, encoding="utf-8")
     try:
-        return next((test for test in tests_of(mutant.file) if not passes(test, place, max(ends_at - time.monotonic(), 0.1))), None)
+        return next(
+            (test for test in tests_of(mutant.file, mutant.within) if not passes(test, place, max(ends_at - time.monotonic(), 0.1))), None
+        )
     except subprocess.TimeoutExpired:
         return None  # the tests are slower than the limit; none had failed
     finally:

@@ -110,6 +110,33 @@ def test_the_queue_is_read_as_a_sequence() -> None:
     run_virtual(main())
 
 
+@pytest.mark.parametrize("event", ["submit", "hold", "close", "lose_all", "interrupt", "take_back"])
+def test_a_lent_engine_comes_back_with_whatever_happens(event: str) -> None:
+    """Who has it is told at once and once; what waits afterwards is served."""
+
+    async def main() -> None:
+        engine = EmulatedEngine(LAW)
+        batcher = Batcher(engine, await engine.start(), Single())
+        told: list[bool] = []
+        batcher.lend(lambda: told.append(batcher.held))
+        assert (batcher.held, told) == (True, [])
+        act = {
+            "submit": lambda: submitted(batcher, [work_of(request(f"{len(told)}", 0.0), 3)]),
+            "hold": lambda: batcher.hold(False),
+            "close": batcher.close,
+            "lose_all": lambda: batcher.lose_all("engine_unavailable", "gone"),
+            "interrupt": lambda: batcher.interrupt("gone", 3),
+            "take_back": batcher.take_back,
+        }[event]
+        act()
+        assert told == [False]
+        assert batcher.held is (event == "lose_all")
+        act()
+        assert told == [False]
+
+    run_virtual(main())
+
+
 def test_a_batch_is_over_without_those_who_were_preempted() -> None:
     """Or its server would never be free again."""
 

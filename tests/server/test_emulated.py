@@ -104,6 +104,43 @@ def test_a_client_that_leaves_a_late_loop_takes_no_token_of_others_with_it() -> 
     assert [token.id for token in asyncio.run(main()).tokens] == list(range(2, 27))
 
 
+def test_an_answer_that_ends_by_itself_ends_with_the_engines_own_token_which_is_no_word() -> None:
+    async def main() -> None:
+        engine = EmulatedEngine(LAW, mean_output_tokens=3.0)
+        capabilities = await engine.start()
+        for number in range(20):
+            listener = Listener()
+            work = work_of(request(str(number), 1000), None)
+            (stream,) = engine.dispatch(0, [work], padded=False, joining=True)
+            stream.listener = listener
+            await asyncio.sleep(1.1)
+            last = listener.tokens[-1]
+            assert ({last.id}, last.text) == (capabilities.eos_token_ids, "")
+            assert [token.id for token in listener.tokens[:-1]] == list(range(2, 1 + len(listener.tokens)))
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("end", ["stop", "start"])
+def test_an_engine_that_stops_or_begins_anew_has_dropped_what_it_served(end: str) -> None:
+    async def main() -> None:
+        engine = EmulatedEngine(LAW)
+        await engine.start()
+        before, after = Listener(), Listener()
+        (stream,) = engine.dispatch(0, [work_of(request("a", 70), 70)], padded=False, joining=True)
+        stream.listener = before
+        await asyncio.sleep(0.0205)
+        await getattr(engine, end)()
+        assert len(before.tokens) == 20
+        if end == "start":
+            (stream,) = engine.dispatch(0, [work_of(request("a", 5), 5)], padded=False, joining=True)
+            stream.listener = after
+        await asyncio.sleep(1)
+        assert (len(before.tokens), len(after.tokens)) == (20, 5 if end == "start" else 0)
+
+    run_virtual(main())
+
+
 def test_a_token_is_the_word_of_its_number() -> None:
     assert [(token.id, token.text) for token in TOKENS] == [(0, ""), *((n, f" word{n}") for n in range(1, 256))]
 
