@@ -147,7 +147,7 @@ class SlotTime:
         most = math.ceil(turnaround / step)
         self._taken_steps.append(most)
         if sum(self._taken_steps) > _MOST_STEPS:
-            raise OutOfReachError(f"a turnaround of {turnaround:.4g} s, of {most} steps")
+            raise OutOfReachError(f"a turnaround of {turnaround:.4g} s, of {turnaround / step:.4g} steps")
         k = np.arange(1.0, most)
         within = pdtr(np.ceil((turnaround - k * step) / self.admitted) - 1, k * rate) if self.admitted > 0 else np.ones(len(k))
         steps = 1.0 + (float(np.cumsum(within)[-1]) if most > 1 else 0.0)

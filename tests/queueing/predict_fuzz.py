@@ -60,6 +60,7 @@ def arguments(rng: np.random.Generator) -> list[str]:
 def at_load(rng: np.random.Generator, line: list[str]) -> list[str]:
     """The same with an arrival rate of a load that has a steady state, where there is one."""
     from policies.text import SpecError
+    from queueing.errors import PredictionError
     from queueing.model import Model
 
     given = dict(part.removeprefix("--").split("=", 1) for part in line if "=" in part)
@@ -72,7 +73,7 @@ def at_load(rng: np.random.Generator, line: list[str]) -> list[str]:
     try:
         model = Model.read(given["policy"], given["output-tokens"], given["latency"], **limits)
         rate = load * model.largest_stable_rate
-    except SpecError:
+    except (SpecError, PredictionError):
         return line
     return [f"--arrival-rate={rate!r}" if part.startswith("--arrival-rate") else part for part in line]
 
