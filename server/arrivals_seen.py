@@ -8,10 +8,9 @@ microsecond; the audit of a full ring costs three to eight milliseconds of the e
 from __future__ import annotations
 
 import dataclasses
+from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
-
-from server.numbers import Numbers
 
 if TYPE_CHECKING:
     from queueing.arrival_audit import Audit
@@ -30,16 +29,16 @@ def is_retry(headers: Sequence[tuple[bytes, bytes]]) -> bool:
 
 
 class ArrivalsSeen:
-    """The arrivals of one epoch: the last KEPT `instants`, how many there were, how many were retries."""
+    """The arrivals of one epoch: the instants of the last KEPT, how many there were, how many were retries."""
 
     def __init__(self) -> None:
         import numpy as np  # noqa: PLC0415 - with the gateway, not with `--help`, and not while requests come in
 
         from queueing.arrival_audit import audit_arrivals  # noqa: PLC0415
 
-        self._audit: Callable[[Numbers], Audit] = lambda instants: audit_arrivals(np.fromiter(instants, np.float64))
+        self._audit: Callable[[array[float]], Audit] = lambda instants: audit_arrivals(np.array(instants, np.float64))
         self._epoch = 0
-        self.instants = Numbers()
+        self._instants = array("d")
         self._known: tuple[tuple[int, int], dict[str, Any]] | None = None
         self.count = 0
         self.retries = 0
@@ -48,9 +47,9 @@ class ArrivalsSeen:
         """One call has arrived and will be queued."""
         if epoch != self._epoch:
             self._begin(epoch)
-        self.instants.append(instant)
-        if len(self.instants) > KEPT:
-            self.instants.drop_first()
+        self._instants.append(instant)
+        if len(self._instants) >= 2 * KEPT:
+            del self._instants[:KEPT]
         self.count += 1
         self.retries += retry
 
@@ -60,12 +59,12 @@ class ArrivalsSeen:
             self._begin(epoch)
         key = self._epoch, self.count
         if self._known is None or self._known[0] != key:
-            self._known = key, _described(self._audit(self.instants))
+            self._known = key, _described(self._audit(self._instants[-KEPT:]))
         return {"count": self.count, "retries": self.retries} | self._known[1]
 
     def _begin(self, epoch: int) -> None:
         self._epoch, self.count, self.retries = epoch, 0, 0
-        self.instants.clear()
+        self._instants = array("d")
 
 
 def _described(audit: Audit) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from server.api.request_id import asked_id, stamped
 from server.api.unserved import check_unserved, unknown_field, unknown_to_all
 from server.api.works import works_of
 from server.arrivals_seen import is_retry
-from server.bodies import MOST_VALUES, parsed
+from server.bodies import AT_ONCE, MOST_VALUES, parsed
 from server.errors import ApiError
 from server.formats import ChatFormat, CompletionFormat
 from server.gateway import Gateway
@@ -152,23 +152,27 @@ async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[C
     """The call's answer, its sequences not yet submitted. Raises ApiError."""
     body = await read_body(receive, gateway.settings.security.max_body_bytes)
     timing = gateway.begin_timing()
-    call = await parsed(body, lambda text: validate(text, model), _most_values(gateway))
+    if len(body) <= AT_ONCE:
+        call = validate(body, model)
+    else:
+        call = await parsed(body, lambda text: validate(text, model), _most_values(gateway))
     sequences = _check_size(gateway, call)
     if timing is not None:
         timing.end("parse")
     arrived_at = gateway.now()
     chat = isinstance(call, ChatRequest)
     call_id = gateway.next_call_id("chatcmpl" if chat else "cmpl")
-    own_id = asked_id(scope) or call.request_id
+    headers = [header for header in scope["headers"] if header[0][:2] == b"x-"]  # the others mean nothing below
+    own_id = asked_id(headers) or call.request_id
     received_at = scope.get(RECEIVED_AT, arrived_at)
-    retry = is_retry(scope["headers"])
+    retry = is_retry(headers)
     try:
         batcher = gateway.admit()
         _check(gateway, call, len(body))
         if gateway.settings.logs.prompts:
             log_prompt(own_id or call_id, call)
-        demand = gateway.overload.demand(scope, call)
-        timeouts = timeouts_of(scope["headers"], call, gateway.settings)
+        demand = gateway.overload.demand(headers, call)
+        timeouts = timeouts_of(headers, call, gateway.settings)
         making = works_of(
             gateway,
             call,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import uuid
+from collections.abc import Sequence
 
 from starlette.types import Message, Scope, Send
 
@@ -28,9 +29,9 @@ class RandomIds:
         return self._ids.pop()
 
 
-def asked_id(scope: Scope) -> str | None:
+def asked_id(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
     """The header's value, if it is fit to be repeated."""
-    for name, value in scope["headers"]:
+    for name, value in headers:
         if name == b"x-request-id":
             asked: str = value.decode("latin-1")
             return asked if _REQUEST_ID.fullmatch(asked) else None
@@ -39,7 +40,7 @@ def asked_id(scope: Scope) -> str | None:
 
 def stamped(scope: Scope, send: Send) -> Send:
     """`send` for an answer that has none of it yet."""
-    name = (asked_id(scope) or uuid.uuid4().hex).encode()
+    name = (asked_id(scope["headers"]) or uuid.uuid4().hex).encode()
 
     async def stamping(message: Message) -> None:
         if message["type"] == "http.response.start":

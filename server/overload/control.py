@@ -146,16 +146,16 @@ class Overload:
         refused = self._refused(1, caller_of(scope), None, self._objectives if by_place else ())
         if refused is None:
             return None
-        now, call_id, own_id = gateway.now(), gateway.next_call_id("refused"), asked_id(scope)
+        now, call_id, own_id = gateway.now(), gateway.next_call_id("refused"), asked_id(scope["headers"])
         gateway.arrivals.saw(now, gateway.batcher.epoch, retry=is_retry(scope["headers"]))
         self._record(refused, Record(request_id=call_id, client_request_id=own_id, outcome="rejected", arrived_at=now))
         return Refusal(refused, own_id or call_id)
 
-    def demand(self, scope: Scope, call: Generation) -> Demand:
+    def demand(self, headers: Sequence[tuple[bytes, bytes]], call: Generation) -> Demand:
         """What the call asks of its wait. Raises ApiError 400."""
         if self.settings.priority_aging is not None and abs(call.priority) > MOST:
             raise ApiError(400, "invalid_request", f"got priority {call.priority}; expected -{MOST} to {MOST}", param="priority")
-        return demand_of(scope["headers"], call.patience, self._gateway.patience)
+        return demand_of(headers, call.patience, self._gateway.patience)
 
     def admit(self, works: Sequence[Work], scope: Scope, demand: Demand = NOTHING) -> None:
         """All sequences of a call, or raise ApiError and record them as rejected. Nothing may be awaited before they are submitted."""

@@ -114,7 +114,10 @@ def _from_this_machine(scope: Scope, headers: Headers) -> bool:
 
 def _may_be_json(headers: Headers) -> bool:
     """Whether no page could have sent this without asking first: its body is called JSON, or it shows no sign of a browser."""
-    kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    said = headers.get(b"content-type", b"")
+    if said == JSON:
+        return True
+    kind = said.partition(b";")[0].strip().lower()
     if kind == JSON:
         return True
     return kind in (b"", CURL) and b"origin" not in headers and b"sec-fetch-site" not in headers

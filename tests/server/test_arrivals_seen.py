@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import numpy as np
+import pytest
 
 from server.arrivals_seen import KEPT, ArrivalsSeen
 from tests.server.asgi import Call, call, completion, running
@@ -62,11 +63,13 @@ def test_the_verdict_is_about_what_arrives() -> None:
     assert run_virtual(verdict([1.0] * 200)).startswith("not poisson: gaps are nearly constant")
 
 
-def test_the_ring_keeps_the_last_instants_and_the_audit_is_done_once() -> None:
+@pytest.mark.parametrize("count", [KEPT - 1, KEPT, KEPT + 100, 2 * KEPT - 1, 2 * KEPT, 3 * KEPT + 7])
+def test_the_last_instants_are_kept_and_the_audit_is_done_once(count: int) -> None:
     seen = ArrivalsSeen()
-    for instant in range(KEPT + 100):
+    for instant in range(count):
         seen.saw(float(instant), 0, retry=False)
 
     first, second = seen.state(0), seen.state(0)
-    assert (first["count"], first["n"], first["span"]) == (KEPT + 100, KEPT, KEPT - 1)
+    kept = min(count, KEPT)
+    assert (first["count"], first["n"], first["span"]) == (count, kept, kept - 1)
     assert first["tests"] is second["tests"]
