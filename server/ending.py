@@ -21,7 +21,8 @@ class Ending:
 
     def __init__(self, sampling: Sampling, eos_token_ids: Collection[int]) -> None:
         self._sampling = sampling
-        self._ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else frozenset(eos_token_ids))
+        ends = () if sampling.ignore_eos else eos_token_ids
+        self._ends = frozenset((*ends, *sampling.stop_token_ids)) if sampling.stop_token_ids else frozenset(ends)
         self._stops = sampling.stop
         self._held = ""  # text that may turn out to be the beginning of a stop string
         self.limit = sampling.max_tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -66,10 +67,12 @@ class Format(ABC):
         self.token_ids = token_ids
         self.every_token = token_ids or top_logprobs is not None  # a chunk for a token without text, too
         self._identity = {"id": call_id, "created": created, "model": model}
-        self._head = (
-            b"data: " + encode({"id": call_id, "object": self.chunk_kind, "created": created, "model": model})[:-1] + b',"choices":['
-        )
         self._plain: dict[int, bytes] = {}  # by choice: what stands before the text of a chunk with nothing but text
+
+    @cached_property
+    def _head(self) -> bytes:
+        """Of every chunk."""
+        return b"data: " + encode({**self._identity, "object": self.chunk_kind})[:-1] + b',"choices":['
 
     @abstractmethod
     def first(self, index: int, prompt: Sequence[int] | None) -> bytes:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-_HEAD, _INTERIM = b"HTTP/1.1 ", b"1"  # an interim response has nothing behind it
+_HEAD, _INTERIM = b"HTTP/1.1 ", b"HTTP/1.1 1"  # an interim response has nothing behind it
 
 
 class JoiningTransport:
@@ -30,7 +30,8 @@ class JoiningTransport:
 
     def expect_head(self) -> None:
         """The answer before is whole."""
-        self._flush()
+        if self._held:
+            self._flush()
         self.write = self._write_head
 
     def close(self) -> None:
@@ -43,7 +44,7 @@ class JoiningTransport:
         self._held, self.write = b"", self._transport.write  # else it holds itself until it is collected
 
     def _write_head(self, data: bytes) -> None:
-        if data[:9] != _HEAD or data[9:10] == _INTERIM:
+        if not data.startswith(_HEAD) or data.startswith(_INTERIM):
             self._transport.write(data)
             return
         self._held, self.write = data, self._write_joined

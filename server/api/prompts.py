@@ -41,7 +41,7 @@ async def _texts(engine: PromptReader, call: CompletionRequest, vocabulary: int)
     asked = call.prompts()
     if not 0 < len(asked) <= MOST_PROMPTS:
         raise ApiError(400, "invalid_prompt", f"got a list of {len(asked)} prompts; expected 1 to {MOST_PROMPTS}", param="prompt")
-    prompts = await _token_ids(engine, asked)
+    prompts = [prompt for prompt in asked if isinstance(prompt, list)] or await _token_ids(engine, asked)
     for prompt in prompts:
         if not prompt:
             raise ApiError(400, "invalid_prompt", "got an empty prompt; expected at least one token", param="prompt")
