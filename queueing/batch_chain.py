@@ -13,8 +13,8 @@ Utilisation is lam E[H] / E[b] (a cycle lasts E[b] / lam). Conditions: Poisson a
 bound lam (k1 + k3 sup N) < 1 (padded) or lam (k1 + k3 E[N]) < 1 (unpadded).
 
 Method: above B - 1 the chain is a random walk with steps A - B; it comes back below B by its descending ladder heights
-(queueing.ladder), so the chain censored on 1 .. B - 1 is finite and exact: no truncation of the queue, any load. p0 and P(Q >= B)
-follow from the drift, the means from both drifts. Residual: what its rows miss in mass and mean. Without a bound
+(queueing.ladder), so the chain censored on 1 .. B - 1 is finite and exact: no truncation of the queue, any load.
+p0 and P(Q >= B) follow from the drift, the means from both drifts. Residual: what its rows miss in mass and mean. Without a bound
 the chain is cut at a size that doubles until fewer than 1e-11 of the batches are larger; residual: what the drift of Q leaves.
 Inoue (2021) treats deterministic H and B = infinity; THEORY c.
 """

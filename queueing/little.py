@@ -19,9 +19,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from policies.text import SpecError
-from queueing.distributions import Vector
+
+Vector = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ no_stalls        fails where stalls (queueing.estimation.speed_process) lengthen
                  `FLOOR`: beside the prediction of the same machine without them, which the caller computed. Without a prediction:
                  where they hold at least `STALL_SHARE` of the busy time.
 constant_speed   fails where the speed made a step (queueing.estimation.speed_change), or wanders significantly
-                 (queueing.estimation.wander) and so much that the mean delay moves by `MATERIAL`: by the band that the caller computed,
-                 else by 3 sigma.
+                 (queueing.estimation.wander) and so much that the mean delay moves by `MATERIAL`: by the band
+                 that the caller computed, else by 3 sigma.
 law_shape        log r_i, minus the average of `BEFORE` batches before it, the last excepted, regressed on two things that the law
                  says of batch i. On the share of decoding, as far as no polynomial of the size explains it: the lengths that were
                  drawn, which no slow moment changes; this is judged whatever the speed does. And on the logarithm of the size:
