@@ -8,7 +8,7 @@ python3 "$here/move_rooms.py" .
 find . -type d -empty -not -path "./.git/*" -not -path "./.venv/*" -delete
 "$bin/ruff" check -q --fix . > /dev/null 2>&1 || true
 "$bin/ruff" format -q .
-"$bin/ruff" check . --output-format concise | grep E501 | cut -d: -f1 | sort -u | xargs -r python3 "$here/wrap.py" 140
+{ "$bin/ruff" check . --output-format concise || true; } | { grep E501 || true; } | cut -d: -f1 | sort -u | xargs -r python3 "$here/wrap.py" 140
 python3 "$here/after.py"
 "$bin/ruff" format -q .
 "$bin/ruff" check .
