@@ -153,7 +153,7 @@ def _other_statements() -> list[Statement]:
             "largest batch of 256 + 1024 tokens of LLaMA-2-7b on an A100, 80e9 bytes",
             "49",
             fits[80e9],
-            f"40e9 bytes admit {fits[40e9]}; the document does not say what else takes memory (read so that it is 49: queueing/memory.py)",
+            f"40e9 bytes admit {fits[40e9]}; the document does not say what else takes memory (readings for 49: queueing/memory.py)",
         ),
     ]
 
