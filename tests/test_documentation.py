@@ -30,6 +30,12 @@ def test_every_link_leads_somewhere(page: Path) -> None:
             assert anchor in anchors(target), link
 
 
+def test_every_file_that_the_architecture_names_exists() -> None:
+    named = re.findall(r"`([\w/]+/(?:\w+\.py)?)`", (ROOT / "docs/architecture.md").read_text())
+    assert len(named) > 60
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
 def test_the_index_names_every_page() -> None:
     index = (ROOT / "docs/README.md").read_text()
     for page in (ROOT / "docs").glob("*.md"):
