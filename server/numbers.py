@@ -50,7 +50,3 @@ class Numbers:
         if self._head == len(self._values) or (self._head > _COMPACT and 2 * self._head > len(self._values)):
             del self._values[: self._head]
             self._head = 0
-
-    def clear(self) -> None:
-        """Without all of them."""
-        self._values, self._head = array("d"), 0

@@ -22,8 +22,6 @@ def test_it_is_a_deque_whatever_is_appended_and_taken() -> None:
             numbers.append(expected[-1])
         assert len(numbers) == len(expected)
     assert list(numbers) == list(expected)
-    numbers.clear()
-    assert len(numbers) == 0
 
 
 def test_what_was_taken_is_not_kept() -> None:
