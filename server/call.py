@@ -39,6 +39,7 @@ from server.settings import Settings
 from server.supervision.deadlines import timeouts_of
 
 log = logging.getLogger("kendall")
+READ = b"x-"  # how the name of every header begins that says how a call is to be served: one look in place of one for each
 MOST_ERRORS = 1024  # of one body that are looked at: each is an object
 MOST_BAD_WORD_CHARACTERS = 1 << 16  # of all sequences of a call: vLLM tokenises them for each
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -162,7 +163,7 @@ async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[C
     arrived_at = gateway.now()
     chat = isinstance(call, ChatRequest)
     call_id = gateway.next_call_id("chatcmpl" if chat else "cmpl")
-    headers = [header for header in scope["headers"] if header[0][:2] == b"x-"]  # the others mean nothing below
+    headers = [header for header in scope["headers"] if header[0].startswith(READ)]
     own_id = asked_id(headers) or call.request_id
     received_at = scope.get(RECEIVED_AT, arrived_at)
     retry = is_retry(headers)

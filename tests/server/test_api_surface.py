@@ -13,8 +13,11 @@ import pytest
 from queueing.advice.advise import TARGETS
 from queueing.advice.measure import BESIDE, FIELDS
 from queueing.optimisation.objective import OBJECTIVES
+from server.api.parameters import CALL_HEADERS
 from server.api.structured import StructuredOutputs, form_of
 from server.api.unserved import HINTS, UNSERVED
+from server.arrivals_seen import RETRY_HEADER
+from server.call import READ
 from server.engines.base import Structured
 from server.engines.emulated import UNIFORM
 from server.schema import ChatRequest, CompletionRequest
@@ -50,6 +53,12 @@ async def post(app: Any, endpoint: str, **fields: Any) -> Call:
 
 
 @pytest.mark.parametrize("endpoint", PATHS)
+def test_every_header_that_says_how_a_call_is_served_is_read() -> None:
+    names = [header["name"].encode() for header in CALL_HEADERS]
+    assert len(names) == 6
+    assert [name for name in (*names, RETRY_HEADER) if not name.startswith(READ)] == []
+
+
 def test_every_field_that_others_serve_and_we_do_not_is_refused_by_name(endpoint: str) -> None:
     async def main(app: Any, gateway: Any) -> None:
         for name in UNSERVED:
