@@ -49,16 +49,16 @@ async def post(app: Any, endpoint: str, **fields: Any) -> Call:
     return await call(app, "POST", PATHS[endpoint], body(endpoint, **fields))
 
 
-# refused
-
-
-@pytest.mark.parametrize("endpoint", PATHS)
 def test_every_header_that_says_how_a_call_is_served_is_read() -> None:
     names = [header["name"].encode() for header in CALL_HEADERS]
     assert len(names) == 6
     assert [name for name in (*names, RETRY_HEADER) if not name.startswith(READ)] == []
 
 
+# refused
+
+
+@pytest.mark.parametrize("endpoint", PATHS)
 def test_every_field_that_others_serve_and_we_do_not_is_refused_by_name(endpoint: str) -> None:
     async def main(app: Any, gateway: Any) -> None:
         for name in UNSERVED:
