@@ -194,7 +194,7 @@ class Ticket:
             client_request_id=self.work.client_request_id,
             outcome=self.outcome or "failed",
             policy=batch.policy_text if batch else self._batcher.policy_text,
-            epoch=self.epoch,
+            epoch=self.epoch if batch else self._batcher.epoch,
             server_id=batch.server_id if batch else None,
             batch_id=batch.id if batch else None,
             batch_size=self.batch_size,

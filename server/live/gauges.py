@@ -21,11 +21,17 @@ class LiveGauges:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self.clear()
+        self.begin_epoch()
+
+    def begin_epoch(self) -> None:
+        """Nothing is averaged across epochs, and no verdict or what-if of the one before is shown."""
+        self._clear()
+        metrics = self._metrics
+        for gauge in (metrics.verdict, metrics.what_if, metrics.what_if_sojourn, metrics.what_if_first_token):
+            gauge.clear()
         metrics.speed.set(math.nan)
 
-    def clear(self) -> None:
-        """A new epoch: nothing is averaged across."""
+    def _clear(self) -> None:
         metrics = self._metrics
         for gauge in (metrics.predicted, metrics.observed, metrics.predicted_sojourn, metrics.observed_sojourn, metrics.error):
             gauge.clear()
@@ -35,7 +41,7 @@ class LiveGauges:
 
     def show(self, found: Mapping[str, Any]) -> None:
         """A look, as `/admin/prediction` has it."""
-        self.clear()
+        self._clear()
         metrics, comparison = self._metrics, found["comparison"]
         policy = metrics.label(found["policy"])
         self._predicted(found, policy)

@@ -122,7 +122,7 @@ class LiveModel:
         self._waiting_before = self._gateway.batcher.queue_length
         self.prediction = self.what_if = self.what_if_in_force = self.what_if_at = self.ahead = None
         self._what_if_due = self._gateway.now()  # as soon as there is something to look at
-        self._gauges.clear()
+        self._gauges.begin_epoch()
 
     def on_manual_switch(self, policy: str) -> None:
         """An operator put another policy in force; the autopilot does not move back from it."""

@@ -170,6 +170,25 @@ def test_who_left_a_padded_batch_is_recorded_with_it() -> None:
     run_virtual(main())
 
 
+def test_a_request_that_is_never_dispatched_has_policy_and_epoch_of_its_end() -> None:
+    """Both, as in the simulator; one that was dispatched has both of its dispatch."""
+
+    async def main() -> None:
+        engine, collector = EmulatedEngine(LAW), Collector()
+        batcher = Batcher(engine, await engine.start(), Single(), [collector])
+        served, waiting = (submitted(batcher, [work_of(request(name, 0.0), 50)])[0] for name in ("served", "waiting"))
+        batcher.switch(Dynamic())
+        assert waiting.ticket is not None
+        waiting.ticket.cancel()
+        await batcher.answered()
+        await asyncio.sleep(0)
+        found = {record.request_id: (record.policy, record.epoch) for record in collector.records}
+        assert found == {"served": ("single", 0), "waiting": ("dynamic", 1)}
+        assert served.tokens == 50
+
+    run_virtual(main())
+
+
 class Refusing(EmulatedEngine):
     """Takes no batch with a request called `bad`."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -82,10 +83,12 @@ def test_a_live_prediction_is_whole(policy: str) -> None:
     assert min(found["n"], found["arrival_rate"], found["window"]["seconds"]) > 0
 
 
-def gauges_of(found: dict[str, Any]) -> dict[str, dict[str, float]]:
+def gauges_of(found: dict[str, Any], then: Callable[[LiveGauges], None] = lambda _: None) -> dict[str, dict[str, float]]:
     """By name, and by the last label's value; `` where there is none."""
     metrics = Metrics()
-    LiveGauges(metrics).show(found)
+    gauges = LiveGauges(metrics)
+    gauges.show(found)
+    then(gauges)
     shown: dict[str, dict[str, float]] = {}
     for family in text_string_to_metric_families(metrics.exposition().decode()):
         for sample in family.samples:
@@ -112,6 +115,31 @@ def test_the_gauges_show_the_live_prediction_in_order(policy: str) -> None:
     assert (shown["load"][""], shown["engine_speed_ratio"][""]) == (found["load"], found["speed"])
     assert shown["assumption_holds"].keys() == comparison["assumptions"].keys()
     assert shown["prediction_verdict"] == {verdict: float(verdict == "agree") for verdict in VERDICTS}
+
+
+def test_a_new_epoch_shows_nothing_of_the_one_before() -> None:
+    found = json.loads(said(BATCHES[1]))
+    stats = dict.fromkeys(("mean", *LEVELS), 1.0)
+    quantities = {"queueing_delay": stats, "sojourn_time": stats, "time_to_first_token": stats}
+    forecast = {"policy": "dynamic", "max_output_tokens": None, **quantities}
+
+    def what_if(gauges: LiveGauges) -> None:
+        gauges.what_if([forecast], None)
+
+    def next_epoch(gauges: LiveGauges) -> None:
+        what_if(gauges)
+        gauges.begin_epoch()
+
+    before, after = gauges_of(found, what_if), gauges_of(found, next_epoch)
+    begun = gauges_of(found, LiveGauges.begin_epoch)
+    gone = {"prediction_verdict", "assumption_holds", "prediction_error_ratio", "what_if_queueing_delay_seconds"}
+    gone |= {f"{kind}_{name}_seconds" for kind in ("predicted", "observed") for name in ("queueing_delay",)}
+    assert gone <= before.keys()
+    assert gone.isdisjoint(after)
+    assert after.keys() == begun.keys()
+    for name in ("load", "engine_speed_ratio", "predicted_utilisation", "predicted_batch_size"):
+        assert before[name][""] > 0
+        assert math.isnan(after[name][""])
 
 
 @pytest.mark.parametrize("error", [0.25, -0.25, None])
