@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from policies import POLICIES, SpecError, format_policy, parse_policy, policy_batch_size
+from policies import POLICIES, Policy, SpecError, format_policy, parse_policy, policy_batch_size
 from policies.text import suggest
 from queueing.advice.forecast import Knobs
 
@@ -74,17 +74,17 @@ class Bounds:
         texts = [
             form
             for text in self.policies
-            for form in ([text] if ":" in text else [sized(text, each, engine) for each in dict.fromkeys((size, bound))])
+            for form in ([text] if ":" in text else [sized(text, each, engine, policy) for each in dict.fromkeys((size, bound))])
         ]
         return _others(current, texts)
 
     def other_sizes(self, current: Knobs, max_num_seqs: int | None) -> list[Knobs]:
         """The family in force at other batch sizes; of dynamic, capped."""
-        bound, name = self.bound(max_num_seqs), parse_policy(current.policy).name
-        family = "capped" if name == "dynamic" else name
+        bound, policy = self.bound(max_num_seqs), parse_policy(current.policy)
+        family = "capped" if policy.name == "dynamic" else policy.name
         if family not in self.policies or family not in SIZED:
             return []
-        return _others(current, [sized(family, size, max_num_seqs) for size in batch_sizes(bound)])
+        return _others(current, [sized(family, size, max_num_seqs, policy) for size in batch_sizes(bound)])
 
 
 def knob_between(before: Knobs, after: Knobs) -> Knob:
@@ -95,10 +95,15 @@ def knob_between(before: Knobs, after: Knobs) -> Knob:
     return "batch size" if len(names) == 1 or names == {"dynamic", "capped"} else "policy"
 
 
-def sized(family: str, size: int, max_num_seqs: int | None) -> str:
-    """A family at a batch size, as canonical text; the engine's own bound is left out where it may be."""
+def sized(family: str, size: int, max_num_seqs: int | None, in_force: Policy | None = None) -> str:
+    """A family at a batch size, as canonical text; the engine's own bound is left out where it may be.
+
+    What else the policy `in_force` has stays (`max_wait`), where it is of this family.
+    """
     if family not in SIZED or (family in SIZE_OPTIONAL and max_num_seqs is not None and size >= max_num_seqs):
         return family
+    if in_force is not None and in_force.name == family:
+        return format_policy(dataclasses.replace(in_force, **{SIZED[family]: size}))  # type: ignore[type-var]
     return f"{family}:{SIZED[family]}={size}"
 
 

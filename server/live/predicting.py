@@ -70,8 +70,10 @@ def start_pilot(mode: Mode, state: Mapping[str, Any] | None, shift: float) -> No
 
 
 def steer_pilot(mode: Mode) -> None:
-    """Another mode from here on, with what it remembers."""
-    _memory.pilot = Autopilot(mode=mode, state=_memory.pilot.state)
+    """Another mode from here on, with what it remembers; while it is off, nothing is on trial."""
+    state = _memory.pilot.state
+    state.trial = None if mode == "off" else state.trial
+    _memory.pilot = Autopilot(mode=mode, state=state)
 
 
 def look(question: Question) -> Answer:

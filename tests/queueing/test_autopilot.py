@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -50,6 +51,15 @@ def test_sizes_and_limits_are_preferred_numbers_inside_the_bounds() -> None:
     assert sizes == [f"elastic:max_batch_size={size}" for size in (1, 2, 3, 4)]  # the bare name would be the engine's 8
     wider = Bounds(policies=("elastic",))
     assert [each.policy for each in wider.other_sizes(Knobs(policy="elastic:max_batch_size=6"), 8)][-1] == "elastic"
+
+
+@pytest.mark.parametrize("others", [Bounds.other_sizes, Bounds.other_policies])
+def test_another_batch_size_leaves_the_other_keys_of_the_policy_as_they_are(others: Callable[[Bounds, Knobs, int], list[Knobs]]) -> None:
+    """Without `max_wait` the last requests before a pause would wait for ever."""
+    found = [each.policy for each in others(Bounds(policies=("fixed",)), Knobs(policy="fixed:batch_size=4,max_wait=0.5"), 8)]
+    assert found
+    assert all(text.endswith(",max_wait=0.5") for text in found), found
+    assert "fixed:batch_size=8,max_wait=0.5" in found
 
 
 def test_a_text_with_keys_allows_only_itself() -> None:
@@ -490,7 +500,20 @@ def test_there_is_no_way_back_into_an_unstable_queue() -> None:
     found = autopilot.decide(seen(300.0, BEST, 1.12 * base, epoch=1, observed=around(3.0)))
     assert found is not None
     assert (found.kind, found.after) == ("kept", BEST)
+    assert found.load_before == pytest.approx(0.9, rel=0.01) > found.load_after
     assert "no way back" in found.reason
+
+
+def test_a_change_that_does_worse_is_left_in_force_and_said_where_the_autopilot_only_advises_by_now() -> None:
+    autopilot = pilot()
+    changed(autopilot, RATE, around(0.05))
+    autopilot.mode = "advise"
+    found = autopilot.decide(seen(300.0, BEST, RATE, epoch=1, observed=around(3.0)))
+    assert found is not None
+    assert (found.kind, found.acts, found.before) == ("held back", False, BEST)
+    assert found.reason.startswith("the autopilot only advises (it does clearly worse")
+    assert autopilot.state.trial is None
+    assert [failure.knobs for failure in autopilot.state.failures] == [BEST]
 
 
 def test_a_knob_that_somebody_else_turned_ends_the_trial() -> None:
