@@ -16,7 +16,7 @@ import msgspec
 from queueing.record import Header, Outcome, Record, read_cut_run
 
 DETAILS = ("input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times", "errors")
-_REASONS: dict[str, Outcome] = {"Too Many Requests": "rejected", "Service Unavailable": "rejected"}  # all that vLLM keeps of a status
+_REASONS: dict[str, Outcome] = {"Too Many Requests": "rejected"}  # all that vLLM keeps of a status; 503 is a failure
 
 
 class BenchDetails(msgspec.Struct, kw_only=True):

@@ -131,10 +131,11 @@ def report_on(result: LoadResult, wishes: Wishes, files: Sequence[Path] = ()) ->
     """Summarise and judge a run, one that has just ended or one from its file."""
     _, asked_rate = asked(result.header.configuration)
     summary = summarise_load(result, asked_rate, percentiles=wishes.computed, limits=wishes.limits)
+    verdict = judge(result, budget=wishes.budget, max_failed=wishes.max_failed)
     return Report(
         wishes=wishes,
         summary=summary,
-        verdict=judge(result, budget=wishes.budget, max_failed=wishes.max_failed),
-        broken=tuple(check(wishes.assertions, flat(summary))),
+        verdict=verdict,
+        broken=tuple(check(wishes.assertions, flat(summary) | {"failed": float(verdict.failures.failed)})),
         files=tuple(files),
     )

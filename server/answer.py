@@ -148,7 +148,7 @@ class Answer(Response):
             choice.ticket = ticket
             ticket.timing = self.timing
         if self._options.timeouts is not None:
-            self._deadlines = Deadlines(self._batcher, self._options.timeouts, self._choices, self._works[0].request.arrived_at)
+            self._deadlines = Deadlines(self._batcher, self._options.timeouts, self._choices, self._options.arrived_at)
         if self.timing is not None:
             self.timing.end("submit")
         return tickets
@@ -304,12 +304,13 @@ def _milliseconds(seconds: float) -> float:
 class AnswerOptions:
     """What the writer needs to know of the call."""
 
-    __slots__ = ("client_limit", "continuous_usage", "include_usage", "loss", "n", "request_id", "stream", "timeouts")
+    __slots__ = ("arrived_at", "client_limit", "continuous_usage", "include_usage", "loss", "n", "request_id", "stream", "timeouts")
 
     def __init__(
         self,
         *,
         request_id: str,
+        arrived_at: float,
         stream: bool,
         include_usage: bool,
         continuous_usage: bool,
@@ -319,6 +320,7 @@ class AnswerOptions:
         timeouts: Timeouts | None = None,
     ) -> None:
         self.request_id = request_id
+        self.arrived_at = arrived_at  # before a form was compiled: time limits count from here
         self.stream = stream
         self.include_usage = include_usage
         self.continuous_usage = include_usage and continuous_usage  # vLLM gives it with the other only

@@ -302,8 +302,8 @@ class Batcher:
         batch = ticket.batch
         assert batch is not None
         batch.open.discard(ticket.id)
-        if isinstance(ticket.ending.stop_reason, str) and not batch.policy.padded:
-            self.engine.cancel([ticket.id])  # the engine knows no stop strings
+        if ticket.ending.stop_reason is not None and not batch.policy.padded:
+            self.engine.cancel([ticket.id])  # the engine knows no stop strings, nor always the stop tokens
         if not batch.policy.padded:
             self._leave_server(ticket)
         self._after_departure(batch, leaving=ticket if batch.policy.release == "request" else None)

@@ -199,6 +199,7 @@ async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[C
     gateway.overload.admit(works, scope, demand)
     options = AnswerOptions(
         request_id=own_id or call_id,
+        arrived_at=arrived_at,
         stream=call.stream,
         include_usage=call.stream_options is not None and call.stream_options.include_usage,
         continuous_usage=call.stream_options is not None and call.stream_options.continuous_usage_stats,

@@ -322,6 +322,8 @@ class Gateway:
     def begin_epoch(self, policy: Policy | None = None) -> int:
         """Another policy, or only another limit or law: statistics begin anew. Returns the epoch's number."""
         epoch = self.batcher.switch(policy)
+        self.metrics.switched(self.batcher.policy_text, self.max_output_tokens, epoch, changed_policy=policy is not None)
+        self.overload.begin_epoch()
         if self.live is not None:
             self.live.begin_epoch(epoch)
         return epoch
@@ -362,7 +364,6 @@ class Gateway:
         epoch = self.begin_epoch(policy)
         if policy is not None and self.live is not None and not by_autopilot:
             self.live.on_manual_switch(batcher.policy_text)
-        self.metrics.switched(batcher.policy_text, limit, epoch, changed_policy=policy is not None)
         log.info(
             "epoch %d: policy %s, max_output_tokens %s, patience %s",
             epoch,

@@ -99,8 +99,8 @@ class Autopilot:
             here, there = (_load(known.situations[0], knobs) for knobs in (found.before, found.after))
             if there * known.highest >= 1 and there > here:
                 reason = f"{found.reason}, but before it the load would now be {there:.2f}: there is no way back"
-                loads = {"load_before": found.load_after, "load_after": found.load_before}
-                return replace(found, kind="kept", before=found.after, after=found.before, reason=reason, **loads)
+                found = replace(found, kind="kept", before=found.after, after=found.before, reason=reason)
+                return replace(found, load_before=found.load_after, load_after=found.load_before)
             remember(self.state, trial, known.rate.value, seen.now, self.rules)
             if self.mode != "act":
                 return replace(found, kind="held back", reason=f"the autopilot only advises ({found.reason})")

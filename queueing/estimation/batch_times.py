@@ -84,6 +84,7 @@ def _batches(seen: Snapshot, law: LatencyModel, *, padded: bool) -> BatchTimes:
     times = BatchTimes(at, over("server_free_at", np.maximum) - at, fitted, size, longest, decoding / np.where(fitted > 0, fitted, 1.0))
     members = np.diff(np.append(first, ids.size))
     whole = (ids[first] >= 0) & (members == size) & (over("ending", np.maximum) <= CENSORED) & (over("output_tokens", np.minimum) >= 1)
+    whole &= np.isfinite(over("released_at", np.maximum))  # who was cancelled has no release
     return times.part(whole & ~np.isnan(times.measured))
 
 

@@ -2,9 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from server.batch import Batch
 from server.energy.meter import EnergyMeter
 from server.ticket import Ticket
+
+FEW = 64  # requests of a stretch that are kept without a look at whether they are over
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """A server is busy: what it served, and the requests that may be in service still."""
+
+    begun: float
+    served: int = 0
+    tokens: int = 0
+    interrupted: bool = False  # a restart draws joules too
+    live: list[Ticket] = field(default_factory=list)
+    most: int = FEW
+
+    def add(self, tickets: list[Ticket]) -> None:
+        """A `continuous` server may never be idle: those that are over are counted and let go."""
+        self.served += len(tickets)
+        self.live += tickets
+        if len(self.live) > self.most:
+            self.count(over=[ticket for ticket in self.live if ticket.outcome is not None])
+            self.live = [ticket for ticket in self.live if ticket.outcome is None]
+            self.most = FEW + 2 * len(self.live)
+
+    def count(self, over: list[Ticket]) -> None:
+        """Their tokens are known."""
+        self.tokens += sum(ticket.ending.output_tokens for ticket in over)
+        self.interrupted = self.interrupted or any(ticket.interruptions for ticket in over)
 
 
 class MeteredBatches:
@@ -12,17 +42,17 @@ class MeteredBatches:
 
     def __init__(self, meter: EnergyMeter) -> None:
         self._meter = meter
-        self._going: dict[int, tuple[float, list[Ticket]]] = {}
+        self._going: dict[int, _Stretch] = {}
 
     def on_dispatch(self, batch: Batch) -> None:
         """Begins a stretch, or joins it."""
-        if self._meter.source is None:
-            return
-        _, tickets = self._going.setdefault(batch.server_id, (batch.dispatched_at, []))
-        tickets += batch.tickets
+        if self._meter.source is not None:
+            self._going.setdefault(batch.server_id, _Stretch(batch.dispatched_at)).add(batch.tickets)
 
     def on_idle(self, server_id: int, at: float) -> None:
         """Ends it."""
-        begun, tickets = self._going.pop(server_id, (at, []))
-        if tickets and not any(ticket.interruptions for ticket in tickets):  # a restart draws joules too
-            self._meter.on_batch(len(tickets), begun, at, sum(ticket.ending.output_tokens for ticket in tickets))
+        stretch = self._going.pop(server_id, None)
+        if stretch is not None:
+            stretch.count(over=stretch.live)
+            if not stretch.interrupted:
+                self._meter.on_batch(stretch.served, stretch.begun, at, stretch.tokens)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kendall")
 LOOP_REQUESTS = 40  # of one closed loop
-CANCELLED = "calibration_cancelled"  # code of the error
+CANCELLED, BUSY = "calibration_cancelled", "busy"  # codes of errors
 LONGEST_SERVICE = 30.0  # seconds that a calibration waits for the requests in service
 Progress = Callable[[int, int], None]
 
@@ -53,7 +53,7 @@ class Calibrator:
         gateway = self._gateway
         known = self._known(plan)
         if gateway.calibrating:
-            raise ApiError(409, "busy", "got a second calibration; expected one at a time, wait until the first one has ended")
+            raise ApiError(409, BUSY, "got a second calibration; expected one at a time, wait until the first one has ended")
         if not gateway.supervisor.serving:
             raise ApiError(503, "engine_unavailable", "calibration: the engine is not serving; try again later", retry_after=5)
         gateway.calibrator = self
@@ -108,7 +108,7 @@ class Calibrator:
                 await batcher.served()
         except TimeoutError:
             got = f"got {batcher.in_service} in service that did not end within {LONGEST_SERVICE:g} s"
-            raise ApiError(409, "busy", f"{got}; expected an idle engine, try again when shorter answers are in service") from None
+            raise ApiError(409, BUSY, f"{got}; expected an idle engine, try again when shorter answers are in service") from None
 
     async def _full(self, plan: CalibrationRequest, rng: np.random.Generator) -> Profile:
         """The cells and the closed loop in one random order: both see the same slow and fast moments of the machine."""
@@ -181,10 +181,10 @@ async def calibrate_at_start(gateway: Gateway) -> None:
         try:
             profile = await Calibrator(gateway).run(CalibrationRequest())
         except ApiError as error:
-            if error.status < 500 and error.code != CANCELLED:
+            if error.status < 500 and error.code not in (CANCELLED, BUSY):
                 raise
             log.error("the calibration at the start failed: %s", error.message)  # noqa: TRY400 - one line
-            if last or gateway.draining or error.code == CANCELLED:
+            if last or gateway.draining or error.code in (CANCELLED, BUSY):
                 break
             await gateway.supervisor.steadily(_at_once)
         else:

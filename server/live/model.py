@@ -7,6 +7,7 @@ in a niced process of its own, so that the event loop never waits for it.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import math
 import threading
@@ -25,7 +26,7 @@ from server.live.busy import BusyTime
 from server.live.failures import Failures
 from server.live.gauges import LiveGauges
 from server.live.pilot import Pilot
-from server.live.predictor import Predictor, PredictorLostError
+from server.live.predictor import Ask, Predictor, PredictorLostError
 from server.live.question import ENOUGH, Question
 from server.live.questions import Questions
 from server.live.recent_arrivals import RecentArrivals
@@ -64,7 +65,7 @@ class LiveModel:
         self.meter = _meter(gateway, capabilities)
         self._metered = MeteredBatches(self.meter)
         self._gauges = LiveGauges(gateway.metrics)
-        self._predictor = Predictor()
+        self._predictor = Predictor(begin=self._begin_life)
         self.questions = Questions()
         self._pilot = Pilot(gateway)
         self.failures = Failures(log, "the live prediction")
@@ -178,13 +179,27 @@ class LiveModel:
             looking.cancel()
 
     async def _begin(self) -> None:
-        """The predicting process comes up with what an earlier life knew."""
+        """The predicting process comes up with what an earlier life of the gateway knew."""
+        if self._state is None and not self._pilot.on:
+            return  # it comes up with the first look
+        try:
+            await self._predictor.start()
+        except PredictorLostError as error:
+            self.failures.failed(str(error))
+
+    async def _begin_life(self, ask: Ask, life: int) -> None:
+        """A predicting process knows nothing of the one before: what that one had of the window is lost."""
+        if life > 1:
+            self._feed.begin_epoch(self._gateway.batcher.epoch, self._gateway.now(), carry_lengths=False)
         try:
             if self._state is not None:
-                self.estimates = await self._predictor.ask("restore", self._state)
-            await self._pilot.start(self._predictor)
+                found = await ask("restore", self._state)
+                self.estimates = self.estimates or found
+        except PredictorLostError:
+            raise
         except Exception:
             log.exception("the prediction process could not load the saved state")
+        await self._pilot.start(ask)
 
     async def _look(self) -> None:
         try:
@@ -210,7 +225,7 @@ class LiveModel:
 
     async def update(self) -> None:
         """One look at the window as it is; what-ifs and the state file when they are due."""
-        question = self._question()
+        question = await self._asked()
         if question is None:
             return
         epoch = question.news.epoch
@@ -227,7 +242,8 @@ class LiveModel:
             return  # the autopilot turned a knob: what was predicted is of the epoch before
         self._take(found)
         if found["state"] is not None:
-            self._state, self._pilot.state = found["state"], found["pilot"]
+            self._state = found["state"]
+            self._pilot.remember(found["pilot"])
             self._save_due = question.at + SAVED
             await self._save_beside()
         if found["can_say_what_if"] and question.at >= self._what_if_due:
@@ -269,11 +285,18 @@ class LiveModel:
 
     async def advice(self, parameters: Mapping[str, str]) -> list[dict[str, Any]]:
         """What would be best; raises SpecError. Empty before there are estimates."""
-        question = self._question()
+        question = await self._asked()
         if question is not None:
-            await self._predictor.ask("look", question)
+            await self._predictor.ask("look", dataclasses.replace(question, decides=False))
         found: list[dict[str, Any]] = await self._predictor.ask("ask_advice", dict(parameters))
         return found
+
+    async def _asked(self) -> Question | None:
+        """What a look is asked, of a process that is up: one that comes up begins the window anew."""
+        if self._gateway.law is None:
+            return None
+        await self._predictor.start()
+        return self._question()
 
     def _question(self) -> Question | None:
         gateway = self._gateway

@@ -18,7 +18,7 @@ from server.settings import AutopilotMode
 
 if TYPE_CHECKING:
     from server.gateway import Gateway
-    from server.live.predictor import Predictor
+    from server.live.predictor import Ask, Predictor
 
 log = logging.getLogger("kendall.autopilot")
 KEPT = 100  # decisions
@@ -49,10 +49,19 @@ class Pilot:
         self._followed = policy
         self.bounds = autopilot_bounds(policy, settings.autopilot_policies, settings.max_clipped_fraction)
 
-    async def start(self, predictor: Predictor) -> None:
-        """Let it decide from here on."""
-        if self._mode != "off":
-            await predictor.ask("start_pilot", self._mode, self.state, self._shift)
+    @property
+    def on(self) -> bool:
+        """Whether it decides, carried out or not."""
+        return self._mode != "off"
+
+    async def start(self, ask: Ask) -> None:
+        """Let it decide from here on, with what it remembers."""
+        if self.on:
+            await ask("start_pilot", self._mode, self.state, self._shift)
+
+    def remember(self, state: dict[str, Any] | None) -> None:
+        """What it would be saved as, on the clock of this life."""
+        self.state, self._shift = state, 0.0
 
     async def steer(self, predictor: Predictor, mode: AutopilotMode) -> None:
         """Another mode, at once where it is to do less; what it remembers stays. A decision under way is not carried out."""

@@ -86,7 +86,7 @@ def look(question: Question) -> Answer:
     except SpecError as error:  # a limit beyond what the lengths are known for
         ended = len(seen.mine.rows)
         reason = str(error) if ended >= ENOUGH else _too_few(ended)
-    decision, failure = _decided(question, seen, found)
+    decision, failure = _decided(question, seen, found) if question.decides else (None, None)
     nothing: Answer = {"estimates": None, "prediction": None, "ahead": None, "state": None, "reason": reason}
     answer = nothing if found is None else _answer(question, seen, found)
     steering = None if decision is None else decision.to_dict() | {"acts": decision.acts}

@@ -14,12 +14,13 @@ import pickle
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 log = logging.getLogger("kendall.live")
 LONGEST = 120.0  # seconds that an answer may take, the start of the process included
 REAPED = 2.0  # seconds that a killed process may take to go
+Ask = Callable[..., Awaitable[Any]]  # a function's name and its arguments
 SIZE_BYTES = 8  # of a message's length, before the message
 POLL = 0.005
 
@@ -29,10 +30,15 @@ class PredictorLostError(RuntimeError):
 
 
 class Predictor:
-    """Calls functions of `server.live.predicting` by name in the other process, which keeps what it saw last."""
+    """Calls functions of `server.live.predicting` by name in the other process, which keeps what it saw last.
 
-    def __init__(self, longest: float = LONGEST) -> None:
+    `begin(ask, life)` is awaited in each life of the process, the first being 1, before anything else is asked in it.
+    """
+
+    def __init__(self, longest: float = LONGEST, begin: Callable[[Ask, int], Awaitable[None]] | None = None) -> None:
         self.longest = longest
+        self._begin = begin
+        self._lives = 0
         self._process: _Process | None = None
         self._one = asyncio.Lock()
 
@@ -46,17 +52,22 @@ class Predictor:
         """For operators and tests; None where it was not asked yet."""
         return None if self._process is None else self._process.pid
 
+    async def start(self) -> None:
+        """Have the process, if there is none. Raises PredictorLostError."""
+        await self._within(_nothing)
+
     async def ask(self, function: str, *arguments: Any) -> Any:
         """Its answer; what it raises is raised here.
 
         Raises PredictorLostError where the process died or took too long; the next question starts it anew.
         """
+        return await self._within(lambda process: process.ask(function, arguments))
+
+    async def _within(self, work: Callable[[_Process], Awaitable[Any]]) -> Any:
         async with self._one:
             try:
                 async with asyncio.timeout(self.longest):
-                    if self._process is None:
-                        self._process = await _Process.start()
-                    return await self._process.ask(function, arguments)
+                    return await work(self._process or await self._new())
             except PredictorLostError:
                 await self.close()
                 raise
@@ -64,11 +75,22 @@ class Predictor:
                 await self.close()
                 raise PredictorLostError(f"the predicting process did not answer within {self.longest:g} s; it is started anew") from None
 
+    async def _new(self) -> _Process:
+        process = self._process = await _Process.start()
+        self._lives += 1
+        if self._begin is not None:
+            await self._begin(lambda function, *arguments: process.ask(function, arguments), self._lives)
+        return process
+
     async def close(self) -> None:
         """End the process, whatever it computes."""
         process, self._process = self._process, None
         if process is not None:
             await process.kill()
+
+
+async def _nothing(_: object) -> None:
+    """Its being there is all."""
 
 
 class _Process:

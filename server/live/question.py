@@ -31,3 +31,4 @@ class Question:
     waiting_before: int = 0  # requests that waited when the epoch began
     in_service: tuple[tuple[float, int], ...] = ()  # dispatched at, output tokens so far
     ended: tuple[tuple[float, int], ...] = ()  # the same of those whose own end has come, in padded batches that go on
+    decides: bool = True  # the autopilot decides with this look; who only asks for advice changes nothing

@@ -124,6 +124,11 @@ class Overload:
         if self._adaptive is not None:
             self._adaptive.on_record(record)
 
+    def begin_epoch(self) -> None:
+        """Another policy, limit, law or engine."""
+        if self.waits is not None:
+            self.waits.begin_epoch()
+
     def change(self, settings: OverloadSettings) -> None:
         """Other values of what is in `RELOADED`. Where a rate changed, every key begins with its burst."""
         before, self.settings = self.settings, settings

@@ -96,6 +96,10 @@ class ServiceSeen:
         self._departed_at: float | None = None  # the last departure, if somebody waited then
         self._batches: BatchService | None = None  # as asked for last, until the next batch is over
 
+    def begin_epoch(self) -> None:
+        """The queue may have been held: what passed since the last departure is no gap of the engine's."""
+        self._departed_at = None
+
     def on_dispatch(self, batch: Batch) -> None:
         """A batch begins."""
         if batch.policy_text != self._policy_text:

@@ -45,6 +45,11 @@ class Waits:
         help_text = "Queueing delay divided by the wait predicted at arrival, where either exceeds 1 ms"
         self._ratio = Histogram("kendall_wait_observed_over_predicted", help_text, registry=registry, buckets=(*RATIOS, math.inf))
 
+    def begin_epoch(self) -> None:
+        """Another policy, limit, law or engine."""
+        self._last = None
+        self._seen.begin_epoch()
+
     # the account
 
     def on_arrival(self, ticket: Ticket) -> None:

@@ -21,6 +21,7 @@ from loadgen.bench_json import (
     parse_bench_metrics,
     write_bench_json,
 )
+from loadgen.failures import is_failure
 from loadgen.summary import summarise_records
 from policies.text import SpecError
 from queueing.record import Header, Record, write_run
@@ -133,6 +134,15 @@ def test_an_answer_that_never_came_failed_even_without_a_reason() -> None:
     lost = result["errors"].index("Too Many Requests")
     result["errors"][lost] = ""  # HTTP/1.1 servers may leave the reason out
     assert [record.outcome for record in bench_runs_of(result)[1]].count("failed") == 1
+
+
+def test_an_unavailable_server_of_a_foreign_file_has_failed() -> None:
+    """As in a run file, where the error begins with 503; a refusal is none."""
+    result = real()
+    lost = result["errors"].index("Too Many Requests")
+    assert [is_failure(record) for record in bench_runs_of(result)[1]].count(True) == 0
+    result["errors"][lost] = "Service Unavailable"
+    assert [is_failure(record) for record in bench_runs_of(result)[1]].count(True) == 1
 
 
 def test_our_own_file_comes_back_whole(tmp_path: Path) -> None:

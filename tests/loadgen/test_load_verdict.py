@@ -111,8 +111,9 @@ def test_a_server_that_rejects_has_not_failed_and_one_that_is_unavailable_has() 
 
 def test_a_slow_server_leaves_answers_out_beyond_the_drain_limit() -> None:
     with failing_server("--delay", "30") as port:
-        result = load(port, "--drain-limit", "0.1", *WIDE, "--json", requests=20)
+        result = load(port, "--drain-limit", "0.1", *WIDE, "--assert", "failed == 20", "--assert", "failed == 0", "--json", requests=20)
     assert result.exit_code == 3
+    assert [one.split(";")[0] for one in found(result)["broken"]] == ["got failed 20"], "as the table and `failures` have it"
     assert found(result)["failures"]["first_error"] == "the run ended before the answer did"
 
 

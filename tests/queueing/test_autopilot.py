@@ -500,7 +500,8 @@ def test_there_is_no_way_back_into_an_unstable_queue() -> None:
     found = autopilot.decide(seen(300.0, BEST, 1.12 * base, epoch=1, observed=around(3.0)))
     assert found is not None
     assert (found.kind, found.after) == ("kept", BEST)
-    assert found.load_before == pytest.approx(0.9, rel=0.01) > found.load_after
+    assert found.load_before == pytest.approx(0.9, rel=0.01)
+    assert found.load_after < 0.85
     assert "no way back" in found.reason
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 
-from policies import Decision, Dispatch, Dynamic, Preempt, QueueState, Request, Single, WaitUntil
+from policies import Continuous, Decision, Dispatch, Dynamic, Elastic, Policy, Preempt, QueueState, Request, Single, WaitUntil
 from queueing.latency import parse_law
 from server.batcher import Batcher
 from server.engines.base import TokenStream, Work
@@ -166,6 +166,23 @@ def test_who_left_a_padded_batch_is_recorded_with_it() -> None:
         await batcher.answered()
         await asyncio.sleep(0)
         assert (batcher.unanswered, batcher.unrecorded, len(collector.records)) == (0, 0, 2)
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("policy", [Single(), Elastic(), Continuous(max_batch_size=1)])
+def test_an_answer_that_ends_with_a_stop_token_leaves_the_engine_to_the_next(policy: Policy) -> None:
+    """The engine would go on to the limit; the next batch would be refused, or served beside nobody's answer."""
+
+    async def main() -> None:
+        engine, collector = EmulatedEngine(LAW), Collector()
+        batcher = Batcher(engine, await engine.start(), policy, [collector])
+        (stopped,) = submitted(batcher, [work_of(request("stopped", 0.0), None, max_tokens=100, stop_token_ids=(5,), ignore_eos=True)])
+        (after,) = submitted(batcher, [work_of(request("after", 0.0), 5)])
+        await batcher.answered()
+        assert (stopped.tokens, after.tokens) == (4, 5)
+        assert [record.outcome for record in collector.records] == ["completed", "completed"]
+        assert asyncio.get_running_loop().time() < 0.02
 
     run_virtual(main())
 

@@ -291,6 +291,31 @@ def test_an_engine_that_fails_in_the_calibration_at_the_start_does_not_end_the_g
     run_virtual(main())
 
 
+def test_a_gateway_that_is_too_busy_for_the_second_calibration_at_the_start_serves_without(caplog: pytest.LogCaptureFixture) -> None:
+    """The first engine died, and the one after it serves long answers by now."""
+
+    async def main() -> None:
+        engine = MortalEngine(parse_law("k1=0,k2=1e-3,k3=0,k4=1e-3"), max_num_seqs=2)
+        asyncio.get_running_loop().call_later(0.01, engine.kill)
+        run, attempts = calibration.Calibrator.run, []
+
+        async def busy(self: calibration.Calibrator, plan: Any) -> Any:
+            attempts.append(engine.life)
+            if len(attempts) > 1:
+                raise ApiError(409, "busy", "got a queue that is busy")
+            return await run(self, plan)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(calibration.Calibrator, "run", busy)
+            async with faulty("single", engine, **AT_START) as (app, gateway, _, _):
+                assert attempts == [1, 2]
+                assert (gateway.profile, gateway.dead) == (None, None)
+                assert (await call(app, "POST", "/v1/completions", completion())).status == 200
+
+    run_virtual(main())
+    assert "the gateway serves without a measured latency law" in caplog.text
+
+
 def test_a_calibration_at_the_start_that_fails_twice_is_given_up_and_said(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         engine = MortalEngine(parse_law("k1=0,k2=1e-3,k3=0,k4=1e-3"), max_num_seqs=2)

@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 
 from kendall import cli
+from policies import Request
+from server.answer import Answer, AnswerOptions
 from server.errors import ApiError
+from server.formats import CompletionFormat
 from server.observers import Observers
 from server.schema import CompletionRequest
 from server.settings import Settings
 from server.supervision.deadlines import Timeouts, timeouts_of
 from tests.server.asgi import Call, call, completion, running
-from tests.server.harness import Collector
+from tests.server.harness import Collector, work_of
 from tests.server.mortal import faulty
 from tests.virtual_time import run_virtual
 
@@ -82,6 +85,32 @@ def test_the_limit_to_the_first_token_holds_until_the_first_token(policy: str) -
             assert (late.status, late.json()["error"]["code"]) == (504, "first_token_timeout")
             assert Counter(record.outcome for record in records) == {"completed": 1, "failed": 1}
             assert gateway.batcher.failures == {"first_token_timeout": 1}
+
+    run_virtual(main())
+
+
+def test_limits_count_from_the_calls_own_arrival_though_a_form_was_compiled_since() -> None:
+    """The sequence arrives for the queue when its form is compiled, 9 s later; the limit of 10 s has 1 s left."""
+
+    async def main() -> None:
+        async with running("single") as (_, gateway):
+            now = gateway.now()
+            request = Request(id="late", arrived_at=now + 9.0, prompt_tokens=1, max_output_tokens=5)
+            options = AnswerOptions(
+                request_id="late",
+                arrived_at=now,
+                stream=False,
+                include_usage=False,
+                continuous_usage=False,
+                n=1,
+                client_limit=None,
+                timeouts=Timeouts(whole=10.0),
+            )
+            made = Answer(gateway.batcher, [work_of(request, 5)], CompletionFormat("late", 0, "tiny", None), options)
+            made._submit()
+            assert made._deadlines is not None
+            assert [timer.when() for timer in made._deadlines._timers] == [now + 10.0]
+            made._deadlines.close()
 
     run_virtual(main())
 

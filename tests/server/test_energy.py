@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from server.clock import clock_of
+from server.energy.batches import FEW, MeteredBatches
 from server.energy.meter import BATCHES, PERIOD, EnergyMeter
 from server.energy.sources import Counter, Integral, Together, nvml_source, rapl_source
 from tests.eventually import eventually
@@ -326,3 +328,32 @@ def test_memory_is_bounded() -> None:
     assert len(meter._batches) == BATCHES
     assert len(meter._curve.instants) < 24_000
     assert meter._batches[-1][1] == pytest.approx(0.8 * WATTS)
+
+
+def test_a_server_that_is_never_idle_keeps_no_requests_that_are_over() -> None:
+    """`continuous` under load: what was served is counted, and the requests themselves are let go."""
+    told: list[tuple[int, float, float, int]] = []
+    batches = MeteredBatches(SimpleNamespace(source=object(), on_batch=lambda *served: told.append(served)))  # type: ignore[arg-type]
+    going: deque[SimpleNamespace] = deque()
+    for number in range(10_000):
+        ticket = SimpleNamespace(outcome=None, interruptions=0, ending=SimpleNamespace(output_tokens=number % 7))
+        going.append(ticket)
+        batches.on_dispatch(SimpleNamespace(server_id=0, dispatched_at=float(number), tickets=[ticket]))  # type: ignore[arg-type]
+        if len(going) > 20:
+            going.popleft().outcome = "completed"
+        assert len(batches._going[0].live) <= FEW + 2 * 21 + 1
+    batches.on_idle(0, 20_000.0)
+    assert told == [(10_000, 0.0, 20_000.0, sum(number % 7 for number in range(10_000)))]
+    batches.on_idle(0, 20_001.0)
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("which", [0, 5_000, 9_999])
+def test_a_stretch_with_an_interruption_in_it_is_not_metered(which: int) -> None:
+    told: list[object] = []
+    batches = MeteredBatches(SimpleNamespace(source=object(), on_batch=lambda *served: told.append(served)))  # type: ignore[arg-type]
+    for number in range(10_000):
+        ticket = SimpleNamespace(outcome="completed", interruptions=int(number == which), ending=SimpleNamespace(output_tokens=1))
+        batches.on_dispatch(SimpleNamespace(server_id=0, dispatched_at=float(number), tickets=[ticket]))  # type: ignore[arg-type]
+    batches.on_idle(0, 20_000.0)
+    assert told == []

@@ -25,13 +25,16 @@ from queueing.estimation.assess import Limits, assess
 from queueing.estimation.feed import Feed
 from queueing.model import Model
 from queueing.result import LEVELS
+from server.live import predicting
 from server.live.gauges import VERDICTS, LiveGauges
 from server.live.predicting import described
 from server.live.question import Question
 from server.metrics import Metrics
 from tests.queueing.estimation_runs import LAW, LENGTHS
 from tests.queueing.estimation_windows import window_of
+from tests.server.asgi import running
 from tests.server.live_harness import answered
+from tests.virtual_time import run_virtual
 
 BATCHES, JOINING = ("single", "capped:max_batch_size=8", "elastic:max_batch_size=8"), "continuous:max_batch_size=8"
 each_policy = pytest.mark.parametrize("policy", [*BATCHES, JOINING])
@@ -115,6 +118,96 @@ def test_the_gauges_show_the_live_prediction_in_order(policy: str) -> None:
     assert (shown["load"][""], shown["engine_speed_ratio"][""]) == (found["load"], found["speed"])
     assert shown["assumption_holds"].keys() == comparison["assumptions"].keys()
     assert shown["prediction_verdict"] == {verdict: float(verdict == "agree") for verdict in VERDICTS}
+
+
+class Asked:
+    """Stands for the predicting process: what it was asked, and nothing to say."""
+
+    def __init__(self) -> None:
+        self.questions: list[tuple[Any, ...]] = []
+        self.busy = False
+
+    async def start(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    async def ask(self, *question: Any) -> Any:
+        self.questions.append(question)
+        nothing = dict.fromkeys(("pilot_failure", "decision", "reason", "ahead", "prediction", "estimates", "state"))
+        return [] if question[0] == "ask_advice" else nothing | {"can_say_what_if": False}
+
+
+def test_who_asks_for_advice_takes_no_decision_from_the_autopilot() -> None:
+    """A decision changes what the autopilot remembers: it is made where it is carried out."""
+
+    async def main() -> None:
+        async with running() as (_, gateway):
+            live, asked = gateway.live_model(), Asked()
+            live._predictor = asked  # type: ignore[assignment]
+            await live.update()
+            await live.advice({})
+            assert [(name, of[0].decides) for name, *of in asked.questions if name == "look"] == [("look", True), ("look", False)]
+
+    run_virtual(main())
+
+
+def test_a_look_without_a_decision_leaves_the_autopilot_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(predicting, "_memory", predicting._Memory())
+    monkeypatch.setattr(predicting.Autopilot, "decide", lambda *_: asked.append(True))
+    feed = Feed()
+    feed.begin_epoch(0, 0.0)
+    for decides in (False, True):
+        question = Question(
+            news=feed.take(), at=1.0, window=1e9, shape=LAW, knobs=Knobs(policy="single"), max_num_seqs=16, longest=64, decides=decides
+        )
+        predicting.look(question)
+        assert asked == ([True] if decides else [])
+
+
+@pytest.mark.parametrize("life", [1, 2])
+def test_a_predicting_process_that_comes_again_has_the_autopilot_and_a_window_that_begins_now(life: int) -> None:
+    """It would divide the arrivals of some seconds by the whole window, and the autopilot would be off for good."""
+
+    async def main() -> None:
+        async with running(autopilot="act") as (_, gateway):
+            live, asked = gateway.live_model(), Asked()
+            live._pilot.remember({"remembered": True})
+            await asyncio.sleep(3.0)
+            live._feed.take()
+            await live._begin_life(asked.ask, life)
+            news = live._feed.take()
+            assert asked.questions == [("start_pilot", "act", {"remembered": True}, 0.0)]
+            began = gateway.now() if life > 1 else -math.inf
+            assert (news.begun, news.forgets_lengths, news.carried_from) == (life > 1, life > 1, began)
+            assert news.epoch == gateway.batcher.epoch
+            live._state = {"no": "estimates"}
+
+            async def broken(*question: Any) -> Any:
+                asked.questions.append(question)
+                if question[0] == "restore":
+                    raise ValueError("schema 1")
+
+            await live._begin_life(broken, life)
+            assert [name for name, *_ in asked.questions] == ["start_pilot", "restore", "start_pilot"]
+
+    run_virtual(main())
+
+
+def test_the_metrics_have_the_epoch_in_force_whatever_began_it() -> None:
+    async def main() -> None:
+        async with running() as (_, gateway):
+            for epoch in (1, 2):
+                assert gateway.begin_epoch() == epoch
+                shown = gateway.metrics.exposition().decode()
+                assert [line for line in shown.splitlines() if line.startswith("kendall_policy_info{")] == [
+                    f'kendall_policy_info{{epoch="{epoch}",max_output_tokens="none",policy="continuous:max_batch_size=4"}} 1.0'
+                ]
+            assert "kendall_policy_switches_total 0.0" in shown
+
+    run_virtual(main())
 
 
 def test_a_new_epoch_shows_nothing_of_the_one_before() -> None:

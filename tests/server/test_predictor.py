@@ -25,7 +25,7 @@ from queueing.estimation.estimates import estimate
 from queueing.estimation.feed import Feed
 from server.law.idle_probes import _niced
 from server.live import predicting
-from server.live.predictor import SIZE_BYTES, Predictor, PredictorLostError
+from server.live.predictor import SIZE_BYTES, Ask, Predictor, PredictorLostError
 from server.live.predictor_process import _failure
 from server.live.question import Question
 from server.pools import end_at_once
@@ -61,6 +61,28 @@ def test_the_predicting_process_ends_with_a_gateway_that_is_killed(tmp_path: Pat
     except AssertionError:
         os.kill(predicting, signal.SIGKILL)
         raise AssertionError("it is left behind") from None
+
+
+def test_a_process_is_told_in_each_of_its_lives_what_it_has_to_know_before_anything_else() -> None:
+    told: list[tuple[int, object]] = []
+
+    async def begin(ask: Ask, life: int) -> None:
+        told.append((life, await ask("ask_what_ifs")))
+
+    async def main() -> None:
+        predictor = Predictor(begin=begin)
+        await predictor.start()
+        await predictor.start()
+        assert await predictor.ask("ask_what_ifs") == []
+        assert told == [(1, [])]
+        os.kill(of(predictor), signal.SIGKILL)
+        with pytest.raises(PredictorLostError):
+            await predictor.ask("ask_what_ifs")
+        assert await predictor.ask("ask_what_ifs") == []
+        assert told == [(1, []), (2, [])]
+        await predictor.close()
+
+    asyncio.run(main())
 
 
 def test_an_answer_that_takes_too_long_ends_the_process_and_the_next_question_has_another() -> None:

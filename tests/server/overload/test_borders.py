@@ -283,6 +283,22 @@ def served(seen: ServiceSeen, at: float, seconds: float, *, waits: bool = False)
     seen.on_record(record, at, somebody_waits=waits)
 
 
+def test_what_passed_while_the_queue_was_held_is_no_gap() -> None:
+    """A calibration of a minute between two departures: `begin_epoch` is called at its end."""
+    held, found = ServiceSeen(), ServiceSeen()
+    for seen in (held, found):
+        for number in range(5):
+            served(seen, 1.0 + number, 0.5, waits=True)
+    throughput = found.slots(4).throughput  # type: ignore[union-attr]
+    found.begin_epoch()
+    for seen in (held, found):
+        served(seen, 65.0, 0.5, waits=True)
+    assert found.slots(4).throughput == pytest.approx(throughput)  # type: ignore[union-attr]
+    assert held.slots(4).throughput < throughput / 3  # type: ignore[union-attr]
+    served(found, 66.0, 0.5)
+    assert found.slots(4).throughput == pytest.approx(throughput)  # type: ignore[union-attr]
+
+
 def test_slots_serve_by_the_mean_of_their_services_and_its_variation() -> None:
     found = ServiceSeen()
     assert not found.any
