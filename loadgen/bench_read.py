@@ -16,6 +16,7 @@ import msgspec
 from queueing.record import Header, Outcome, Record, read_cut_run
 
 DETAILS = ("input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times", "errors")
+LEAST_HELD = 1e-6  # seconds: below, it is rounding
 _REASONS: dict[str, Outcome] = {"Too Many Requests": "rejected"}  # all that vLLM keeps of a status; 503 is a failure
 
 
@@ -35,6 +36,7 @@ class BenchDetails(msgspec.Struct, kw_only=True):
     request_ids: list[str] | None = None  # from here on: in files of Kendall only
     outcomes: list[Outcome] | None = None
     intended_times: list[float | None] | None = None
+    send_lateness_s: list[float | None] | None = None
     server_queue_times: list[float | None] | None = None
     server_service_times: list[float | None] | None = None
     batch_sizes: list[int | None] | None = None
@@ -105,6 +107,7 @@ def _record(details: BenchDetails, index: int, name: str) -> Record:
         outcome=outcome,
         batch_size=details.batch_sizes[index] if details.batch_sizes else None,
         intended_at=intended_at,
+        held_until=_held_until(details, index, intended_at),
         sent_at=sent_at,
         first_token_at=token_at[0] if token_at else None,
         last_token_at=token_at[-1] if token_at else None,
@@ -135,6 +138,15 @@ def _intended(details: BenchDetails, index: int) -> float | None:
     if details.max_concurrency is None or details.queue_times is None:
         return None  # the wait in the client's event loop was never measured
     return details.start_times[index] - details.queue_times[index]
+
+
+def _held_until(details: BenchDetails, index: int, intended_at: float | None) -> float | None:
+    """When a limit on the requests at once had a place for it: its wait for that is no lateness. vLLM keeps the wait alone."""
+    sent_at = details.start_times[index]
+    late = 0.0 if details.send_lateness_s is None else details.send_lateness_s[index]
+    if details.max_concurrency is None or intended_at is None or late is None:
+        return None
+    return sent_at - late if sent_at - late > intended_at + LEAST_HELD else None
 
 
 def _token_at(details: BenchDetails, index: int) -> list[float]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from loadgen.sweep.grid import LEAST_SECONDS
 from loadgen.sweep.slo import Slo
+from policies import Fixed
 from queueing.errors import PredictionError
 from queueing.model import Model
 from queueing.prediction import predict_model
@@ -19,6 +20,7 @@ from queueing.prediction import predict_model
 FIRST = 1.1  # factor of the first bracket, around the prediction
 WIDEN = 1.25
 MOST_PROBES = 16
+SCAN = tuple(step / 20 for step in range(1, 20))  # loads
 DETECT = 3.5  # standard errors by which a growth of half the tolerance should stand out
 LEAST_REQUESTS, MOST_REQUESTS = 300, 20_000
 
@@ -63,15 +65,36 @@ def predicted_rate(model: Model, slo: Slo | None) -> float | None:
     """The largest stable rate, or the largest at which the predicted quantity keeps its bound; None where no method gives it."""
     if slo is None:
         return model.largest_stable_rate
-    low, high = 0.0, model.largest_stable_rate
-    for _ in range(20):
-        rate = (low + high) / 2
-        try:
-            value = slo.predicted(predict_model(model, rate))
-        except PredictionError:
-            high = rate
-            continue
+
+    def kept(rate: float) -> bool:
+        value = slo.predicted(predict_model(model, rate))
         if value is None:
-            return None
-        low, high = (rate, high) if value <= slo.bound else (low, rate)
+            raise _NoValueError
+        return value <= slo.bound
+
+    try:
+        low, high = _lowest_kept(model, kept), model.largest_stable_rate
+        for _ in range(20 if low is not None else 0):
+            rate = ((low or 0.0) + high) / 2
+            low, high = (rate, high) if _holds(kept, rate) else (low, rate)
+    except _NoValueError:
+        return None
     return low or None
+
+
+class _NoValueError(Exception):
+    """No method gives the quantity."""
+
+
+def _holds(kept: Callable[[float], bool], rate: float) -> bool:
+    try:
+        return kept(rate)
+    except PredictionError:
+        return False
+
+
+def _lowest_kept(model: Model, kept: Callable[[float], bool]) -> float | None:
+    """A rate to start from: 0; under fixed, whose batches form more slowly at lower rates, the highest of a scan that keeps the bound."""
+    if not isinstance(model.policy, Fixed):
+        return 0.0
+    return max((rate for load in SCAN if _holds(kept, rate := load * model.largest_stable_rate)), default=None)

@@ -22,6 +22,7 @@ from loadgen.bench_json import (
     write_bench_json,
 )
 from loadgen.failures import is_failure
+from loadgen.metrics import lateness
 from loadgen.summary import summarise_records
 from policies.text import SpecError
 from queueing.record import Header, Record, write_run
@@ -120,6 +121,25 @@ def test_a_bound_on_concurrency_tells_when_the_client_would_have_sent() -> None:
     _, records = bench_runs_of(path_result)
     assert all(record.intended_at == pytest.approx(record.sent_at - 0.5) for record in records)  # type: ignore[operator]
     assert records[0].sojourn_time == pytest.approx(real()["latencies"][0] + 0.5)
+    assert [lateness(record) for record in records] == [0.0] * 24, "what waited for a place was not late"
+    unbound, waited = (
+        bench_runs_of({**path_result, "max_concurrency": None})[1],
+        bench_runs_of({**path_result, "queue_times": [0.0] * 24})[1],
+    )
+    assert [record.held_until for record in (*unbound, *waited)] == [None] * 48
+
+
+@pytest.mark.parametrize(("held", "late"), [(0.3, 0.02), (0.3, 0.0), (0.0, 0.02)])
+def test_a_wait_for_a_place_comes_back_from_our_own_file_as_such(held: float, late: float, tmp_path: Path) -> None:
+    """`kendall summary` of the JSON says of lateness what `kendall load` said."""
+    placed = 5.0 + held
+    record = answered(1, 5.0, late=held + late)
+    record = msgspec.structs.replace(record, held_until=placed if held else None)
+    write_bench_json(tmp_path / "run.json", bench_result([record], options(max_concurrency=2), at=AT))
+    (back,) = from_bench_json(tmp_path / "run.json")[1]
+    assert lateness(back) == pytest.approx(late, abs=1e-6)
+    assert (back.held_until is not None) == bool(held)
+    assert back.intended_at == 5.0
 
 
 def bench_runs_of(result: dict[str, Any]) -> tuple[Header, list[Record]]:

@@ -56,6 +56,26 @@ def test_a_search_that_never_fails_or_never_passes_ends() -> None:
     assert asyncio.run(bisect(never, 1.0, 0.05, most=6)).low == 0.0
 
 
+def test_under_fixed_the_predicted_rate_lies_beyond_the_rates_at_which_batches_form_too_slowly() -> None:
+    """The delay falls with the rate before it rises: at half the largest stable rate it is above the bound, at higher ones below."""
+    fixed = model("fixed:batch_size=4")
+    top = fixed.largest_stable_rate
+
+    def delay(load: float) -> float:
+        found = predict_model(fixed, load * top).queueing_delay.mean
+        assert found is not None
+        return found
+
+    slow, lowest = delay(0.5), min(delay(load) for load in (0.6, 0.65, 0.7, 0.75, 0.8))
+    assert lowest < slow
+    bound = (lowest + slow) / 2
+    rate = predicted_rate(fixed, parse_slo(f"mean_queueing_delay={bound * 1e3:.6f}ms"))
+    assert rate is not None
+    assert 0.6 < rate / top < 1
+    assert delay(rate / top) == pytest.approx(bound, rel=1e-3)
+    assert predicted_rate(fixed, parse_slo(f"mean_queueing_delay={lowest * 1e3 / 2:.6f}ms")) is None
+
+
 @pytest.mark.parametrize(("high", "within"), [(1.0499, True), (1.0501, False)])
 def test_a_bracket_is_narrow_up_to_its_tolerance(high: float, within: bool) -> None:
     assert Found(1.0, high, 5).within(0.05) == within
