@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,17 @@ class InThisProcess:
 
     busy = True  # so that the gateway's end waits for no last look
 
+    def __init__(self, begin: Callable[[Any, int], Awaitable[None]]) -> None:
+        self._begin = begin
+        self._begun = False
+
+    async def start(self) -> None:
+        if not self._begun:
+            self._begun = True
+            await self._begin(self.ask, 1)
+
     async def ask(self, function: str, *arguments: Any) -> Any:
+        await self.start()
         return getattr(predicting, function)(*arguments)
 
     async def close(self) -> None: ...

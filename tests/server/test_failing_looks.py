@@ -15,6 +15,13 @@ from tests.virtual_time import run_virtual
 EVERY, LOOKS = 5.0, 12
 
 
+@pytest.fixture(autouse=True)
+def without_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def start(_: Predictor) -> None: ...
+
+    monkeypatch.setattr(Predictor, "start", start)
+
+
 @pytest.mark.parametrize("error", [ZeroDivisionError("float division by zero"), PredictorLostError("the process died")])
 def test_a_look_that_fails_every_time_is_logged_once_and_counted(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -105,6 +105,10 @@ def test_an_error_reaches_every_asker_and_ends_nothing_else() -> None:
     run_virtual(main())
 
 
+async def no_question() -> None:
+    """No look is due."""
+
+
 def test_a_look_waits_for_one_question_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twenty different questions over HTTP, one at a time; the look comes behind the one that is being answered."""
 
@@ -119,7 +123,7 @@ def test_a_look_waits_for_one_question_at_most(monkeypatch: pytest.MonkeyPatch) 
                 return []
 
             monkeypatch.setattr(live._predictor, "ask", ask)
-            monkeypatch.setattr(live, "_question", lambda: None)
+            monkeypatch.setattr(live, "_asked", no_question)
             calls = [Call(app, "GET", "/admin/advice", query=b"theta=0.%d" % n) for n in range(20)]
             await asyncio.sleep(0.5)
             await ask("look")
