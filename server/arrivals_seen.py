@@ -38,7 +38,7 @@ class ArrivalsSeen:
 
         self._audit: Callable[[array[float]], Audit] = lambda instants: audit_arrivals(np.array(instants, np.float64))
         self._epoch = 0
-        self._instants = array("d")
+        self.instants = array("d")
         self._known: tuple[tuple[int, int], dict[str, Any]] | None = None
         self.count = 0
         self.retries = 0
@@ -47,9 +47,9 @@ class ArrivalsSeen:
         """One call has arrived and will be queued."""
         if epoch != self._epoch:
             self._begin(epoch)
-        self._instants.append(instant)
-        if len(self._instants) >= 2 * KEPT:
-            del self._instants[:KEPT]
+        self.instants.append(instant)
+        if len(self.instants) >= 2 * KEPT:
+            del self.instants[:KEPT]
         self.count += 1
         self.retries += retry
 
@@ -59,12 +59,12 @@ class ArrivalsSeen:
             self._begin(epoch)
         key = self._epoch, self.count
         if self._known is None or self._known[0] != key:
-            self._known = key, _described(self._audit(self._instants[-KEPT:]))
+            self._known = key, _described(self._audit(self.instants[-KEPT:]))
         return {"count": self.count, "retries": self.retries} | self._known[1]
 
     def _begin(self, epoch: int) -> None:
         self._epoch, self.count, self.retries = epoch, 0, 0
-        self._instants = array("d")
+        self.instants = array("d")
 
 
 def _described(audit: Audit) -> dict[str, Any]:
