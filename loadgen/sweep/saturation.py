@@ -74,8 +74,10 @@ def predicted_rate(model: Model, slo: Slo | None) -> float | None:
 
     try:
         low, high = _lowest_kept(model, kept), model.largest_stable_rate
-        for _ in range(20 if low is not None else 0):
-            rate = ((low or 0.0) + high) / 2
+        if low is None:
+            return None
+        for _ in range(20):
+            rate = (low + high) / 2
             low, high = (rate, high) if _holds(kept, rate) else (low, rate)
     except _NoValueError:
         return None
