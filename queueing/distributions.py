@@ -110,6 +110,14 @@ class TokenDistribution:
             raise SpecError(f"got a batch of {batch_size}; expected at least 1")
         if batch_size == 1:
             return self
+        first, log_cdf, log_share = self._logs
+        pmf = -np.exp(batch_size * log_cdf) * np.expm1(batch_size * log_share)
+        tail = None if self.tail is None else self.tail.largest_of(batch_size)
+        return TokenDistribution(np.concatenate([np.zeros(first), pmf]), tail)
+
+    @cached_property
+    def _logs(self) -> tuple[int, Vector, Vector]:
+        """The first count there is; from it on, log F(n) and log(1 - P(n) / F(n))."""
         below = np.cumsum(self.pmf)  # not normalised: the share of a count in it is then at most 1 exactly
         first = int(np.flatnonzero(self.pmf)[0])
         share = self.pmf[first:] / below[first:]
@@ -117,9 +125,7 @@ class TokenDistribution:
         with np.errstate(divide="ignore"):  # the shortest count has share 1: log 0, whose power is 0 exactly
             log_share = np.log1p(-share)
         log_cdf = np.where(upper > 0.5, np.log(lower), np.log1p(-np.minimum(upper, 0.5)))
-        pmf = -np.exp(batch_size * log_cdf) * np.expm1(batch_size * log_share)
-        tail = None if self.tail is None else self.tail.largest_of(batch_size)
-        return TokenDistribution(np.concatenate([np.zeros(first), pmf]), tail)
+        return first, log_cdf, log_share
 
     def moment(self, k: int) -> float:
         """E[N^k]."""

@@ -63,8 +63,18 @@ def spectra(values: Vector, width: float, points: int, order: int = 2) -> Callab
 
 
 def _lagrange(offset: Vector, order: int) -> Vector:
+    """`shares[node]`: the products over the nodes before it and after it."""
     nodes = np.arange(order)
-    return np.array([np.prod((offset[:, None] - nodes[nodes != node]) / (node - nodes[nodes != node]), axis=1) for node in nodes])
+    apart = offset - nodes[:, None]
+    shares = np.ones_like(apart)
+    for node in nodes[1:]:
+        np.multiply(shares[node - 1], apart[node - 1], out=shares[node])
+    after = np.ones_like(offset)
+    for node in nodes[-2::-1]:
+        after *= apart[node + 1]
+        shares[node] *= after
+    shares /= np.array([[math.prod(int(node - other) for other in nodes if other != node)] for node in nodes])
+    return shares
 
 
 def fitted_width(horizon: float, points: int) -> float:

@@ -49,9 +49,12 @@ class ServiceLaws:
         """P(H = t | b), a row for each b."""
         sizes = range(1, self.largest + 1)
         if self.prompt_tokens is None:
-            return np.array([self._padded(b) for b in sizes])
+            laws = np.empty((self.largest, self.points))  # row by row: a table has up to 0.3 GB
+            for row, b in zip(laws, sizes, strict=True):
+                row[:] = self._padded(b)
+            return laws
         prompts, table = self._prompts(), np.empty((self.largest, self.points // 2 + 1), dtype=complex)
-        for row, b in zip(table, sizes, strict=True):  # one after the other: a table has up to 0.3 GB
+        for row, b in zip(table, sizes, strict=True):
             row[:] = np.fft.rfft(self._padded(b)) * prompts(b)
         return self._laws(table)
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 
 import numpy as np
 
@@ -40,6 +39,8 @@ _REACH = 48  # lattice points that the stencils reach below the shortest H
 _NEAREST = 0.25  # share of the way to the residual's pole that the lattice covers at most
 _COARSE = 256  # instants that a transform with a residual sums over
 _BLOCK = 2_000_000  # numbers made at once
+_ROWS = 64  # numbers of arrivals whose likely instants are taken together
+_UNLIKELY = -60.0  # log of a probability that is left out
 _MOST_NUMBERS = 2**25  # of a table, 270 MB; building it takes up to three times as much
 _MOST_TERMS = 2_200_000_000  # that are added up to those numbers: some four seconds
 _KEPT, _TERMS_OF_A_SPECTRUM = 1024, 20
@@ -106,19 +107,18 @@ class ServiceTable:
         """`rows[b - 1, j]` = P(A = j | b), j = 0 .. count - 1, for b = first + 1 .. B. Raises OutOfReachError."""
         if count * len(self.instants) > _MOST_ARRIVALS:
             raise OutOfReachError(f"the arrivals during a batch of up to {self.longest:.4g} s ({count} of them)", SMALLER)
-        laws, j_size = self.laws[first:], max(1, _BLOCK // len(self.instants))
-        rows = np.empty((len(laws), count))
-        chunk = np.empty((min(j_size, count), len(self.instants)))
-        column = self._no_arrival(arrival_rate)
-        grows = self._growth(arrival_rate)
-        for part in blocks(count, j_size):
-            for row, j in enumerate(range(part.start, part.stop)):
-                if j:
-                    column = column + grows(j)
-                np.exp(column, out=chunk[row])
-                if j % 2:
-                    chunk[row, : self.origin] *= -1.0  # t^j below 0
-            rows[:, part] = laws @ chunk[: part.stop - part.start].T
+        laws, none, ratio = self.laws[first:], self._no_arrival(arrival_rate), self._ratio(arrival_rate)
+        ratio_of_j = np.log((1 + np.arange(count - 1) * self.law.cv**2) / np.arange(1, count))
+        factors = np.append(0.0, np.cumsum(ratio_of_j))  # log of what P(A = j) has beside its power j
+        rows = np.zeros((len(laws), count))
+        for part in blocks(count, max(1, min(_ROWS, _BLOCK // len(self.instants)))):
+            here = self._likely(none + part.start * ratio + factors[part.start], none + (part.stop - 1) * ratio + factors[part.stop - 1])
+            logs = np.multiply.outer(np.arange(part.start, part.stop), ratio[here])
+            logs += none[here]
+            logs += factors[part, None]
+            chunk = np.exp(logs, out=logs)
+            chunk[1 - part.start % 2 :: 2, : max(0, self.origin - here.start)] *= -1.0  # t^j below 0
+            rows[:, part] = laws[:, here] @ chunk.T
         return rows
 
     def transforms(self, grid: Grid, sizes: int, *, own: bool = False) -> Complex:
@@ -175,12 +175,19 @@ class ServiceTable:
         variance = self.law.cv**2
         return np.asarray(-mean if variance == 0 else -np.log1p(mean * variance) / variance)
 
-    def _growth(self, arrival_rate: float) -> Callable[[int], Vector]:
-        """log P(A = j) - log P(A = j - 1), given the service time."""
-        variance = self.law.cv**2
+    def _ratio(self, arrival_rate: float) -> Vector:
+        """The part of log P(A = j) - log P(A = j - 1) that is of the service time, not of j."""
         mean = arrival_rate * self.instants
-        ratio = np.log(np.maximum(np.abs(mean), 1e-300) / (1 + mean * variance))  # of the size; below 0 the signs alternate
-        return lambda j: ratio + math.log((1 + (j - 1) * variance) / j)
+        # of the size: below 0 the signs alternate
+        return np.asarray(np.log(np.maximum(np.abs(mean), 1e-300) / (1 + mean * self.law.cv**2)))
+
+    @staticmethod
+    def _likely(least: Vector, most: Vector) -> slice:
+        """The instants where one of consecutive numbers of arrivals is likely, from the log P of the least and of the most."""
+        early, late = np.flatnonzero(least > _UNLIKELY), np.flatnonzero(most > _UNLIKELY)
+        if not len(early):
+            return slice(0, 0)  # too many for the longest of service times
+        return slice(int(early[0]), int(late[-1]) + 1 if len(late) else len(least))
 
     def _smeared(self, laws: Vector, width: float, grid: Grid) -> Complex:
         """Transforms of X H on a grid: by the gamma's own transform, on fewer instants (the hat of the grid is coarser)."""
