@@ -122,17 +122,13 @@ def first_ids(state: QueueState, size: int, server: Server) -> tuple[str, ...]:
     prompt_tokens = 0
     context_tokens = 0
     if server.max_context_tokens < UNBOUNDED:  # not free: 50 us with 256 in service
-        context_tokens = sum(_context_tokens(running.request) for running in server.in_service)
+        context_tokens = sum([each.request.prompt_tokens + each.request.max_output_tokens for each in server.in_service])
     for waiting in state.waiting[: min(size, server.max_batch_size)]:
         prompt_tokens += waiting.request.prompt_tokens + waiting.output_tokens_so_far
-        context_tokens += _context_tokens(waiting.request)
+        context_tokens += waiting.request.prompt_tokens + waiting.request.max_output_tokens
         if ids and prompt_tokens > server.max_prompt_tokens:
             break
         if (ids or server.in_service) and context_tokens > server.max_context_tokens:
             break
         ids.append(waiting.request.id)
     return tuple(ids)
-
-
-def _context_tokens(request: Request) -> int:
-    return request.prompt_tokens + request.max_output_tokens

@@ -182,7 +182,7 @@ class ServiceProcess:
         return len(tokens) * max(tokens) if self._pad_prompts and self._opens_batch else sum(tokens)
 
     def _look_for_entry(self) -> None:
-        self._entry_at = min((member.enters_at for member in self._pending.values()), default=math.inf)
+        self._entry_at = min([member.enters_at for member in self._pending.values()], default=math.inf)
 
     def _instant(self, step: int) -> float:
         if step == 1 or self._first_end == math.inf:

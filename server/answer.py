@@ -258,8 +258,8 @@ class Answer(Response):
 
     def _usage(self, delays: tuple[float, float]) -> dict[str, Any]:
         tickets = [choice.ticket for choice in self._choices if choice.ticket is not None]
-        prompt = sum(ticket.work.request.prompt_tokens for ticket in tickets[:: self._options.n])
-        output = sum(ticket.ending.output_tokens for ticket in tickets)
+        prompt = sum([ticket.work.request.prompt_tokens for ticket in tickets[:: self._options.n]])
+        output = sum([ticket.ending.output_tokens for ticket in tickets])
         queue, service = delays
         timing = {"queueing_delay_ms": queue, "service_ms": service, "batch_size": tickets[0].batch_size}
         return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output, "kendall": timing}

@@ -103,7 +103,7 @@ class Batcher:
     @property
     def in_service(self) -> int:
         """Requests dispatched whose own end has not come (or whose padded batch goes on)."""
-        return sum(len(slot.running) for slot in self._slots)
+        return sum([len(slot.running) for slot in self._slots])
 
     @property
     def unanswered(self) -> int:

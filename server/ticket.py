@@ -65,6 +65,7 @@ class Ticket:
         "deaths",
         "ending",
         "epoch",
+        "id",
         "interruptions",
         "outcome",
         "output_token_ids",
@@ -78,6 +79,7 @@ class Ticket:
     def __init__(self, batcher: Batcher, work: Work, ending: Ending, consumer: Consumer, client_limit: int | None) -> None:
         self._batcher = batcher
         self.work = work
+        self.id = work.request.id
         self.ending = ending
         self.consumer = consumer
         self.client_limit = client_limit  # the client's own max_tokens, for telling what was clipped
@@ -95,11 +97,6 @@ class Ticket:
         self.stream: TokenStream | None = None
         self.told: tuple[int, float | None] | None = None  # at its arrival: how many waited before it, and seconds to wait
         self._lost: str | None = None
-
-    @property
-    def id(self) -> str:
-        """The request's id."""
-        return self.work.request.id
 
     def waiting(self) -> Waiting:
         """Itself as policies see it in the queue."""

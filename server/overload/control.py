@@ -40,6 +40,7 @@ from server.supervision import deadlines, poison
 if TYPE_CHECKING:
     from starlette.types import Scope
 
+    from server.batcher import Batcher
     from server.gateway import Gateway
     from server.schema import Generation
     from server.ticket import Ticket
@@ -148,7 +149,7 @@ class Overload:
         if not gateway.ready or gateway.draining:
             return None  # that has its own answer
         by_place = self.settings.priority_aging is None  # else its place is in its body
-        refused = self._refused(1, caller_of(scope), None, self._objectives if by_place else ())
+        refused = self._refused(1, scope, None, self._objectives if by_place else ())
         if refused is None:
             return None
         now, call_id, own_id = gateway.now(), gateway.next_call_id("refused"), asked_id(scope["headers"])
@@ -166,7 +167,7 @@ class Overload:
         """All sequences of a call, or raise ApiError and record them as rejected. Nothing may be awaited before they are submitted."""
         if not self.guarded and demand.first_token is None:
             return
-        refused = self._refused(len(works), caller_of(scope), works[0].request, self._objectives_of(demand))
+        refused = self._refused(len(works), scope, works[0].request, self._objectives_of(demand))
         if refused is not None:
             for work in works:
                 self._record(refused, _record_of(work))
@@ -236,20 +237,24 @@ class Overload:
         service = 0.0 if self.waits is None else self.waits.first_token()
         return (*self._objectives, Objective.of_first_token(demand.first_token, service, self._level))
 
-    def _refused(self, sequences: int, key: str, request: Request | None, objectives: Sequence[Objective]) -> ApiError | None:
-        return self._too_fast(sequences, key) or self._full(sequences) or self._too_late(sequences, request, objectives)
+    def _refused(self, sequences: int, scope: Scope, request: Request | None, objectives: Sequence[Objective]) -> ApiError | None:
+        batcher = self._gateway.batcher
+        too_fast = None if self._rates is None else self._too_fast(sequences, self._rates, caller_of(scope))
+        refused = too_fast or self._full(sequences, batcher)
+        # an idle gateway admits one call whatever is predicted: only a service can correct a prediction that is too long
+        if refused is not None or not objectives or self.waits is None or not batcher.unanswered:
+            return refused
+        return self._too_late(sequences, request, objectives, self.waits)
 
-    def _too_fast(self, sequences: int, key: str) -> ApiError | None:
-        if self._rates is None:
-            return None
-        seconds = self._rates.seconds_until(key, self._gateway.now(), sequences)
+    def _too_fast(self, sequences: int, rates: RateLimits, key: str) -> ApiError | None:
+        seconds = rates.seconds_until(key, self._gateway.now(), sequences)
         if seconds <= 0:
             return None
         self._count("rate_limit", sequences)
         return ApiError(429, "rate_limit_exceeded", "this API key exceeds its rate limit; retry later", retry_after=seconds)
 
-    def _full(self, sequences: int) -> ApiError | None:
-        batcher, settings = self._gateway.batcher, self.settings
+    def _full(self, sequences: int, batcher: Batcher) -> ApiError | None:
+        settings = self.settings
         if self._adaptive is not None:
             over = batcher.unanswered + sequences - self._adaptive.bound
             if over > 0 and batcher.unanswered:  # an idle gateway admits a call of any size
@@ -268,20 +273,17 @@ class Overload:
             return self._queue_full("max_num_queued_tokens", sequences, f"{counted(batcher.waiting_tokens, 'prompt token')} waiting", after)
         return None
 
-    def _too_late(self, sequences: int, request: Request | None, objectives: Sequence[Objective]) -> ApiError | None:
-        """An idle gateway admits one call whatever is predicted: only a service can correct a prediction that is too long."""
+    def _too_late(self, sequences: int, request: Request | None, objectives: Sequence[Objective], waits: Waits) -> ApiError | None:
         batcher = self._gateway.batcher
-        if not objectives or self.waits is None or not batcher.unanswered:
-            return None
         place = batcher.queue_length if request is None else batcher.place_of(request)
-        wait = self.waits.wait(place + sequences - 1, joining=sequences)
+        wait = waits.wait(place + sequences - 1, joining=sequences)
         if wait is None:
             return None  # nothing was served yet: nobody can say
         missed = next((objective for objective in objectives if not objective.kept(wait)), None)
         if missed is None:
             return None
         self._count("slo", sequences)
-        idle = self.waits.until_idle()
+        idle = waits.until_idle()
         after = min(missed.seconds_until_kept(wait), math.inf if idle is None else idle)
         return self._error("slo_unattainable", missed.refusal(wait), after, place=place, wait=wait.mean, param=missed.param)
 

@@ -95,25 +95,25 @@ class Waits:
     def wait(self, place: int, *, joining: int = 0) -> Waiting | None:
         """Of one with `place` requests before it; `joining`: how many more will stand in the queue than do now."""
         batcher, now = self._gateway.batcher, self._gateway.now()
-        question = place, joining, batcher.in_service
+        question = place, joining, (in_service := batcher.in_service)
         if self._last is not None and self._last[0] == question and now - self._last[1] < FRESH:
             return self._last[2]
-        if self._slot_is_free(place):
+        if batcher.policy.joins_running and self._slot_is_free(place, in_service):
             return AT_ONCE  # nearly always below saturation
         service = self.service()
         if isinstance(service, SlotService):
-            found: Waiting | None = service.wait(place, batcher.in_service)
+            found: Waiting | None = service.wait(place, in_service)
         else:
             found = None if service is None else self._batch_wait(service, place, joining, now)
         self._last = question, now, found
         return found
 
-    def _slot_is_free(self, place: int) -> bool:
+    def _slot_is_free(self, place: int, in_service: int) -> bool:
         """Whether a continuous engine takes it at once; False while nothing is known of service at all."""
-        gateway, batcher = self._gateway, self._gateway.batcher
-        if not batcher.policy.joins_running or not (self._seen.any or (gateway.live is not None and gateway.live.ahead is not None)):
+        gateway = self._gateway
+        if not (self._seen.any or (gateway.live is not None and gateway.live.ahead is not None)):
             return False
-        return place < gateway.effective_max_batch_size() * batcher.capabilities.servers - batcher.in_service
+        return place < gateway.effective_max_batch_size() * gateway.batcher.capabilities.servers - in_service
 
     def _batch_wait(self, service: BatchService, place: int, joining: int, now: float) -> Waiting:
         batcher = self._gateway.batcher
