@@ -21,6 +21,7 @@ Inoue (2021) treats deterministic H and B = infinity; THEORY c.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -97,13 +98,26 @@ def solve_cut(bound: int | None, grow: Callable[[int], bool], cut_at: Callable[[
     largest, size = _LARGEST_BATCH if bound is None else LARGEST_BOUND, _FIRST
     while size < largest and grow(size):
         size *= 2
+    before = math.inf
     while True:
         queue, lost = cut_at(size)
         if lost < LOST:
             return queue
-        if size >= largest:
+        if size >= largest or not _may_reach(before, lost, round(math.log2(largest / size))):
             raise LargeBatchesError(size, lost, bound, LARGEST_BOUND)
-        size *= 2
+        before, size = lost, 2 * size
+
+
+def _may_reach(before: float, lost: float, doublings: int) -> bool:
+    """Whether the share lost may yet become negligible: its logarithm falls at most fourfold from one doubling to the next.
+
+    A tail exp(-c b^2) falls so; geometric ones fall twofold, powers of b not at all faster.
+    """
+    if before == math.inf:
+        return True
+    fall = max(0.0, math.log(max(before, LOST) / max(lost, LOST)))
+    least = math.log(max(lost, LOST)) - fall * sum(4.0**each for each in range(1, doublings + 1))
+    return least <= math.log(LOST)
 
 
 def _unbounded(time: BatchTime, arrival_rate: float, size: int) -> tuple[BatchQueue, float]:
