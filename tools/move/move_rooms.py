@@ -86,7 +86,7 @@ def imported(node: ast.Import | ast.ImportFrom, package: str, modules: frozenset
             alias = each.asname or (each.name if name != each.name else None)
         else:
             base, name, alias = moved(origin), each.name, each.asname
-        alias = None if alias == name and each.asname is None else alias  # `a as a` exports it again
+        alias = None if alias == name and each.asname != each.name else alias  # `a as a` exports it again
         found.setdefault(base, []).append(name if alias is None else f"{name} as {alias}")
     new = [f"from {base} import {', '.join(names)}" for base, names in found.items()]
     return None if new == [ast.unparse(node)] or list(found) == [node.module] else new
