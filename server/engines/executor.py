@@ -60,6 +60,15 @@ class _FirstError(logging.Handler):
             Path(path).write_text(str(error) or type(error).__name__, encoding="utf-8")
 
 
+def _request_amx() -> None:
+    """Ask Linux for the AMX tile registers, which a process may not touch before it has asked.
+
+    vLLM's attention kernel for the CPU uses them and never asks: an engine whose first request is short dies of SIGILL.
+    A large matrix product asks on its own, by way of oneDNN. Nothing happens on a CPU without AMX.
+    """
+    torch.cpu._init_amx()
+
+
 class InProcessExecutor(uniproc_executor.UniProcExecutor):  # type: ignore[misc]  # vLLM is not followed by mypy
     """One rank, inside EngineCore, that ends when the gateway process does."""
 
@@ -74,4 +83,6 @@ class InProcessExecutor(uniproc_executor.UniProcExecutor):  # type: ignore[misc]
         if on_cpu() and self.vllm_config.model_config.enforce_eager:
             # the sampler compiles a helper at the first `logprobs`: seconds of silence that look like a hang
             torch.compiler.set_stance("force_eager")
+        if on_cpu():
+            _request_amx()
         super()._init_executor()

@@ -36,6 +36,7 @@ from .vllm_process import kill_tree
 CLIENT_ERRORS: tuple[type[Exception], ...] = (VLLMClientError, ValueError, TypeError, OverflowError, NotImplementedError)
 # badly shaped messages and templates raise all of these
 PROMPT_ERRORS: tuple[type[Exception], ...] = (*CLIENT_ERRORS, KeyError, AttributeError, TemplateError)
+EXIT_CODE = 0.05  # seconds that the event loop waits for it, when an engine has died
 StepListener = Callable[[int, int, int], None]  # running, admitted, prompt tokens
 
 
@@ -89,6 +90,12 @@ class Core:
     async def resume(self) -> None:
         """Go on after `pause`."""
         await self.llm.resume_generation()
+
+    def exit_code(self) -> int | None:
+        """Of the engine's process, once that has ended; waits for the fork server, which hears of it first, for a moment."""
+        self.process.join(EXIT_CODE)
+        code: int | None = self.process.exitcode
+        return code
 
     async def ping(self, timeout: float) -> bool:
         """Whether EngineCore's loop answers in time."""

@@ -106,7 +106,7 @@ class VllmEngine:
         self._capabilities = core.capabilities()
         self._forms = FormCompiler(core.config, self._form_time)
         self._submitter = Submitter(core, self._begin, self._lost)
-        self._watch = Watch(core.pid, core.ping, self._patience, self._lost)
+        self._watch = Watch(core.pid, core.ping, self._patience, self._lost, exit_code=core.exit_code)
         if cpus:
             self._pin(core.pid, cpus)
         return self._capabilities

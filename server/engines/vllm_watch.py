@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +22,7 @@ PING = 1.0  # seconds that one of several pings waits for its answer, at most
 PINGS = 4  # at least so many go unanswered before an engine is lost
 LATE = 0.5  # seconds: a ping that took so much longer than it was to wait was held up here
 WORKING = 6.0  # an engine that computes is given so many times the patience: it may be in a step that has no end
+NOT_KNOWN = 255  # the exit code that multiprocessing gives where nobody could read it
 AT_WORK = 0.05  # share of a silent second that the main thread ran or stood in line
 
 
@@ -34,7 +36,7 @@ class Patience(NamedTuple):
 class Watch:
     """Calls `lost(reason)` when the process is gone or does not answer `ping(timeout)`. Made on the event loop.
 
-    `used(pid)` = processor seconds that it had or waited for so far.
+    `used(pid)` = processor seconds that it had or waited for so far; `exit_code()` = multiprocessing's of a process that has ended.
     """
 
     def __init__(
@@ -43,11 +45,14 @@ class Watch:
         ping: Callable[[float], Awaitable[bool]],
         patience: Callable[[], Patience],
         lost: Callable[[str], None],
+        *,
         used: Callable[[int], float | None] | None = None,
+        exit_code: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._lost = lost
         self._ping = ping
         self._used = used or processor_seconds
+        self._exit_code = exit_code
         self._loop = asyncio.get_running_loop()
         self._pid = pid
         self._pidfd = _open(pid)
@@ -68,7 +73,7 @@ class Watch:
 
     def _gone(self) -> None:
         self._unwatch()
-        self._lost(f"the engine process ({self._pid}) has ended")
+        self._lost(f"the engine process ({self._pid}) {how_it_ended(self._exit_code())}")
 
     async def _look(self, patience: Callable[[], Patience]) -> None:
         answered_at = self._loop.time()
@@ -100,6 +105,20 @@ class Watch:
         worked = None if used is None or used_before is None else used - used_before
         took = max(took, wait)  # a connection that refuses at once is no faster way to be lost
         return took if worked is None or worked < AT_WORK * took else took / WORKING
+
+
+def how_it_ended(exit_code: int | None) -> str:
+    """Of a process, by multiprocessing's exit code: negative for a signal."""
+    if exit_code is None or exit_code == NOT_KNOWN:
+        return "has ended"
+    if exit_code >= 0:
+        return f"has ended with status {exit_code}"
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:  # one without a name
+        return f"was ended by signal {-exit_code}"
+    memory = "; if nobody sent it, the machine ran out of memory" if exit_code == -signal.SIGKILL else ""
+    return f"was ended by {name} ({(signal.strsignal(-exit_code) or name).lower()}{memory})"
 
 
 def processor_seconds(pid: int) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import signal
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import cast
@@ -14,7 +15,7 @@ import pytest
 from policies import Request, Running
 from server.batcher import Batcher
 from server.engines.base import Sampling, Structured, Work
-from server.engines.vllm_watch import IDLE_PING_EVERY, PING, PING_EVERY, WORKING, Patience, Watch
+from server.engines.vllm_watch import IDLE_PING_EVERY, PING, PING_EVERY, WORKING, Patience, Watch, how_it_ended
 from server.supervision.continuing import stateful, way_to_continue
 from server.supervision.progress import FORM_TIMES, Stillness, StuckWatch
 from server.supervision.restarts import LONGEST_WAIT, MOST_OVERDUE, SOUND_LIFE, RestartBudget
@@ -109,7 +110,11 @@ class Pinged:
             return bool(await ping(limit))  # type: ignore[misc]
 
         patience = Patience(5.0, every)
-        self.watch = Watch(os.getpid(), counted, lambda: patience, lambda _: self.lost.append(loop.time()), lambda _: used(loop.time()))
+
+        def lost(_reason: str) -> None:
+            self.lost.append(loop.time())
+
+        self.watch = Watch(os.getpid(), counted, lambda: patience, lost, used=lambda _: used(loop.time()))
 
 
 async def silent(limit: float) -> bool:
@@ -250,3 +255,19 @@ def test_stillness_counts_only_what_was_watched_and_only_when_busy() -> None:
     assert still.look(32.0, "b", busy=True) == 0.0, "something moved"
     assert still.look(33.0, "b", busy=True) == 1.0
     assert still.look(34.0, "b", busy=False) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "expected"),
+    [
+        (None, "has ended"),
+        (255, "has ended"),  # multiprocessing could not read it
+        (0, "has ended with status 0"),
+        (1, "has ended with status 1"),
+        (-signal.SIGILL, "was ended by SIGILL (illegal instruction)"),
+        (-signal.SIGKILL, "was ended by SIGKILL (killed; if nobody sent it, the machine ran out of memory)"),
+        (-99, "was ended by signal 99"),
+    ],
+)
+def test_the_end_of_an_engine_is_named(exit_code: int | None, expected: str) -> None:
+    assert how_it_ended(exit_code) == expected

@@ -466,10 +466,11 @@ def test_death_fails_every_stream_and_a_new_start_serves_again(house: House) -> 
     assert len(house.deaths) == 1
     assert not house.run(house.engine.healthy())
     house.run(house.engine.start(), 600)
-    assert house.serve(work(5, forced=5))[0].ends == ["length"]
+    # a first request as short as this: before the AMX registers were asked for, vLLM died of it on CPUs that have them
+    assert house.serve(work(5, prompt=3, forced=5))[0].ends == ["length"]
 
 
-def test_an_idle_engines_death_is_noticed_and_stop_leaves_no_process(house: House) -> None:
+def test_an_idle_engines_death_is_noticed_and_named_and_stop_leaves_no_process(house: House) -> None:
     house.deaths.clear()
 
     async def call() -> None:
@@ -482,7 +483,8 @@ def test_an_idle_engines_death_is_noticed_and_stop_leaves_no_process(house: Hous
     pid = house.engine.process_id
     house.run(house.engine.stop())
     assert house.run(gone([pid])) == []
-    assert len(house.deaths) == 1
+    (death,) = house.deaths
+    assert "was ended by SIGKILL" in death
     house.run(house.engine.start(), 600)
 
 
