@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from queueing.remote import SYSTEM, Trust
+from queueing.remote import SYSTEM, Trust, check_key
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """An API key for what is measured; an admin key for switching and asking, where the gateway has one."""
+    """An API key for what is measured; an admin key for switching and asking, where the gateway has one.
+
+    Raises SpecError for a key that cannot be sent.
+    """
 
     api_key: str | None = field(default=None, repr=False)
     admin_key: str | None = field(default=None, repr=False)
     trust: Trust = SYSTEM
+
+    def __post_init__(self) -> None:
+        check_key(self.api_key, "--api-key")
+        check_key(self.admin_key, "--admin-key")
 
     @property
     def headers(self) -> dict[str, str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from policies.text import SpecError, suggest
-from queueing.remote import Trust, check_no_credentials
+from queueing.remote import Trust, check_key, check_no_credentials
 
 DATASETS = ("random", "sharegpt", "jsonl", "custom")
 SOURCES = "--request-rate, --arrivals, --ramp-up-strategy, --trace, --timetable; or --max-concurrency alone, a closed loop"
@@ -59,8 +59,9 @@ class LoadOptions:
     max_errors: int = 100
 
     def check(self) -> None:
-        """Raises SpecError: a URL that cannot be meant, a number out of range, flags that exclude one another."""
+        """Raises SpecError: a URL that cannot be meant, a key that cannot be sent, a number out of range, flags that exclude one another."""
         check_base_url(self.base_url)
+        check_key(self.api_key, "--api-key")
         for flag, value, least in (
             ("--max-tokens", self.max_tokens, 1),
             ("--num-prompts", self.num_prompts, 1),

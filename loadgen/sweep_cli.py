@@ -127,11 +127,12 @@ def sweep_command(
         "max_num_seqs": max_num_seqs,
     }
     given = {key: value for key, value in given.items() if value is not None}
+    keys = Keys(api_key, admin_key, Trust(cacert, insecure))
     plan, folder = _plan(preset, given, resume, result_dir)
     if dry_run:
         _print_plan(plan, json)
         return
-    raise typer.Exit(_measure(plan, folder, port, assertions or [], Keys(api_key, admin_key, Trust(cacert, insecure)), json=json))
+    raise typer.Exit(_measure(plan, folder, port, assertions or [], keys, json=json))
 
 
 def _plan(preset: str, given: dict[str, Any], resume: Path | None, folder: Path) -> tuple[Plan, Path]:

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from queueing.remote import is_loopback
+from queueing.remote import check_key, is_loopback
 
 _PORTS = {"http": 80, "https": 443}
 
@@ -38,5 +38,10 @@ def local_admin_key(url: str) -> str | None:
 
 
 def key_for_admin(url: str, admin_key: str | None, api_key: str | None = None) -> str | None:
-    """What a call to `/admin` carries: the admin key that was given, else the one that the gateway made, else an API key."""
+    """What a call to `/admin` carries: the admin key that was given, else the one that the gateway made, else an API key.
+
+    Raises SpecError for a key that cannot be sent.
+    """
+    check_key(admin_key, "--admin-key")
+    check_key(api_key, "--api-key")
     return admin_key or local_admin_key(url) or api_key

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from policies.text import SpecError
+from policies.text import SpecError, counted
 
 NO_DESCRIPTOR = "no file descriptor left for another stream: raise `ulimit -n` or use --processes"
 NOT_TRUSTED = "the server's certificate is not trusted"
@@ -46,9 +46,21 @@ def is_loopback(host: str) -> bool:
 
 
 def check_no_credentials(url: str, name: str) -> None:
-    """Raises SpecError: a password would end in files and logs; the message does not repeat it."""
-    if "@" in urlsplit(url).netloc:
+    """Raises SpecError: a password would end in files and logs; the message does not repeat it. Nor may it be no URL at all."""
+    try:
+        netloc = urlsplit(url).netloc
+    except ValueError as error:
+        raise SpecError(f"got {name} {url!r}: {error}; expected http://HOST:PORT") from None
+    if not url.isprintable():
+        raise SpecError(f"got {name} {url!r}; expected http://HOST:PORT without control characters")
+    if "@" in netloc:
         raise SpecError(f"got {name} with a user name or password; expected http://HOST:PORT, with --api-key KEY for a key")
+
+
+def check_key(key: str | None, option: str) -> None:
+    """Raises SpecError for a key that no header can carry; the message does not repeat it. None and an empty one are no key."""
+    if key and (" " in key or not (key.isascii() and key.isprintable())):
+        raise SpecError(f"got {option} with a key of {counted(len(key), 'character')}; expected printable ASCII without spaces or line ends")
 
 
 def tls_context(cacert: str | None = None, *, insecure: bool = False) -> ssl.SSLContext:

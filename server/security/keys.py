@@ -12,6 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from policies.text import SpecError
+from queueing.remote import check_key
 
 SHORT = 16  # characters: a shorter key can be guessed
 
@@ -45,8 +46,9 @@ def holder(keys: Sequence[Key], token: bytes) -> Key | None:
 
 
 def _key(flag: str, text: str) -> Key:
-    if not (text and text.isascii() and text.isprintable()) or " " in text:
-        raise SpecError(f"got {flag} with a key of {len(text)} characters; expected printable ASCII without spaces, at least one character")
+    if not text:
+        raise SpecError(f"got {flag} with an empty key; expected printable ASCII, at least one character")
+    check_key(text, flag)
     return Key(sha256(text.encode()).digest(), len(text) < SHORT)
 
 

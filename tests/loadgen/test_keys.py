@@ -123,3 +123,42 @@ def test_the_log_of_a_gateway_is_json_and_holds_no_key(served: Served) -> None:
     messages = [json.loads(line)["message"] for line in lines]
     assert any(message.startswith("ready: emulated engine") for message in messages)
     assert not any(key in line for line in lines for key in (API, ADMIN))
+
+
+NOWHERE = "http://127.0.0.1:9"
+UNSENDABLE = ("ä b", "clé", "two words", "line\nend", "bell\a", "sk-\udcff")
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        (("load", "--base-url", NOWHERE, "--request-rate", "20", "--num-prompts", "5", "--no-save"), ("--api-key",)),
+        (("sweep", "--base-url", NOWHERE, "--policies", "single", "--request-rates", "9", "--dry-run"), ("--api-key", "--admin-key")),
+        (("advise", NOWHERE), ("--api-key", "--admin-key")),
+        (("calibrate", NOWHERE), ("--api-key", "--admin-key")),
+    ],
+)
+def test_a_key_that_no_header_can_carry_is_a_wrong_argument(
+    command: tuple[str, ...], options: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a flag and from the environment; the message does not repeat the key."""
+    for option in options:
+        for key in UNSENDABLE:
+            assert status(*command, option, key) == 2
+            told = capsys.readouterr().err
+            assert told.startswith(f"kendall: got {option} with a key of {len(key)} character")
+            assert key not in told
+        variable = "KENDALL_" + option.strip("-").replace("-", "_").upper()
+        with monkeypatch.context() as environment:
+            environment.setenv(variable, "sk-1234\n")
+            assert status(*command) == 2
+        assert f"({option} came from {variable})" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://gate\nway:80"])
+def test_a_url_that_cannot_be_read_is_a_wrong_argument(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (("load", "--request-rate", "20", "--no-save", "--base-url"), ("sweep", "--base-url"), ("advise",), ("calibrate",)):
+        assert status(*command, url) == 2
+        told = capsys.readouterr().err
+        assert told.startswith("kendall: got ")
+        assert "expected http://HOST:PORT" in told
