@@ -1,7 +1,7 @@
 """The command `kendall`: each subcommand is a thin call into a package, imported only when it is used.
 
-Exit status: 0 done, 1 failed, 2 wrong arguments, 3 a check failed or no stable choice exists. Every error is a line
-that begins with `kendall:`.
+Exit status: 0 done, 1 failed, 2 wrong arguments (also a key that a server refuses), 3 a check failed or no stable choice
+exists. Every error is a line that begins with `kendall:`.
 """
 
 from __future__ import annotations

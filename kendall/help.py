@@ -12,13 +12,17 @@ VARIABLES = (
     "An option can also be set in the environment: KENDALL_<OPTION> for every command that has the option, "
     "KENDALL_<COMMAND>_<OPTION> for one command, for example KENDALL_SEED=3. A flag wins."
 )
+STATUSES = (
+    "Exit status: 0 done; 1 failed, for example because nobody answers; 2 a wrong argument, also a key that a server refuses; "
+    "3 a check failed, or no stable choice exists."
+)
 DURATIONS = "A DURATION is a number of seconds, or a number with a unit: 2s, 100ms, 500us, 1.5min (or 1.5m), 1h."
 
 
 def show_as_written(command: Any, shared_variables: bool = True) -> None:
     """Make typer show a command's texts literally: it takes `[engine-args]` for markup and drops it."""
     durations = any(_takes_duration(parameter) for parameter in command.params)
-    notes = [*((DURATIONS,) if durations else ()), *((VARIABLES,) if shared_variables else ())]
+    notes = [*((DURATIONS,) if durations else ()), *((VARIABLES,) if shared_variables else ()), STATUSES]
     command.help = _literal(command.help)
     command.epilog = _literal("\n\n".join(notes))
     command.context_settings = {**command.context_settings, "help_option_names": ["-h", "--help"]}

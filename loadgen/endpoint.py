@@ -17,7 +17,7 @@ import msgspec
 from loadgen.stream import read_error
 from loadgen.target import LoadError, Target
 from policies.text import SpecError
-from queueing.remote import NO_TLS, NOT_TRUSTED, reason, server_root, tls_context
+from queueing.remote import NO_TLS, NOT_TRUSTED, REFUSED, key_refusal, reason, server_root, tls_context
 
 ANSWER_LIMIT = 10.0  # seconds that one answer may take
 MIN_LIMIT = 0.01  # seconds: a client's timeout must be above 0
@@ -76,10 +76,8 @@ def _in_vain(why: str, timeout: float | None) -> str:
 async def _look(client: httpx.AsyncClient, url: str, model: str, limit: float) -> Endpoint:
     where = f"{url}/v1/models"
     response = await _get(client, "/v1/models", url, limit)
-    if response.status_code in (401, 403):
-        raise SpecError(
-            f"{where} answered {response.status_code}: {read_error(response.content)[1]}; expected an --api-key that it accepts"
-        )
+    if response.status_code in REFUSED:
+        raise SpecError(key_refusal(where, response.status_code, read_error(response.content)[1], "--api-key"))
     if response.is_redirect:
         raise LoadError(f"{where} redirects to {response.headers['location']}; expected the server itself: give that address as --base-url")
     endpoint = _read(response.content) if response.status_code == httpx.codes.OK else UNKNOWN

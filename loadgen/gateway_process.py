@@ -17,9 +17,10 @@ import httpx
 
 from loadgen.keys import NO_KEYS, Keys
 from loadgen.stream import read_error
+from policies.text import SpecError
 from queueing.errors import CommandError
 from queueing.local_key import key_for_admin
-from queueing.remote import reason, server_root
+from queueing.remote import REFUSED, key_refusal, reason, server_root
 
 START_LIMIT = 180.0  # seconds
 STOP_LIMIT = 20.0
@@ -34,6 +35,10 @@ class GatewayError(CommandError):
 
 class GatewayLostError(GatewayError):
     """Nobody answers there, or not any more."""
+
+
+class KeyRefusedError(GatewayError, SpecError):
+    """It does not take the key that was given, or wants one: a wrong argument."""
 
 
 class GatewayClient:
@@ -52,13 +57,16 @@ class GatewayClient:
         await self._client.aclose()
 
     async def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """One call to the gateway. Raises GatewayError on an error status, GatewayLostError where nobody answers."""
+        """One call to the gateway. Raises GatewayError on an error status, KeyRefusedError and GatewayLostError, which are such."""
         try:
             response = await self._client.request(method, path, json=body, headers=self._admin_headers(path))
         except httpx.TransportError as error:
             raise GatewayLostError(f"{method} {self.url}{path}: {reason(error)}") from None
         if response.status_code != 200:
-            raise GatewayError(f"{method} {self.url}{path} answered {response.status_code}: {read_error(response.content)[1]}")
+            where, status, message = f"{method} {self.url}{path}", response.status_code, read_error(response.content)[1]
+            if status in REFUSED:
+                raise KeyRefusedError(key_refusal(where, status, message, "--admin-key" if path.startswith("/admin") else "--api-key"))
+            raise GatewayError(f"{where} answered {status}: {message}")
         return dict(response.json())
 
     def _admin_headers(self, path: str) -> dict[str, str]:

@@ -75,6 +75,17 @@ def tls_context(cacert: str | None = None, *, insecure: bool = False) -> ssl.SSL
     return context
 
 
+REFUSED = (401, 403)  # statuses of a server that does not take the key, or wants one
+
+
+def key_refusal(where: str, status: int, message: str, option: str) -> str:
+    """One line for a refused key: what the server got, and which option gives another key; its own advice is for other clients."""
+    got, told, _ = message.partition("; expected ")
+    if status == 401 or not told:
+        return f"{where} answered {status}: {got}; expected {option} with a key that it accepts"
+    return f"{where} answered {status}: {message}"
+
+
 @dataclass(frozen=True, slots=True)
 class Trust:
     """The certificates that a command accepts. Raises SpecError."""

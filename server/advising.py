@@ -21,7 +21,7 @@ from queueing.advice.percent import seconds, share, small_share
 from queueing.environment_twins import fitting
 from queueing.errors import CommandError
 from queueing.local_key import key_for_admin
-from queueing.remote import CACERT, INSECURE, SYSTEM, Trust, check_no_credentials, reason, server_root
+from queueing.remote import CACERT, INSECURE, REFUSED, SYSTEM, Trust, check_no_credentials, key_refusal, reason, server_root
 from queueing.terminal import Column, Table, console, say
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -137,6 +137,8 @@ def ask(url: str, params: Mapping[str, str], key: str | None = None, trust: Trus
     message = answer["error"].get("message") if isinstance(answer, dict) and isinstance(answer.get("error"), dict) else None
     if message is None or response.status_code == httpx.codes.NOT_FOUND:
         raise SpecError(f"got {url}, which answers {response.status_code} to /admin/advice; {GATEWAY}")
+    if response.status_code in REFUSED:
+        raise SpecError(key_refusal(url, response.status_code, message, "--admin-key"))
     refusal = f"{url} answered {response.status_code}: {message}"
     raise CommandError(refusal) if response.is_server_error else SpecError(refusal)
 

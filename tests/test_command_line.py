@@ -93,6 +93,11 @@ def test_long_help_is_in_panels_of_a_dozen_or_two(name: str) -> None:
     assert max(panels.values()) <= 16
 
 
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_help_says_which_status_a_refused_key_has(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "2 a wrong argument, also a key that a server refuses" in words(shown(capsys, name, "--help"))
+
+
 def test_help_command_is_command_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(capsys, "help", "advise") == shown(capsys, "advise", "--help") == shown(capsys, "advise", "-h")
     assert shown(capsys, "help") == shown(capsys, "--help") == shown(capsys, "-h")

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import msgspec
 
-from loadgen.gateway_process import GatewayClient, GatewayError, GatewayLostError, GatewayProcess, free_port
+from loadgen.gateway_process import GatewayClient, GatewayError, GatewayLostError, GatewayProcess, KeyRefusedError, free_port
 from loadgen.keys import NO_KEYS, Keys
 from loadgen.sweep.grid import Bounds
 from loadgen.sweep.plan import Plan
@@ -115,11 +115,13 @@ class GivenGateway:
         self.record_file = Path(named)
 
     async def _not_there(self) -> GatewayError:
-        """Nobody who listens, or a server that is no gateway."""
+        """Nobody who listens, a server that is no gateway, or one that refuses the key."""
         try:
             await self.client.ask("GET", "/admin/state")
         except GatewayLostError as error:
             return GatewayLostError(f"no gateway serves at {self.client.url}: {error}")
+        except KeyRefusedError as error:
+            return error
         except GatewayError as error:
             return GatewayLostError(f"the server at {self.client.url} is no Kendall gateway, or is not ready: {error}")
         return GatewayLostError(f"the gateway at {self.client.url} is not ready")

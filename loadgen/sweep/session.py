@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen.gateway_process import GatewayError
+from loadgen.gateway_process import GatewayError, KeyRefusedError
 from loadgen.html_report import of_folder
 from loadgen.keys import NO_KEYS, Keys
 from loadgen.sweep.apparatus import Apparatus
@@ -30,7 +30,7 @@ DONE, FAILED, CHECK_FAILED, INTERRUPTED = 0, 1, 3, 130
 
 
 async def run_session(plan: Plan, folder: Path, port: int, assertions: Sequence[str], keys: Keys = NO_KEYS, *, json: bool) -> int:
-    """Measure what is left of the plan, report what there is; the exit status. Raises GatewayError where no cell was measured."""
+    """Measure what is left of the plan, report what there is; the exit status. Raises GatewayError where no cell was measured or a key is refused."""
     conditions = parse_conditions(assertions)
     await _check_gateway(plan, folder, keys)
     store = Store.open(folder, plan)
@@ -49,7 +49,7 @@ async def run_session(plan: Plan, folder: Path, port: int, assertions: Sequence[
                     _say(f"interrupted before a cell was measured; the same command, or another plan in {folder}/, starts anew")
                     return INTERRUPTED
             except GatewayError as lost:
-                if store.is_unmeasured():
+                if store.is_unmeasured() or isinstance(lost, KeyRefusedError):
                     store.journal.close()
                     raise
                 error = str(lost)

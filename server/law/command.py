@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from policies import SpecError
 from queueing.errors import CommandError
 from queueing.profile import Profile, profile_path
-from queueing.remote import SYSTEM, Trust, check_no_credentials, reason, server_root
+from queueing.remote import REFUSED, SYSTEM, Trust, check_no_credentials, key_refusal, reason, server_root
 from queueing.terminal import Column, Table, console, say
 from server.engines.hub import check_model
 from server.gateway import Gateway
@@ -106,6 +106,8 @@ def _refusal(url: str, status: int, answer: Any) -> str:
     error = answer.get("error") if isinstance(answer, dict) else None
     if not isinstance(error, dict) or "message" not in error or status == httpx.codes.NOT_FOUND:
         return f"got {url}, which answers {status} to /admin/calibrate; {GATEWAY}"
+    if status in REFUSED:
+        return key_refusal(url, status, str(error["message"]), "--admin-key")
     return f"{url} answered {status}: {error['message']}"
 
 

@@ -49,7 +49,7 @@ def status(*arguments: str) -> int:
 def test_load_sends_its_key_and_writes_it_nowhere(served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("load", "--base-url", served.url, "--request-rate", "100", "--num-prompts", "5", "--output-tokens", "deterministic:value=3")
     assert status(*asked) == 2
-    assert "401" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith("answered 401: invalid_api_key: got no API key; expected --api-key with a key that it accepts\n")
     assert status(*asked, "--api-key", "wrong") == 2
     assert status(*asked, "--api-key", API, "--save-result", str(tmp_path / "run.jsonl")) == 0
     written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
@@ -62,7 +62,10 @@ def test_advise_and_calibrate_send_the_admin_key(served: Served, tmp_path: Path,
     measure = ("calibrate", served.url, "--speed-only", "--output", str(tmp_path / "profile.json"))
     for command in (("advise", served.url), measure):
         assert status(*command) == 2
-        assert "answered 401" in capsys.readouterr().err
+        told = capsys.readouterr().err
+        assert "answered 401" in told
+        assert told.endswith("; expected --admin-key with a key that it accepts\n")
+        assert told.count("expected") == 1
         assert status(*command, "--api-key", API) == 2
         assert "answered 403" in capsys.readouterr().err
     assert status("advise", served.url, "--admin-key", ADMIN) == 1  # it is let in, and has nothing to advise from
@@ -109,6 +112,20 @@ def test_sweep_comes_in_with_its_keys(served: Served) -> None:
                     await client.ask("GET", "/admin/state")
 
     asyncio.run(main())
+
+
+def test_a_refused_key_ends_every_command_with_status_2(served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And says what was got and expected, once each."""
+    sweep = ("sweep", "--base-url", served.url, "--policies", "single", "--request-rates", "9", "--output", str(tmp_path / "sweep"))
+    load = ("load", "--base-url", served.url, "--request-rate", "9", "--no-save")
+    measure = ("calibrate", served.url, "--speed-only", "--output", str(tmp_path / "profile.json"))
+    for command in (load, sweep, ("advise", served.url), measure):
+        for key in ((), ("--api-key", "wrong"), *([("--api-key", API)] if command != load else [])):
+            assert status(*command, *key) == 2, (command, key)
+            told = capsys.readouterr().err
+            assert "answered 40" in told
+            assert told.count("expected") == told.count("got ") == 1
+    assert not (tmp_path / "sweep").exists()
 
 
 def test_keys_are_not_shown() -> None:
