@@ -36,6 +36,7 @@ from policies import SpecError, parse_policy, policy_batch_size
 from policies.text import counted
 from queueing.distributions import parse_distribution
 from queueing.latency import LatencyModel
+from queueing.paths import writing
 from queueing.prediction import largest_stable_rate
 from queueing.profile import Profile
 from queueing.record import Record, write_run
@@ -224,7 +225,8 @@ class _Demo:
             raise asyncio.CancelledError
         if run.ended != "complete":
             raise GatewayError(run.why)
-        write_run(plan.folder / f"gateway-{name}.jsonl", run.header, run.records)
+        with writing(path := plan.folder / f"gateway-{name}.jsonl"):
+            write_run(path, run.header, run.records)
         return run.records, rate
 
     async def _sent(self, cell: SweptCell, timetable: Timetable) -> CellRun:
@@ -254,5 +256,6 @@ def _write(plan: Plan, cells: Sequence[Cell]) -> Path:
         as_object(comparison) | {"bracketing_speeds": cell.speeds, "verdict_at_speed": dataclasses.asdict(cell.verdict)}
         for cell, comparison in zip(cells, comparisons, strict=True)
     ]
-    (plan.folder / "comparison.json").write_bytes(msgspec.json.format(msgspec.json.encode(found, enc_hook=float), indent=1))
+    with writing(path := plan.folder / "comparison.json"):
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(found, enc_hook=float), indent=1))
     return draw_picture(comparisons, plan.folder / "observed-and-predicted.png")

@@ -20,6 +20,7 @@ from loadgen.stream import read_error
 from policies.text import SpecError
 from queueing.errors import CommandError
 from queueing.local_key import key_for_admin
+from queueing.paths import writing
 from queueing.remote import REFUSED, key_refusal, reason, server_root
 
 START_LIMIT = 180.0  # seconds
@@ -101,9 +102,11 @@ class GatewayProcess(GatewayClient):
         self._process: asyncio.subprocess.Process | None = None
 
     async def __aenter__(self) -> Self:
-        self._log_file.parent.mkdir(parents=True, exist_ok=True)
+        with writing(self._log_file):
+            self._log_file.parent.mkdir(parents=True, exist_ok=True)
+            opened = self._log_file.open("wb")
         command = [sys.executable, "-m", self.module, str(os.getpid()), "serve", *self._arguments]
-        with self._log_file.open("wb") as log:
+        with opened as log:
             self._process = await asyncio.create_subprocess_exec(
                 *command, stdout=log, stderr=log, start_new_session=True, env=own_environment()
             )

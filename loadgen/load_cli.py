@@ -17,11 +17,10 @@ from loadgen.options import LoadOptions
 from loadgen.plan import LoadPlan, plan_load
 from loadgen.progress import for_stderr
 from loadgen.result_files import ResultFiles, parse_metadata, result_files, save_bench, save_plan
-from loadgen.run_writer import cannot_write
 from loadgen.termination import until_sigterm
 from policies.durations import Duration
 from queueing.environment_twins import flags_first, from_environment
-from queueing.paths import FileToWrite, file_or_folder, folder_to_write
+from queueing.paths import FileToWrite, cannot_write, file_or_folder, folder_to_write
 from queueing.remote import CACERT, INSECURE
 from queueing.terminal import console
 

@@ -59,7 +59,7 @@ class LoadOptions:
     max_errors: int = 100
 
     def check(self) -> None:
-        """Raises SpecError: a URL that cannot be meant, a key that cannot be sent, a number out of range, flags that exclude one another."""
+        """Raises SpecError: a URL or a key that cannot be sent, a number out of range, flags that exclude one another."""
         check_base_url(self.base_url)
         check_key(self.api_key, "--api-key")
         for flag, value, least in (

@@ -12,7 +12,7 @@ from loadgen.client import Exchange, reason
 from loadgen.failures import is_failure
 from loadgen.job import Job, Tally
 from loadgen.pool import Pool
-from loadgen.run_writer import cannot_write
+from queueing.paths import cannot_write
 from queueing.record import Record
 
 Keep = Callable[[Record], None]

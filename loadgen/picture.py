@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loadgen.comparison import Comparison
+from queueing.paths import writing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,8 +38,9 @@ def draw_picture(comparisons: Sequence[Comparison], path: Path, title: str = TIT
     found = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
     figure.legend(found.values(), found.keys(), frameon=False, loc="outside lower center", ncols=3, fontsize=9)
     figure.suptitle(title, fontsize=12)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=130)
     plt.close(figure)
     return path
 

@@ -20,11 +20,10 @@ from loadgen.goodput import Limit
 from loadgen.options import LoadOptions
 from loadgen.plan import LoadPlan
 from loadgen.run import LoadResult
-from loadgen.run_writer import cannot_write
 from loadgen.target import LoadError
 from loadgen.timetable import save_timetable
 from policies.text import SpecError
-from queueing.paths import is_folder
+from queueing.paths import cannot_write, is_folder
 
 RUNS = Path("runs")
 

@@ -20,12 +20,13 @@ from loadgen.datasets import Prompts, random_prompts
 from loadgen.descriptors import raise_file_limit
 from loadgen.job import ClosedLoop, Job, Tally, row_of
 from loadgen.metrics import LATENESS, values
-from loadgen.run_writer import RunWriter, cannot_write, replace_run
+from loadgen.run_writer import RunWriter, replace_run
 from loadgen.senders import send_by_processes
 from loadgen.sending import send_job
 from loadgen.target import LoadError, Target
 from loadgen.timetable import Timetable
 from loadgen.urgency import urgency_permitted
+from queueing.paths import cannot_write
 from queueing.record import Header, Record
 from queueing.statistics import Summary, summarise
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from io import FileIO
 from pathlib import Path
 from typing import Self
 
@@ -35,10 +36,15 @@ class RunWriter:
 
     def _write(self, line: bytes) -> None:
         try:
-            while line:  # a file system that is nearly full takes a part
-                line = line[self._file.write(line) :]
+            write_whole(self._file, line)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self._path)) from None
+
+
+def write_whole(file: FileIO, line: bytes) -> None:
+    """To a file without a buffer. Raises OSError."""
+    while line:  # a file system that is nearly full takes a part
+        line = line[file.write(line) :]
 
 
 def replace_run(path: Path, header: Header, records: Iterable[Record]) -> None:
@@ -55,8 +61,3 @@ def replace_run(path: Path, header: Header, records: Iterable[Record]) -> None:
     except OSError:
         whole.unlink(missing_ok=True)
         raise
-
-
-def cannot_write(path: Path | str, error: OSError) -> str:
-    """One line."""
-    return f"cannot write {path}: {error.strerror}"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 
 from policies.text import SpecError
+from queueing.errors import CommandError
 
 
 class Folder(type(Path())):  # type: ignore[misc] # PosixPath
@@ -34,6 +37,20 @@ class FileToWrite:
     def __name__(self) -> str:
         """For the help."""
         return "path"
+
+
+def cannot_write(path: Path | str, error: OSError) -> str:
+    """One line."""
+    return f"cannot write {path}: {error.strerror or error}"
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """The body writes this file. Raises CommandError, which names it, in place of an OSError, which does not where a disk is full."""
+    try:
+        yield
+    except OSError as error:
+        raise CommandError(cannot_write(path, error)) from None
 
 
 def check_writable(path: Path, option: str = "", written: Path | None = None) -> None:

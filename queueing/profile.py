@@ -11,6 +11,7 @@ import msgspec
 
 from policies.text import SpecError, check_text
 from queueing.latency import LatencyModel, parse_law
+from queueing.paths import writing
 
 SCHEMA_VERSION = 1
 LEAST_R2 = 0.9  # quiet runs gave 0.940 to 0.998: vLLM 0.32.0 on 2 virtual cores, 2026-11 (docs/sweep, demo, live-validation, batch-law)
@@ -63,9 +64,10 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         return f"the law fits poorly: R2 {self.r2:.2f}, where a quiet machine gives at least {LEAST_R2:g}; {advice}"
 
     def save(self, path: Path) -> None:
-        """Write it; the folder is made."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
+        """Write it; the folder is made. Raises CommandError."""
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
 
 
 def profile_path(name: str) -> Path:

@@ -60,7 +60,9 @@ def check_no_credentials(url: str, name: str) -> None:
 def check_key(key: str | None, option: str) -> None:
     """Raises SpecError for a key that no header can carry; the message does not repeat it. None and an empty one are no key."""
     if key and (" " in key or not (key.isascii() and key.isprintable())):
-        raise SpecError(f"got {option} with a key of {counted(len(key), 'character')}; expected printable ASCII without spaces or line ends")
+        raise SpecError(
+            f"got {option} with a key of {counted(len(key), 'character')}; expected printable ASCII without spaces or line ends"
+        )
 
 
 def tls_context(cacert: str | None = None, *, insecure: bool = False) -> ssl.SSLContext:

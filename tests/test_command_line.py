@@ -564,7 +564,16 @@ def test_a_file_that_cannot_be_written_is_not_taken_for_stdout(tmp_path: Path) -
     from tests.loadgen.driver import drive
 
     write_run(tmp_path / "run.jsonl", Header(writer="simulator"), drive(parse_policy("dynamic"), 40.0, n=300))
-    status, said = piped(subprocess.DEVNULL, "compare", str(tmp_path / "run.jsonl"), "--csv", "/dev/full")
+    (tmp_path / "report.png").symlink_to("/dev/full")
+    for option, path in (("--csv", "/dev/full"), ("--html", "/dev/full"), ("--picture", str(tmp_path / "report.png"))):
+        found = piped(subprocess.DEVNULL, "compare", str(tmp_path / "run.jsonl"), option, path)
+        assert found == (1, f"kendall: cannot write {path}: No space left on device\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("name", ["yang-fig3.json", "yang-fig3.png"])
+def test_a_file_in_a_folder_that_cannot_be_written_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).symlink_to("/dev/full")
+    status, said = piped(subprocess.DEVNULL, "reproduce", name.partition(".")[0], "--output", str(tmp_path))
     assert status == 1
-    assert "No space left on device" in said
-    assert "stdout" not in said
+    assert said.splitlines()[-1] == f"kendall: cannot write {tmp_path / name}: No space left on device"

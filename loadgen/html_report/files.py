@@ -17,6 +17,7 @@ from loadgen.html_report.data import ReportData, in_order, of_folder
 from loadgen.html_report.page import page
 from loadgen.report import as_object
 from loadgen.residual import PARTS
+from queueing.paths import writing
 
 if TYPE_CHECKING:
     from loadgen.sweep.results import Results
@@ -37,8 +38,10 @@ def write_report(
         data = of_folder(folder, results)
     data = dataclasses.replace(data, cells=in_order(data.cells))
     target = output or (folder or Path()) / NAME
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(page(data), encoding="utf-8")
+    text = page(data)
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
     if output is None:
         write_csv(data.cells, target.with_suffix(".csv"))
     return target
@@ -50,8 +53,9 @@ def write_csv(cells: Sequence[ReportCell], path: Path) -> Path:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*(column.key for column in COLUMNS), *(f"part_{part}_ms" for part in PARTS)])
     writer.writerows(_row(cell) for cell in cells)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text.getvalue(), encoding="utf-8")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.getvalue(), encoding="utf-8")
     return path
 
 
@@ -78,6 +82,7 @@ def as_json(cells: Sequence[ReportCell]) -> list[dict[str, Any]]:
 
 def write_json(cells: Sequence[ReportCell], path: Path) -> Path:
     """The objects of `as_json`; seconds; what is infinite or unknown is null."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(as_json(cells), enc_hook=float), indent=1) + b"\n")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(as_json(cells), enc_hook=float), indent=1) + b"\n")
     return path

@@ -20,6 +20,7 @@ from loadgen.gateway_process import GatewayClient, GatewayError, GatewayLostErro
 from loadgen.keys import NO_KEYS, Keys
 from loadgen.sweep.grid import Bounds
 from loadgen.sweep.plan import Plan
+from queueing.paths import writing
 from queueing.record import Header, Record
 
 POLL = 0.05  # seconds between looks at a gateway that must become idle
@@ -60,11 +61,13 @@ class OwnGateway:
         await self.stop()
         number = 1 + sum(1 for _ in self._folder.glob("gateway-*.jsonl"))
         self.record_file = self._folder / f"gateway-{number}.jsonl"
-        self.record_file.parent.mkdir(parents=True, exist_ok=True)
-        self.record_file.touch()
+        with writing(self.record_file):
+            self.record_file.parent.mkdir(parents=True, exist_ok=True)
+            self.record_file.touch()
         process = GatewayProcess(self._arguments(), free_port(self._port), self._folder / f"gateway-{number}.log")
         self.client = self._process = await process.__aenter__()
-        (self._folder / "gateway.pid").write_text(f"{process.pid}\n")
+        with writing(pid := self._folder / "gateway.pid"):
+            pid.write_text(f"{process.pid}\n")
         await process.ready()
 
     async def stop(self) -> None:

@@ -26,6 +26,8 @@ from typing import Any
 
 import msgspec
 
+from loadgen.run_writer import write_whole
+from queueing.paths import writing
 from queueing.record import shown
 
 Event = dict[str, Any]
@@ -35,18 +37,20 @@ class Journal:
     """Appends events; each is on the disk when `append` returns."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.events, whole = read_journal(path)
-        self._file = path.open("r+b" if path.exists() else "w+b")
-        self._file.truncate(whole)
-        self._file.seek(whole)
+        self._path = path
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.events, whole = read_journal(path)
+            self._file = path.open("r+b" if path.exists() else "w+b", buffering=0)  # nothing is left to fail again at the end
+            self._file.truncate(whole)
+            self._file.seek(whole)
 
     def append(self, event: str, **fields: Any) -> Event:
-        """Write one event."""
+        """Write one event. Raises CommandError."""
         line = {"event": event, "at": datetime.now(UTC).isoformat(timespec="milliseconds"), **fields}
-        self._file.write(msgspec.json.encode(line) + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with writing(self._path):
+            write_whole(self._file, msgspec.json.encode(line) + b"\n")
+            os.fsync(self._file.fileno())
         self.events.append(msgspec.json.decode(msgspec.json.encode(line)))
         return self.events[-1]
 

@@ -19,6 +19,7 @@ from policies import format_policy, parse_policy
 from policies.text import SpecError
 from queueing.batch_means import TOO_WIDE
 from queueing.distributions import parse_distribution
+from queueing.paths import writing
 
 POLICIES = ("single", "dynamic", "fixed:batch_size=4", "capped:max_batch_size=8", "elastic:max_batch_size=8", "continuous:max_batch_size=4")
 LOADS = (0.3, 0.5, 0.7, 0.8)
@@ -64,9 +65,10 @@ def searches_of(plan: Plan) -> list[tuple[str, int | None, str]]:
 
 
 def save_plan(path: Path, plan: Plan) -> None:
-    """Write it; the folder is made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n")
+    """Write it; the folder is made. Raises CommandError."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n")
 
 
 def load_plan(path: Path) -> Plan:

@@ -30,7 +30,10 @@ DONE, FAILED, CHECK_FAILED, INTERRUPTED = 0, 1, 3, 130
 
 
 async def run_session(plan: Plan, folder: Path, port: int, assertions: Sequence[str], keys: Keys = NO_KEYS, *, json: bool) -> int:
-    """Measure what is left of the plan, report what there is; the exit status. Raises GatewayError where no cell was measured or a key is refused."""
+    """Measure what is left of the plan, report what there is; the exit status.
+
+    Raises GatewayError where no cell was measured or a key is refused.
+    """
     conditions = parse_conditions(assertions)
     await _check_gateway(plan, folder, keys)
     store = Store.open(folder, plan)

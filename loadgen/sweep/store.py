@@ -25,6 +25,7 @@ from loadgen.sweep.cell import CellRun
 from loadgen.sweep.journal import Event, Journal, Progress, digest, read_journal
 from loadgen.sweep.plan import Plan, differences, load_plan, save_plan
 from policies.text import SpecError
+from queueing.paths import writing
 from queueing.profile import Profile
 from queueing.record import Header, Record, write_run
 
@@ -94,7 +95,8 @@ class Store:
         if not path.exists():
             return {}
         content = path.read_bytes()
-        path.write_bytes(content[: content.rfind(b"\n") + 1])
+        with writing(path):
+            path.write_bytes(content[: content.rfind(b"\n") + 1])
         return {self.relative(path): digest(path)}
 
     def write_gateway_side(self, name: str, attempt: int, header: Header, records: Iterable[Record]) -> dict[str, str]:
@@ -138,12 +140,13 @@ def _has_begun(events: Sequence[Event]) -> bool:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """A file beside it, which takes its place once it is on the disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """A file beside it, which takes its place once it is on the disk. Raises CommandError."""
     beside = path.with_name(path.name + ".new")
-    yield beside
-    _sync(beside)
-    beside.replace(path)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield beside
+        _sync(beside)
+        beside.replace(path)
 
 
 def _sync(path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from queueing.paths import folder_to_write
+from queueing.paths import folder_to_write, writing
 from queueing.reproduction.artefact import Artefact
 from queueing.reproduction.catalogue import CATALOGUE, chosen, make
 from queueing.reproduction.picture import draw_artefact
@@ -81,7 +81,9 @@ def reproduce(
     """
     artefacts = [_one(name, output) for name in chosen(what)]
     if output is not None and len(artefacts) == len(CATALOGUE):
-        (output / "README.md").write_text(page(artefacts), encoding="utf-8")
+        text_of_page = page(artefacts)
+        with writing(path := output / "README.md"):
+            path.write_text(text_of_page, encoding="utf-8")
     if as_json:
         typer.echo(json.dumps({"artefacts": [as_object(artefact) for artefact in artefacts]}))
     else:
@@ -97,7 +99,8 @@ def _one(name: str, output: Path | None) -> Artefact:
         artefact = make(name, steps.say)
         if output is not None:
             steps.say("drawing")
-            output.mkdir(parents=True, exist_ok=True)
+            with writing(output):
+                output.mkdir(parents=True, exist_ok=True)
             save_data(artefact, output / f"{name}.json")
             if artefact.panels:
                 draw_artefact(artefact, output / f"{name}.png")

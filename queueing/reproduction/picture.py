@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from queueing.paths import writing
 from queueing.reproduction.artefact import Artefact, Curve, Panel
 
 if TYPE_CHECKING:
@@ -35,11 +36,12 @@ def draw_artefact(artefact: Artefact, path: Path) -> Path:
     for axis in list(grid.flat)[count:]:
         axis.set_visible(False)
     figure.suptitle(artefact.title, fontsize=11)
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.canvas.draw()
     pixels = np.asarray(figure.canvas.buffer_rgba())[..., :3]  # type: ignore[attr-defined]
     plt.close(figure)
-    Image.fromarray(pixels).quantize(COLOUR_COUNT).save(path, optimize=True)  # a third of the size of true colours
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).quantize(COLOUR_COUNT).save(path, optimize=True)  # a third of the size of true colours
     return path
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from queueing.paths import writing
 from queueing.reproduction.artefact import EXPLAINED, FAULT, FITTED, HOLDS, MET, TRUNCATED, UNPRINTED, Artefact, Panel, Statement
 from queueing.reproduction.simulate import REPLICATIONS, SEED
 
@@ -88,7 +89,8 @@ def save_data(artefact: Artefact, path: Path) -> None:
     ends = [f'"y": {json.dumps(p["y"], ensure_ascii=False)}, "curves": {_rows(p["curves"], 4)}}}' for p in item["panels"]]
     joined = ",\n  ".join(first + rest for first, rest in zip(panels, ends, strict=True))
     lines.append(f' "panels": [\n  {joined}\n ]' if joined else ' "panels": []')
-    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    with writing(path):
+        path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 def _rows(rows: Sequence[dict[str, Any]], indent: int) -> str:

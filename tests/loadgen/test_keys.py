@@ -49,7 +49,9 @@ def status(*arguments: str) -> int:
 def test_load_sends_its_key_and_writes_it_nowhere(served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("load", "--base-url", served.url, "--request-rate", "100", "--num-prompts", "5", "--output-tokens", "deterministic:value=3")
     assert status(*asked) == 2
-    assert capsys.readouterr().err.endswith("answered 401: invalid_api_key: got no API key; expected --api-key with a key that it accepts\n")
+    assert capsys.readouterr().err.endswith(
+        "answered 401: invalid_api_key: got no API key; expected --api-key with a key that it accepts\n"
+    )
     assert status(*asked, "--api-key", "wrong") == 2
     assert status(*asked, "--api-key", API, "--save-result", str(tmp_path / "run.jsonl")) == 0
     written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from loadgen.sweep.gateway import records_since
 from loadgen.sweep.journal import Journal, Progress, damage, digest, read_journal
-from loadgen.sweep.plan import Plan, load_plan
+from loadgen.sweep.plan import Plan, load_plan, save_plan
 from loadgen.sweep.store import Store
 from policies.text import SpecError
+from queueing.errors import CommandError
+from queueing.latency import LatencyModel
+from queueing.profile import Profile
 from queueing.record import Header, Record, to_line, write_run
 
 
@@ -133,3 +137,29 @@ def test_records_of_a_file_that_another_gateway_writes_now_are_not_taken(tmp_pat
     assert len(records_since(path, offset, 1)) == 3, "the last line is not whole"
     assert records_since(path, offset + 3, 1) == []
     assert records_since(path, 10**6, 1) == []
+
+
+FULL = Path("/dev/full")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """The journal, and each file that first has another name."""
+    store = Store.open(tmp_path / "sweep", Plan(loads=(0.5,)))
+    store.journal.close()
+    store.journal._file = FULL.open("wb", buffering=0)
+    with pytest.raises(CommandError, match=r"^cannot write .*/journal\.jsonl: No space left on device$"):
+        store.append("finished")
+    store.journal.close()
+    for name, write in (
+        ("profile.json", lambda: store.write_profile(Profile(name="x", law=LatencyModel(k4=1.0)))),
+        ("sweep.json", lambda: store.write_json("sweep.json", {})),
+        ("cells/a.partial-1.gateway.jsonl", lambda: store.write_gateway_side("a", 1, Header(writer="gateway"), [])),
+    ):
+        (new := tmp_path / "sweep" / f"{name}.new").parent.mkdir(exist_ok=True)
+        new.symlink_to(FULL)
+        with pytest.raises(CommandError, match=rf"^cannot write .*/{re.escape(name)}(\.new)?: No space left on device$"):
+            write()
+    (tmp_path / "plan.json").symlink_to(FULL)
+    with pytest.raises(CommandError, match=r"^cannot write .*/plan\.json: "):
+        save_plan(tmp_path / "plan.json", Plan(loads=(0.5,)))
