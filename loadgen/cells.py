@@ -23,7 +23,7 @@ from loadgen.missing import incomplete
 from loadgen.residual import verdict
 from policies.text import SpecError, parse_policy
 from queueing.arrival_audit import Audit, audit_arrivals
-from queueing.distributions import TokenDistribution, parse_distribution
+from queueing.distributions import SHORTER, TokenDistribution, parse_distribution
 from queueing.latency import LatencyModel
 from queueing.model import Model
 from queueing.record import Header, Record, call_of, read_cut_run
@@ -198,5 +198,4 @@ def _lengths(configured: Mapping[str, Any]) -> TokenDistribution | None:
     text, limit = configured.get("output_tokens"), configured.get("max_output_tokens")
     if not isinstance(text, str):
         return None
-    lengths = parse_distribution(text)
-    return lengths if limit is None else lengths.clip(int(limit))
+    return parse_distribution(text, None if limit is None else int(limit), remedy=SHORTER)

@@ -87,7 +87,7 @@ def _data(run_files: list[Path], folder: Path | None, given: tuple[Any, ...]) ->
     from loadgen.cells import Asked, RunFile  # noqa: PLC0415 - compiled mathematics, which `--help` need not wait for
     from loadgen.html_report import of_files, of_folder  # noqa: PLC0415
     from queueing.cli import law_of  # noqa: PLC0415
-    from queueing.distributions import parse_distribution  # noqa: PLC0415
+    from queueing.distributions import SHORTER, parse_distribution  # noqa: PLC0415
 
     if bool(run_files) == (folder is not None):
         raise SpecError("got neither run files nor --sweep, or both; expected one of them")
@@ -96,7 +96,7 @@ def _data(run_files: list[Path], folder: Path | None, given: tuple[Any, ...]) ->
             raise SpecError("got a law or what was asked with --sweep; expected neither: its folder says both")
         return of_folder(folder)
     latency, output_tokens, rate, bound = given
-    lengths = None if output_tokens is None else parse_distribution(output_tokens)
+    lengths = None if output_tokens is None else parse_distribution(output_tokens, remedy=SHORTER)
     asked = Asked(None if latency is None else law_of(latency), lengths, rate, bound)
     return of_files([RunFile.read(path) for path in run_files], asked)
 

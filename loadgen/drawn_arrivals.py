@@ -16,7 +16,7 @@ from loadgen.options import LoadOptions
 from loadgen.timetable import Timetable, draw_timetable, load_timetable
 from loadgen.traces import load_trace
 from policies.text import SpecError, suggest
-from queueing.distributions import parse_distribution
+from queueing.distributions import SHORTER, parse_distribution
 
 NUM_PROMPTS = 1000  # where neither their number nor a duration is given
 OUTPUT_TOKENS = 128  # max_tokens where neither a law of the lengths nor --max-tokens is given
@@ -52,8 +52,8 @@ def draw_arrivals(options: LoadOptions, source: str) -> Drawn:
         count=count,
         duration=duration,
         seed=seed,
-        prompt_tokens=parse_distribution(options.prompt_tokens),
-        output_tokens=parse_distribution(law, options.max_tokens),
+        prompt_tokens=parse_distribution(options.prompt_tokens, remedy=SHORTER),
+        output_tokens=parse_distribution(law, options.max_tokens, remedy="set --max-tokens"),
     )
     return Drawn(seed, process, timetable, natural=options.output_tokens is None)
 

@@ -52,18 +52,22 @@ class Law:
         return np.where(counts == 1, 1.0, self.above(np.where(counts == 1, 0.5, counts - 0.5)))
 
 
+class TooLongError(SpecError):
+    """A law that only a limit makes usable; the message ends where the caller names its own way to set one."""
+
+
 def rounded_pmf(law: Law, text: str, cap: int | None) -> Vector:
-    """The probability vector over 0, 1, ..., cut at `cap` or where nothing is left. Raises SpecError: support too long."""
+    """The probability vector over 0, 1, ..., cut at `cap` or where nothing is left. Raises TooLongError."""
     return _up_to(law, _longest(law, text, cap))
 
 
 def tailed_pmf(law: Law, text: str, index: float) -> tuple[Vector, Tail | None]:
     """The same without a cap, with what lies beyond `LONGEST` where that is no more than `MOST_BEYOND`; its moments end at `index`.
 
-    Raises SpecError: more of it there, or no mean.
+    Raises TooLongError: more of it there, or no mean.
     """
     if index <= 1:
-        raise SpecError(f"got {text!r}, whose mean is infinite (alpha <= 1), as is the load at every arrival rate; set --max-output-tokens")
+        raise TooLongError(f"got {text!r}, whose mean is infinite (alpha <= 1), as is the load at every arrival rate; ")
     beyond = float(law.above(np.array([LONGEST - 0.5]))[0])
     if 0 < beyond <= MOST_BEYOND and (beyond >= TAIL_MASS or index < math.inf):
         pmf, tail = _up_to(law, LONGEST), Tail.of(law.above, LONGEST - 0.5, index)
@@ -86,10 +90,8 @@ def _longest(law: Law, text: str, cap: int | None) -> int:
         if limit == cap:
             return cap
     beyond = float(law.above(np.array([LONGEST + 0.5]))[0])
-    raise SpecError(
-        f"got {text!r}, of which a share of {beyond:.2g} exceeds {LONGEST} tokens{_infinite(text)}; "
-        f"expected at most {TAIL_MASS:g}: set --max-output-tokens"
-    )
+    exceeds = f"of which a share of {beyond:.2g} exceeds {LONGEST:,} tokens{_infinite(text)}"
+    raise TooLongError(f"got {text!r}, {exceeds}; expected at most {TAIL_MASS:g}: ")
 
 
 def _infinite(text: str) -> str:

@@ -19,9 +19,12 @@ import numpy.typing as npt
 
 from policies.text import SpecError, counted
 from queueing.distribution_files import read_counts
-from queueing.distribution_laws import LAWS, SUPPORT_LIMIT, TAIL_MASS, Vector, rounded_pmf, tailed_pmf
+from queueing.distribution_laws import LAWS, SUPPORT_LIMIT, TAIL_MASS, TooLongError, Vector, rounded_pmf, tailed_pmf
 from queueing.distribution_text import DistributionText, format_distribution, read_text
 from queueing.heavy_tail import Tail
+
+# what to do about a law whose tail is too long: where the command has this option, and where it has none
+SET_LIMIT, SHORTER = "set --max-output-tokens", "choose a law of shorter lengths"
 
 __all__ = ["SUPPORT_LIMIT", "TAIL_MASS", "TokenDistribution", "Vector", "format_distribution", "parse_distribution"]
 
@@ -175,14 +178,20 @@ class TokenDistribution:
         return counts
 
 
-def parse_distribution(text: str, max_output_tokens: int | None = None, *, tail: bool = False) -> TokenDistribution:
+def parse_distribution(
+    text: str, max_output_tokens: int | None = None, *, tail: bool = False, remedy: str = SET_LIMIT
+) -> TokenDistribution:
     """The law that a text names, clipped; without a clip with its `tail`, for those who can carry one.
 
-    Raises SpecError: unknown name or key, value out of range, support too long.
+    Raises SpecError: unknown name or key, value out of range, support too long; `remedy` says what to do about that, in the
+    words of the command.
     """
     if max_output_tokens is not None and max_output_tokens < 1:
         raise SpecError(f"got max_output_tokens={max_output_tokens}; expected at least 1")
-    return _build(read_text(text), text, max_output_tokens, tail=tail and max_output_tokens is None)
+    try:
+        return _build(read_text(text), text, max_output_tokens, tail=tail and max_output_tokens is None)
+    except TooLongError as error:
+        raise SpecError(f"{error}{remedy}") from None
 
 
 def _build(spec: DistributionText, text: str, cap: int | None, *, tail: bool) -> TokenDistribution:
@@ -200,5 +209,5 @@ def _empirical(path: Path, text: str, cap: int | None) -> TokenDistribution:
     counts = read_counts(path)
     kept = counts if cap is None else [min(count, cap) for count in counts]
     if kept and max(kept) > SUPPORT_LIMIT:
-        raise SpecError(f"got {text!r}, whose counts exceed {SUPPORT_LIMIT}; expected shorter outputs: set --max-output-tokens")
+        raise TooLongError(f"got {text!r}, whose counts exceed {SUPPORT_LIMIT:,}; expected shorter lengths: ")
     return TokenDistribution.from_counts(kept)

@@ -13,7 +13,7 @@ from policies.immediate import Continuous, Single
 from policies.text import LARGEST_BATCH, POLICIES, SpecError, format_policy, parse_policy, policy_batch_size
 from queueing.batch_time import BatchTime
 from queueing.continuous import SlotTime
-from queueing.distributions import TokenDistribution, parse_distribution
+from queueing.distributions import SET_LIMIT, SHORTER, TokenDistribution, parse_distribution
 from queueing.durations import check_durations
 from queueing.errors import UnstableQueueError
 from queueing.gg1 import LARGEST_SCV
@@ -289,7 +289,7 @@ def _ratio(name: str, value: float) -> float:
 
 def _lengths(name: str, given: TokenDistribution | str, limit: int | None, *, tail: bool = False) -> TokenDistribution:
     if isinstance(given, str):
-        return parse_distribution(given, limit, tail=tail)
+        return parse_distribution(given, limit, tail=tail, remedy=SET_LIMIT if name == "output_tokens" else SHORTER)
     if not isinstance(given, TokenDistribution):
         raise SpecError(f"got {name}={given!r}; expected a distribution or its text, for example 'deterministic:value=64'")
     return given if limit is None else given.clip(limit)

@@ -528,6 +528,30 @@ def piped(stdout: Any, *arguments: str, unbuffered: str = "") -> tuple[int, str]
     return found.returncode, found.stderr
 
 
+LOAD = ("load", "--request-rate", "5", "--no-save")
+QUEUE = ("--policy", "single", "--arrival-rate", "1", "--latency", "reference")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "remedy"),
+    [
+        ((*LOAD, "--output-tokens"), "set --max-tokens"),
+        ((*LOAD, "--prompt-tokens"), "choose a law of shorter lengths"),
+        (("sweep", "--dry-run", "--output-tokens"), "choose a law of shorter lengths"),
+        (("sweep", "--dry-run", "--prompt-tokens"), "choose a law of shorter lengths"),
+        (("compare", "run.jsonl", "--output-tokens"), "choose a law of shorter lengths"),
+        (("predict", *QUEUE, "--output-tokens"), "set --max-output-tokens"),
+        (("simulate", *QUEUE, "--output-tokens"), "set --max-output-tokens"),
+        (("predict", *QUEUE, "--output-tokens", "geometric:mean=9", "--prompt-tokens"), "choose a law of shorter lengths"),
+    ],
+)
+def test_a_law_that_is_too_long_names_what_this_command_has_for_it(
+    arguments: tuple[str, ...], remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for text in ("lognormal:mu=12,sigma=5", "geometric:mean=1e30"):
+        assert complaint(capsys, *arguments, text, status=2).endswith(f"; expected at most 1e-12: {remedy}")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 @pytest.mark.parametrize(
     "arguments", [PREDICT, (*PREDICT, "--json"), ("help",), ("--version",), ("--show-completion", "bash"), ("predict", "--help")]

@@ -24,7 +24,7 @@ from loadgen.timetable import Timetable, draw_timetable
 from policies import parse_policy
 from policies.fixed import Fixed
 from policies.text import SpecError, short_number
-from queueing.distributions import TokenDistribution, parse_distribution
+from queueing.distributions import SHORTER, TokenDistribution, parse_distribution
 from queueing.latency import LatencyModel
 from queueing.model import Model
 from queueing.run_length import advise_model
@@ -75,7 +75,7 @@ class Basis:
     @cached_property
     def prompt_tokens(self) -> TokenDistribution:
         """Of the prompts."""
-        return parse_distribution(self.plan.prompt_tokens)
+        return parse_distribution(self.plan.prompt_tokens, remedy=SHORTER)
 
     @cached_property
     def output_tokens(self) -> TokenDistribution:

@@ -18,7 +18,7 @@ from loadgen.sweep.slo import parse_slo
 from policies import format_policy, parse_policy
 from policies.text import SpecError
 from queueing.batch_means import TOO_WIDE
-from queueing.distributions import parse_distribution
+from queueing.distributions import SHORTER, parse_distribution
 from queueing.paths import writing
 
 POLICIES = ("single", "dynamic", "fixed:batch_size=4", "capped:max_batch_size=8", "elastic:max_batch_size=8", "continuous:max_batch_size=4")
@@ -99,8 +99,8 @@ def _check(plan: Plan) -> None:
     if plan.loads and max(plan.loads) >= 1 and not plan.allow_unstable:
         raise SpecError(f"got load {max(plan.loads):g}; expected loads below 1, or --allow-unstable to see the queue grow")
     _check_numbers(plan)
-    parse_distribution(plan.output_tokens)
-    parse_distribution(plan.prompt_tokens)
+    parse_distribution(plan.output_tokens, remedy=SHORTER)
+    parse_distribution(plan.prompt_tokens, remedy=SHORTER)
 
 
 def _check_numbers(plan: Plan) -> None:

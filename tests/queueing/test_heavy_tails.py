@@ -72,7 +72,7 @@ def test_the_longest_of_several_has_the_tail_of_one_times_their_number() -> None
 def test_a_tail_that_is_no_power_is_followed() -> None:
     """lognormal(7, 1.8): 7e-5 of it lies beyond the table, and two fifths of its second moment."""
     text = "lognormal:mu=7,sigma=1.8"
-    with pytest.raises(SpecError, match="exceeds 1048576"):
+    with pytest.raises(SpecError, match="exceeds 1,048,576"):
         parse_distribution(text)
     law = parse_distribution(text, tail=True)
     assert law.tail is not None
@@ -269,7 +269,7 @@ def assert_means(answer: Prediction, *, settled: bool, patient: bool) -> None:
         ("single", "pareto:alpha=0.8,minimum=20", r"whose mean is infinite \(alpha <= 1\).*set --max-output-tokens"),
         ("single", "pareto:alpha=1,minimum=20", r"whose mean is infinite \(alpha <= 1\).*set --max-output-tokens"),
         ("single", "mixture:weights=0.5+0.5,parts=geometric:mean=3+pareto:alpha=1:minimum=2", "whose mean is infinite"),
-        ("single", "lognormal:mu=12,sigma=3", "of which a share of 0.27 exceeds 1048576 tokens"),
+        ("single", "lognormal:mu=12,sigma=3", "of which a share of 0.27 exceeds 1,048,576 tokens"),
         ("dynamic", "pareto:alpha=1.5,minimum=20", "without a bound for lengths without one.*bound the batch size, or set"),
     ],
 )
