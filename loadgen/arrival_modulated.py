@@ -20,7 +20,7 @@ from scipy.linalg import expm
 
 from loadgen.arrival_rates import check_each, invert_steps, knots, unit_instants
 from loadgen.arrivals import FIRST_DRAW, FloatArray, check_end, cut
-from policies.text import SpecError
+from policies.text import SpecError, counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,8 @@ class Mmpp:
 
     def __post_init__(self) -> None:
         if len(self.rates) < 2 or len(self.rates) != len(self.durations):
-            raise SpecError(f"got {len(self.rates)} rates and {len(self.durations)} durations; expected two or more, as many of both")
+            got = f"{counted(len(self.rates), 'rate')} and {counted(len(self.durations), 'duration')}"
+            raise SpecError(f"got {got}; expected two or more, as many of both")
         check_each("rates", self.rates, positive=False)
         check_each("durations", self.durations, positive=True)
         if not any(self.rates):

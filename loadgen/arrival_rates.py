@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from loadgen.arrivals import FloatArray, check_bounds, check_expected, cut, partial_sums
-from policies.text import SpecError
+from policies.text import SpecError, counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,8 @@ class Piecewise:
 
     def __post_init__(self) -> None:
         if not self.rates or len(self.rates) != len(self.durations):
-            raise SpecError(f"got {len(self.rates)} rates and {len(self.durations)} durations; expected as many of both")
+            got = f"{counted(len(self.rates), 'rate')} and {counted(len(self.durations), 'duration')}"
+            raise SpecError(f"got {got}; expected as many of both")
         check_each("rates", self.rates, positive=False)
         check_each("durations", self.durations, positive=True)
         if not any(self.rates):

@@ -186,7 +186,7 @@ def check_end(rate: float, count: int | None, duration: float | None) -> None:
     """Raises SpecError unless the bounds end a process that would go on for ever."""
     check_bounds(count, duration)
     if count is None and (duration is None or math.isinf(rate)):
-        wanted = "a number of prompts" if math.isinf(rate) else "a number of prompts or a duration"
+        wanted = "a number of requests (--num-prompts)" + ("" if math.isinf(rate) else " or seconds (--duration)")
         raise SpecError(f"got arrivals at {rate:g} requests/s without an end; expected {wanted}")
     check_expected(rate * duration if count is None and duration else 0.0)
 

@@ -27,7 +27,7 @@ def missing_records(header: Header, records: Sequence[Record], *, cut: bool = Fa
 def _fewer(header: Header, number: int, cut: bool, told: Sequence[str]) -> Sequence[str]:
     asked, written, ended = _count(header, "num_prompts"), _count(header, "recorded"), header.configuration.get("interrupted")
     if header.writer == "load" and ended is None and number < asked:
-        return (f"the run was killed, or is still running: {number} of {asked} requests recorded",)
+        return (f"the run was killed, or is still running: {number:,} of {counted(asked, 'request')} recorded",)
     whole = written or (0 if told or ended else asked)
     if header.writer == "load" and ended is not None and number < whole:
         return (f"the file was cut: {number} of {whole} requests are in it",)
@@ -52,4 +52,4 @@ def interruption(header: Header, records: Sequence[Record], *, cut: bool = False
     asked = _count(header, "num_prompts") or len(records)
     if cut:
         return f"interrupted before all {asked:,} requests were sent"
-    return f"interrupted: {sum(record.sent_at is not None for record in records):,} of {asked:,} requests sent"
+    return f"interrupted: {sum(record.sent_at is not None for record in records):,} of {counted(asked, 'request')} sent"

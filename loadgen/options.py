@@ -88,9 +88,8 @@ class LoadOptions:
                 f"got --dataset-name {self.dataset_name!r}; expected {', '.join(DATASETS)}{suggest(self.dataset_name, DATASETS)}"
             )
         if self.dataset_name is not None and (self.dataset_path is None) != (self.dataset_name == "random"):
-            raise SpecError(
-                f"got --dataset-name {self.dataset_name}, --dataset-path {self.dataset_path}; expected a file for all but random"
-            )
+            path = "without --dataset-path" if self.dataset_path is None else f"with --dataset-path {self.dataset_path}"
+            raise SpecError(f"got --dataset-name {self.dataset_name} {path}; expected a file for all but random")
 
     @property
     def closed(self) -> bool:

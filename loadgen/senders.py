@@ -36,7 +36,7 @@ def shares(job: Job, processes: int) -> list[Job]:
     """The job of each of several senders; limits on requests at once are split too. Raises LoadError."""
     users = job.closed_loop.users if job.closed_loop else job.max_concurrency
     if users is not None and users < processes:
-        raise LoadError(f"got {users} requests at once for {processes} senders; expected at least one for each")
+        raise LoadError(f"got {counted(users, 'request')} at once for {counted(processes, 'sender')}; expected at least one for each")
     return [_share(job, index, sender, processes) for sender, index in enumerate(split(job.timetable, processes)) if index.size]
 
 

@@ -24,7 +24,7 @@ def load_lines(summary: LoadSummary) -> list[str]:
 def _heads(summary: LoadSummary) -> Iterator[tuple[str, str]]:
     outcomes = ", ".join(_outcomes(summary)) or "nothing sent"
     yield "requests", outcomes + (" (interrupted)" if summary.interrupted else "")
-    asked = "" if summary.asked_rate is None else f"asked {short_number(summary.asked_rate, 6)}, "
+    asked = "" if summary.asked_rate is None else f"asked {short_number(summary.asked_rate)}, "
     drawn, delivered, completed = map(short_number, (summary.drawn_rate, summary.delivered_rate, summary.completed_rate))
     yield "rate (1/s)", f"{asked}drawn {drawn}, delivered {delivered}, completed {completed}"
     if summary.output_tokens is not None:

@@ -29,7 +29,7 @@ def check_durations(
     most = law.padded(1, output.mean if math.isfinite(output.mean) else shortest, 0.0 if prompts is None else prompts.mean)
     if not (least >= _SHORTEST and most <= _LONGEST):
         raise SpecError(
-            f"got the latency law {law}, by which a request takes between {least:.3g} s and {most:.3g} s; "
+            f"got the latency law {law.rounded()}, by which a request takes between {least:.3g} s and {most:.3g} s; "
             f"expected seconds between {_SHORTEST:g} and {_LONGEST:g}: coefficients are in seconds"
         )
 

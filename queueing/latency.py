@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from policies.durations import parse_duration
-from policies.text import SpecError, format_number, parse_number, split_pairs, suggest
+from policies.text import SpecError, format_number, parse_number, short_number, split_pairs, suggest
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +99,16 @@ class LatencyModel:
         return dataclasses.replace(self, speed=self.speed * (1 - self.stall_share), stall_share=0.0, stall=0.0)
 
     def __str__(self) -> str:
+        return self._text(format_number)
+
+    def rounded(self) -> str:
+        """The same for people: 4 significant digits each. It is not read back."""
+        return self._text(short_number)
+
+    def _text(self, form: Callable[[float], str]) -> str:
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         values = {name: getattr(self, name) for name in defaults}
-        return ",".join(f"{k}={format_number(v)}" for k, v in values.items() if k in ("k1", "k2", "k3", "k4") or v != defaults[k])
+        return ",".join(f"{k}={form(v)}" for k, v in values.items() if k in ("k1", "k2", "k3", "k4") or v != defaults[k])
 
 
 def _coefficient(key: str, value: str, text: str) -> float:

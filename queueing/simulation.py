@@ -51,7 +51,7 @@ def simulate_trace(
 ) -> list[Record]:
     """What happens to the jobs (in order of arrival): one record each, in the order in which they end."""
     if len(rngs) != servers:
-        raise SpecError(f"got {len(rngs)} generators for {servers} servers; expected one each")
+        raise SpecError(f"got {counted(len(rngs), 'generator')} for {counted(servers, 'server')}; expected one each")
     bounds = (max_batch_size, max_prompt_tokens, max_context_tokens)
     engines = [_Engine(Server(i, [], *bounds), ServiceProcess(law, rngs[i], pad_prompts=pad_prompts)) for i in range(servers)]
     driver = _Driver(policy, jobs, engines)

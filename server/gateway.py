@@ -368,7 +368,7 @@ class Gateway:
             "epoch %d: policy %s, max_output_tokens %s, patience %s",
             epoch,
             batcher.policy_text,
-            limit,
+            "none" if limit is None else limit,
             "none" if patience is None else f"{patience:g} s",
         )
         return self.policy_in_force()

@@ -65,7 +65,7 @@ class Apparatus:
             law = await self._calibrated(bounds)
             self.store.append("calibrated", law=str(law), bounds=msgspec.to_builtins(bounds))
         elif (known := msgspec.convert(calibrated["bounds"], Bounds)) != bounds:
-            raise SpecError(f"got a gateway with {bounds}; expected {known}, with which the sweep began")
+            raise SpecError(f"got a gateway with {bounds}; expected one with {known}, with which the sweep began")
         else:
             law = load_law(calibrated["law"])
         self.basis = Basis(self.plan, law, bounds)
@@ -132,7 +132,7 @@ class Apparatus:
         await until_idle(self.gateway.client)
         profile = await self._ask_calibration({"repeats": self.repeats}, Basis(self.plan, LatencyModel(k4=1.0), bounds))
         self.store.write_profile(profile)
-        self.status.note(f"law: {profile.law} (R2 {profile.r2 or 0:.4f}, cells within {profile.mape or 0:.1%} on average)")
+        self.status.note(f"law: {profile.law.rounded()} (R2 {profile.r2 or 0:.4f}, cells within {profile.mape or 0:.1%} on average)")
         return profile.law.at_speed(1.0)
 
     async def _ask_calibration(self, body: dict[str, object], basis: Basis) -> Profile:

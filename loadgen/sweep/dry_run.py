@@ -43,7 +43,7 @@ def print_plan(plan: Plan, to: Console) -> None:
     """For people; a cell as soon as it is known, where the table fits the width."""
     basis, cells, rows = basis_of(plan), [], []
     guessed = " (a guess: the sweep calibrates its own, which changes rates and lengths)" if plan.latency is None else ""
-    say(to, f"law: {basis.law}{guessed}")
+    say(to, f"law: {basis.law.rounded()}{guessed}")
     name = _policy_form(plan, to.width)
     columns = _columns(plan, name)
     at_once = len(Table(columns, []).lines(to.width)) == 1

@@ -40,6 +40,9 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int
     max_model_len: int
 
+    def __str__(self) -> str:
+        return f"max_num_seqs={self.max_num_seqs}, max_model_len={self.max_model_len}"
+
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """One point: a policy under a rate and a token limit."""

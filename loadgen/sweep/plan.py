@@ -86,7 +86,9 @@ def differences(old: Plan, new: Plan) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, Sequence) and not isinstance(value, str) else str(value)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(map(_shown, value)) or "none"
+    return "none" if value is None else str(value)
 
 
 def _check(plan: Plan) -> None:

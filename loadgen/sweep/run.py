@@ -26,6 +26,7 @@ from loadgen.sweep.journal import Event, damage
 from loadgen.sweep.plan import Plan
 from loadgen.sweep.status import Status
 from loadgen.sweep.store import Store
+from policies.text import counted
 
 ATTEMPTS = 3  # of a cell, in one session
 NOISE = 0.15  # change of the engine's speed from before a cell to after it
@@ -100,8 +101,9 @@ class Sweep:
                 continue
             await self.apparatus.recover(run.why or "no reason known")
         known = self.store.progress.of(cell.name)
-        self.store.append("failed", cell=cell.name, reason=f"given up after {known.attempts} attempts: {known.reason}")
-        self.status.note(f"{place}, {cell}: given up after {known.attempts} attempts")
+        given_up = f"given up after {counted(known.attempts, 'attempt')}"
+        self.store.append("failed", cell=cell.name, reason=f"{given_up}: {known.reason or 'no reason known'}")
+        self.status.note(f"{place}, {cell}: {given_up}")
 
     async def _attempt(self, cell: Cell, shown: str) -> CellRun:
         apparatus = self.apparatus
@@ -129,7 +131,7 @@ class Sweep:
         files = self.store.write(run, attempt)
         if run.ended in ("interrupted", "lost"):
             self.store.append("cut", cell=cell.name, reason=run.why or run.ended, files=files)
-            self.status.note(f"{shown}: cut ({run.why})")
+            self.status.note(f"{shown}: cut ({run.why or run.ended})")
         else:
             self._keep(run, files, (before, await self._speed_after()), shown)
         return run

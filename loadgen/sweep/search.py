@@ -19,6 +19,7 @@ from loadgen.sweep.plan import searches_of
 from loadgen.sweep.run import Sweep
 from loadgen.sweep.saturation import Found, bisect, predicted_rate, probe_requests
 from loadgen.sweep.slo import Slo, parse_slo
+from policies.text import counted
 
 
 @dataclass(slots=True)
@@ -44,7 +45,7 @@ class Search:
         predicted = predicted_rate(model, self._slo)
         found = await bisect(self._passes, predicted or model.largest_stable_rate / 2, tolerance)
         if not found.within(tolerance):
-            self.notes.append(f"not within the tolerance after {found.probes} probes")
+            self.notes.append(f"not within the tolerance after {counted(found.probes, 'probe')}")
         speed = float(np.mean(self.speeds)) if self.speeds else 1.0
         self._write(found, predicted, predicted_rate(basis.at_speed(speed).model(self.policy, self.limit), self._slo), speed)
 
@@ -69,7 +70,8 @@ class Search:
         await self.sweep.measure(cell, f"{self.goal}, probe {self.probes}")
         known = self.sweep.store.progress.of(cell.name)
         if known.done is None:
-            raise GatewayError(f"the search for {self.goal} under {self.policy} stopped: {known.reason}; the same command continues it")
+            why = known.reason or "no reason known"
+            raise GatewayError(f"the search for {self.goal} under {self.policy} stopped: {why}; the same command continues it")
         self.speeds += [speed for speed in known.done["speeds"] if speed is not None]
         if cell.cut:
             self.notes.append("probes shorter than they should be (--cell-limit): the bracket may be off")

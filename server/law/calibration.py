@@ -188,7 +188,7 @@ async def calibrate_at_start(gateway: Gateway) -> None:
                 break
             await gateway.supervisor.steadily(_at_once)
         else:
-            log.info("calibrated: %s", profile.law)
+            log.info("calibrated: %s", profile.law.rounded())
             warn_of_fit(profile)
             return
     log.error("the gateway serves without a measured latency law; run `kendall calibrate URL` later")

@@ -65,17 +65,12 @@ def _place(profile: Profile, request: CalibrationRequest, output: Path | None) -
 
 def show(profile: Profile, place: Path | str, to: Console) -> None:
     """The law, its coefficients with their intervals, how well it fits."""
-    say(to, f"law       {_rounded(str(profile.law))}", hang=10)
+    say(to, "law       " + profile.law.rounded().replace(",", ", "), hang=10)
     if profile.intervals:
         to.print(Table(COLUMNS, [_coefficient(profile, name) for name in profile.intervals]))
     if profile.r2 is not None and profile.mape is not None:
         say(to, f"fit       R2 {profile.r2:.4f}, mean absolute error of the cells {profile.mape:.1%}", hang=10)
     say(to, f"profile   {place}", hang=10)
-
-
-def _rounded(law: str) -> str:
-    """To 4 significant digits, for a person; the profile has them all."""
-    return re.sub(r"\d+\.\d+(?:e[+-]?\d+)?", lambda found: f"{float(found[0]):.4g}", law).replace(",", ", ")
 
 
 def _coefficient(profile: Profile, name: str) -> list[str]:

@@ -171,7 +171,8 @@ class IdleProbes:
         if self.suspected:
             self.book.clear()
         word = "in force" if taken else "measured afresh" if self.suspected else "kept aside"
-        log.info("latency law from idle probes %s (%s): %s; R2 %.4f; %s", word, offer.verdict, offer.fit.law, offer.fit.r2, offer.says)
+        law, r2 = offer.fit.law.rounded(), offer.fit.r2
+        log.info("latency law from idle probes %s (%s): %s; R2 %.4f; %s", word, offer.verdict, law, r2, offer.says)
         if taken:
             for doubt in offer.doubts:
                 log.info("  doubt: %s", doubt)

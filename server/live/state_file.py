@@ -29,12 +29,13 @@ def load_state(path: Path, engine: Mapping[str, Any]) -> dict[str, Any] | None:
     except (OSError, msgspec.DecodeError) as error:
         log.warning("cannot read --state-file %s (%s); starting without it", path, error)
         return None
-    if state.get("schema_version") != SCHEMA_VERSION:
-        log.warning("got a state file of schema %s, expected %d; starting without it", state.get("schema_version"), SCHEMA_VERSION)
+    if (schema := state.get("schema_version", "unknown")) != SCHEMA_VERSION:
+        log.warning("got a state file of schema %s, expected %d; starting without it", schema, SCHEMA_VERSION)
         return None
     saved = state.get("engine") or {}
     if other := [name for name in SAME if saved.get(name) != engine.get(name)]:
-        log.warning("the state file belongs to another engine (%s); starting without it", ", ".join(f"{n} {saved.get(n)}" for n in other))
+        theirs = ", ".join(f"{name} {'unknown' if saved.get(name) is None else saved[name]}" for name in other)
+        log.warning("the state file belongs to another engine (%s); starting without it", theirs)
         return None
     return state
 

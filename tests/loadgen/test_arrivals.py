@@ -272,6 +272,8 @@ def test_durations_take_a_unit_and_a_bare_number_is_seconds(text: str, seconds: 
         ("gamma:rate=1,burstiness=0", "burstiness 0.0; expected a shape > 0"),
         ("mmpp:rates=1,durations=1", "expected two or more"),
         ("mmpp:rates=1/2/3,durations=1/2", "3 rates and 2 durations"),
+        ("mmpp:rates=1/2,durations=1", "got 2 rates and 1 duration;"),
+        ("piecewise:rates=1,durations=1/2", "got 1 rate and 2 durations;"),
         ("mmpp:rates=0/0,durations=1/2", "rates of 0 only"),
         ("mmpp:rates=1/2,durations=1/0", "durations with 0.0; expected finite numbers > 0"),
         ("piecewise:rates=1/-2,durations=1/1", "rates with -2.0; expected finite numbers >= 0"),
@@ -295,8 +297,12 @@ def test_a_wrong_text_says_what_was_expected(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("process", "bounds", "message"),
     [
-        (Poisson(5.0), {}, "without an end; expected a number of prompts or a duration"),
-        (Poisson(math.inf), {"duration": 5.0}, "expected a number of prompts$"),
+        (Poisson(5.0), {}, r"without an end; expected a number of requests \(--num-prompts\) or seconds \(--duration\)$"),
+        (
+            Poisson(math.inf),
+            {"duration": 5.0},
+            r"without an end; expected a number of requests \(--num-prompts\)$",
+        ),
         (Gamma(5.0, 0.5), {}, "without an end"),
         (Mmpp((1.0, 2.0), (1.0, 1.0)), {}, "without an end"),
         (Deterministic(5.0), {"count": 0}, "got 0 prompts"),

@@ -145,6 +145,23 @@ def test_wrong_arguments_raise_a_spec_error(more: tuple[str, str]) -> None:
     assert isinstance(result.exception, SpecError)
 
 
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--dataset-name", "sharegpt"), "got --dataset-name sharegpt without --dataset-path; expected a file for all but random"),
+        (
+            ("--dataset-name", "random", "--dataset-path", "x"),
+            "got --dataset-name random with --dataset-path x; expected a file for all",
+        ),
+        (("--request-rate", "inf", "--duration", "10"), "expected a number of requests (--num-prompts)"),
+    ],
+)
+def test_a_wrong_combination_names_the_flags(more: tuple[str, ...], message: str) -> None:
+    error = CliRunner().invoke(app, ["--base-url", "http://127.0.0.1:9", "--request-rate", "5", *more]).exception
+    assert isinstance(error, SpecError)
+    assert message in str(error)
+
+
 @pytest.mark.parametrize("more", [("--drain-limit", "-1"), ("--think-time", "-1s"), ("--duration", "5 parsecs")])
 def test_a_wrong_duration_is_refused(more: tuple[str, str]) -> None:
     result = load("http://127.0.0.1:9", "--model", "m", *more)

@@ -203,8 +203,9 @@ def test_a_run_without_a_success_is_summarised_sparsely() -> None:
     refused = [
         Record(request_id=str(i), outcome="rejected", intended_at=float(i), sent_at=float(i), error="429 queue_full") for i in range(7)
     ]
-    found = summary_of(refused, asked_rate=1.0)
+    found = summary_of(refused, asked_rate=100 / 11)
     text = rendered(found)
+    assert "asked 9.091, drawn 1, delivered 1, " in text, "4 digits each"
     assert "7 rejected" in text
     assert "7 x 429 queue_full" in text
     assert "end to end" not in text

@@ -80,7 +80,7 @@ def test_a_run_that_was_killed_is_reported_as_far_as_it_came(processes: str, cap
     found = json.loads(capsys.readouterr().out)
     assert found["outcomes"]["completed"] > 0
     assert found["valid"] is False
-    assert f"{sum(found['outcomes'].values())} of 9000 requests recorded" in found["missing"][0]
+    assert f"{sum(found['outcomes'].values())} of 9,000 requests recorded" in found["missing"][0]
     assert kendall("summary", "run.jsonl") == 1
     assert "end to end" in capsys.readouterr().out
 

@@ -99,6 +99,8 @@ def test_a_folder_of_another_plan_or_of_something_else_is_refused(tmp_path: Path
     again.journal.close()
     with pytest.raises(SpecError, match=r"duration: 2\.0 there, 3\.0 here.*--output, or delete .*sweep"):
         Store.open(folder, Plan(loads=(0.3,), duration=3.0))
+    with pytest.raises(SpecError, match=r"max_output_tokens: none there, 16, none here; num_prompts: none there, 9 here;"):
+        Store.open(folder, Plan(loads=(0.3,), num_prompts=9, max_output_tokens=(16, None)))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("mine")
     with pytest.raises(SpecError, match="expected an empty folder"):

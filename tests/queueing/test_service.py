@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queueing.latency import LatencyModel
+from queueing.latency import LatencyModel, parse_law
 from queueing.service import Member, ServiceProcess
 
 LAW = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3, kp=7e-6, cv=0.3, turnaround=1.55e-3, speed=1.3)
@@ -111,3 +111,9 @@ def test_removing_the_last_that_needs_a_token_ends_a_padded_batch() -> None:
     process.remove("long", first * 1.5)
     assert process.idle
     process.remove("long", first * 1.5)  # unknown by now: no error
+
+
+def test_a_law_is_rounded_to_4_digits_for_people_only() -> None:
+    law = LatencyModel(k1=0.00022452035740040918, k2=1.5e-3 / 7, k3=0.0, k4=1.0, cv=1 / 3)
+    assert law.rounded() == "k1=0.0002245,k2=0.0002143,k3=0,k4=1,cv=0.3333"
+    assert parse_law(str(law)) == law

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any, ClassVar
@@ -420,3 +422,17 @@ def test_a_signal_while_the_engine_starts_ends_a_calibration_in_one_line(
     monkeypatch.setattr(server.serving, "choose_engine", lambda _: (Starting(LAW), LAW))
     assert cli._run("calibrate", ["tiny"]) == 128 + number
     assert capsys.readouterr().err.splitlines()[-1] == "kendall: interrupted before the law was known; nothing was saved"
+
+
+def test_the_log_has_no_none_and_no_more_than_4_digits_of_a_law(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with running() as (app, gateway):
+            assert (await call(app, "PUT", "/admin/policy", {"policy": "single"})).status == 200
+            await calibration.calibrate_at_start(gateway)
+
+    caplog.set_level(logging.INFO)
+    run_virtual(main())
+    assert "policy single, max_output_tokens none, patience none" in caplog.text
+    (law,) = (record.getMessage() for record in caplog.records if record.getMessage().startswith("calibrated: "))
+    assert "k4=" in law
+    assert all(len(digits.replace(".", "").lstrip("0")) <= 4 for digits in re.findall(r"=([\d.]+)", law))
