@@ -1,4 +1,4 @@
-"""What a sweep would do: its cells, their lengths by the advice, the whole time. Nothing is started."""
+"""What a sweep would do: its cells, their lengths by the advice, its searches, the whole time. Nothing is started."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import msgspec
 from rich.console import Console
 
 from loadgen.sweep.grid import Basis, Bounds, Cell
-from loadgen.sweep.plan import Plan, searches_of
+from loadgen.sweep.plan import Plan, searches_in_words, searches_of
+from loadgen.sweep.saturation import first_rate, probe_cell, probes_expected
+from loadgen.sweep.slo import slo_of
 from loadgen.sweep.status import duration
 from policies.text import counted, short_form, short_number
 from queueing.profile import load_law
@@ -26,24 +28,59 @@ def basis_of(plan: Plan) -> Basis:
     return Basis(plan, law, Bounds(max_num_seqs=plan.max_num_seqs, max_model_len=CONTEXT))
 
 
+class PlannedSearch(msgspec.Struct, frozen=True, kw_only=True):
+    """A search as far as it can be foreseen: its probes are about as long as the one at the predicted rate."""
+
+    policy: str
+    max_output_tokens: int | None
+    goal: str
+    rate: float  # around which it begins, per second
+    probes: int
+    seconds: float  # of all of them
+
+
+def planned_searches(basis: Basis) -> list[PlannedSearch]:
+    """An SLO's takes some predictions, about a second."""
+    return [_search(basis, *search) for search in searches_of(basis.plan)]
+
+
+def _search(basis: Basis, policy: str, limit: int | None, goal: str) -> PlannedSearch:
+    plan, rate = basis.plan, first_rate(basis.model(policy, limit), slo_of(goal))
+    probes, probe = probes_expected(plan.tolerance), probe_cell(basis, policy, limit, goal, rate)
+    seconds = probes * (probe.seconds + plan.bracket + OVERHEAD)
+    return PlannedSearch(policy=policy, max_output_tokens=limit, goal=goal, rate=rate, probes=probes, seconds=seconds)
+
+
 def plan_as_object(plan: Plan) -> dict[str, Any]:
     """For `--json`."""
     basis = basis_of(plan)
-    cells = list(basis.cells())
+    cells, searches = list(basis.cells()), planned_searches(basis)
     return {
         "plan": msgspec.to_builtins(plan),
         "law": str(basis.law),
         "law_is_a_guess": plan.latency is None,
         "cells": [msgspec.to_builtins(cell) | {"seconds": cell.seconds} for cell in cells],
-        "seconds": total_seconds(plan, cells),
+        "searches": [msgspec.to_builtins(search) for search in searches],
+        "seconds": total_seconds(plan, cells, searches),
     }
 
 
 def print_plan(plan: Plan, to: Console) -> None:
-    """For people; a cell as soon as it is known, where the table fits the width."""
-    basis, cells, rows = basis_of(plan), [], []
+    """For people."""
+    basis, has_cells = basis_of(plan), bool(plan.loads or plan.request_rates)
     guessed = " (a guess: the sweep calibrates its own, which changes rates and lengths)" if plan.latency is None else ""
     say(to, f"law: {basis.law.rounded()}{guessed}")
+    if searches := planned_searches(basis):
+        takes = f", about {duration(sum(search.seconds for search in searches))}" if has_cells else ""
+        say(to, f"{searches_in_words(plan)}; each of about {counted(probes_expected(plan.tolerance), 'probe')}{takes}")
+    cells = _print_cells(basis, to) if has_cells else []
+    for line in _remarks(plan, cells, searches):
+        say(to, line)
+
+
+def _print_cells(basis: Basis, to: Console) -> list[Cell]:
+    """A cell as soon as it is known, where the table fits the width."""
+    plan, cells, rows = basis.plan, [], []
     name = _policy_form(plan, to.width)
     columns = _columns(plan, name)
     at_once = len(Table(columns, []).lines(to.width)) == 1
@@ -56,18 +93,18 @@ def print_plan(plan: Plan, to: Console) -> None:
             to.print(Table(columns, rows[-1:], headed=False))
     if not at_once:
         to.print(Table(columns, rows, keys=2))
-    for line in _remarks(plan, cells):
-        say(to, line)
+    return cells
 
 
-def _remarks(plan: Plan, cells: list[Cell]) -> Iterator[str]:
+def _remarks(plan: Plan, cells: list[Cell], searches: list[PlannedSearch]) -> Iterator[str]:
     if any(cell.cut for cell in cells):
         yield "*: shorter than asked (--cell-limit)"
     if any(not _runs(plan, cell) for cell in cells):
         yield "not run: at load >= 1 there is no steady state (--allow-unstable runs it)"
-    if searches := searches_of(plan):
-        yield f"and {len(searches)} searches, each of about five probes"
-    yield f"{counted(len(cells), 'cell')}, about {duration(total_seconds(plan, cells))} in all, without the engine's start and calibration"
+    parts = [counted(len(cells), "cell")] if cells else []
+    parts += [counted(len(searches), "search", "searches")] if searches else []
+    takes = f"about {duration(total_seconds(plan, cells, searches))} in all"
+    yield f"{' and '.join(parts)}, {takes}, without the engine's start, its calibration and repeated cells"
 
 
 def _policy_form(plan: Plan, width: int) -> Callable[[str], str]:
@@ -96,7 +133,7 @@ def _runs(plan: Plan, cell: Cell) -> bool:
     return cell.load < 1 or plan.allow_unstable
 
 
-def total_seconds(plan: Plan, cells: list[Cell]) -> float:
+def total_seconds(plan: Plan, cells: list[Cell], searches: list[PlannedSearch]) -> float:
     """Sending, short calibrations, and what goes between."""
     run = [cell for cell in cells if _runs(plan, cell)]
-    return sum(cell.seconds + plan.bracket + OVERHEAD for cell in run) + plan.bracket
+    return sum(cell.seconds + plan.bracket + OVERHEAD for cell in run) + sum(search.seconds for search in searches) + plan.bracket

@@ -7,6 +7,7 @@ results, and a folder can only be gone on with under the very same plan.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -14,9 +15,9 @@ from typing import Any, Literal
 import msgspec
 
 from loadgen.options import check_base_url
-from loadgen.sweep.slo import parse_slo
+from loadgen.sweep.slo import SATURATION, parse_slo
 from policies import format_policy, parse_policy
-from policies.text import SpecError
+from policies.text import SpecError, counted
 from queueing.batch_means import TOO_WIDE
 from queueing.distributions import SHORTER, parse_distribution
 from queueing.paths import writing
@@ -59,9 +60,18 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def searches_of(plan: Plan) -> list[tuple[str, int | None, str]]:
-    """Policy, limit and goal of each."""
-    goals = (["saturation"] if plan.find_saturation else []) + list(plan.slo)
+    """Policy, limit and goal of each: saturation, or the text of an SLO."""
+    goals = ([SATURATION] if plan.find_saturation else []) + list(plan.slo)
     return [(policy, limit, goal) for limit in plan.max_output_tokens for policy in plan.policies for goal in goals]
+
+
+def searches_in_words(plan: Plan) -> str:
+    """How many searches there are, and for what."""
+    searches = searches_of(plan)
+    goals = Counter(goal for _, _, goal in searches)
+    given = {goal: f"{goal} (--slo)" for goal in plan.slo} | {SATURATION: f"{SATURATION} (--find-saturation)"}
+    parts = [f"{number} for {given[goal]}" for goal, number in goals.items()]
+    return f"{counted(len(searches), 'search', 'searches')}: {', '.join(parts)}"
 
 
 def save_plan(path: Path, plan: Plan) -> None:

@@ -23,7 +23,7 @@ from loadgen.sweep.cell import Begun, CellRun, Sending, begin, gateway_side
 from loadgen.sweep.gateway import stop_left_behind
 from loadgen.sweep.grid import Cell, planned_cells
 from loadgen.sweep.journal import Event, damage
-from loadgen.sweep.plan import Plan
+from loadgen.sweep.plan import Plan, searches_in_words, searches_of
 from loadgen.sweep.status import Status
 from loadgen.sweep.store import Store
 from policies.text import counted
@@ -60,11 +60,13 @@ class Sweep:
             return
         try:
             await self.apparatus.open()
+            if searches_of(self.plan):
+                self.status.note(searches_in_words(self.plan))
             cells = await self._planned()
             for number, cell in enumerate(cells, start=1):
                 self.status.left_after = sum(self.seconds(later) for later in cells[number:] if self._is_left(later))
                 await self.measure(cell, f"cell {number}/{len(cells)}")
-            if self.plan.find_saturation or self.plan.slo:
+            if searches_of(self.plan):
                 from loadgen.sweep.search import search_all  # noqa: PLC0415 - it measures through this module
 
                 await search_all(self)

@@ -10,8 +10,8 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from loadgen.sweep.grid import LEAST_SECONDS
-from loadgen.sweep.slo import Slo
+from loadgen.sweep.grid import LEAST_SECONDS, Basis, Cell, cell_name
+from loadgen.sweep.slo import SATURATION, Slo
 from policies import Fixed
 from queueing.errors import PredictionError
 from queueing.model import Model
@@ -59,6 +59,35 @@ def probe_requests(model: Model, rate: float, tolerance: float) -> int:
     cv2 = lengths.moment(2) / lengths.mean**2 - 1 + model.law.cv**2
     scatter = (DETECT / (tolerance / 2)) ** 2 * cv2
     return int(min(MOST_REQUESTS, max(LEAST_REQUESTS, rate * LEAST_SECONDS, 2 * size / (tolerance / 2), scatter)))
+
+
+def probe_cell(basis: Basis, policy: str, limit: int | None, goal: str, rate: float) -> Cell:
+    """One probe of a search."""
+    plan, model, saturation = basis.plan, basis.model(policy, limit), goal == SATURATION
+    own_length = saturation and plan.num_prompts is None and plan.duration is None
+    count, cut = basis.count(model, rate, probe_requests(model, rate, plan.tolerance) if own_length else basis.needed(model, rate))
+    return Cell(
+        name=cell_name(policy, limit, f"{goal}-probe-{rate:.6g}"),
+        policy=policy,
+        load=model.load(rate),
+        rate=rate,
+        max_output_tokens=limit,
+        count=count,
+        cut=cut,
+        evenly=saturation,
+        purpose="saturation" if saturation else "slo",
+    )
+
+
+def probes_expected(tolerance: float) -> int:
+    """The two ends of the first bracket, one more where the prediction is off, and as many as halve it down to the tolerance."""
+    halvings = math.ceil(math.log2(max(1.0, 2 * math.log(FIRST) / math.log1p(tolerance))))
+    return min(MOST_PROBES, 3 + halvings)
+
+
+def first_rate(model: Model, slo: Slo | None) -> float:
+    """Around which a search begins."""
+    return predicted_rate(model, slo) or model.largest_stable_rate / 2
 
 
 def predicted_rate(model: Model, slo: Slo | None) -> float | None:

@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from loadgen.gateway_process import GatewayError
-from loadgen.sweep.grid import Cell, cell_name
 from loadgen.sweep.journal import Event
 from loadgen.sweep.plan import searches_of
 from loadgen.sweep.run import Sweep
-from loadgen.sweep.saturation import Found, bisect, predicted_rate, probe_requests
-from loadgen.sweep.slo import Slo, parse_slo
+from loadgen.sweep.saturation import Found, bisect, predicted_rate, probe_cell
+from loadgen.sweep.slo import Slo, slo_of
 from policies.text import counted
 
 
@@ -29,14 +28,14 @@ class Search:
     sweep: Sweep
     policy: str
     limit: int | None
-    goal: str  # saturation, or the text of an SLO
+    goal: str  # as `searches_of` has it
     speeds: list[float] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     probes: int = 0
 
     @property
     def _slo(self) -> Slo | None:
-        return None if self.goal == "saturation" else parse_slo(self.goal)
+        return slo_of(self.goal)
 
     async def run(self) -> None:
         """Probe until the bracket is narrow enough; write it down."""
@@ -66,7 +65,7 @@ class Search:
 
     async def _passes(self, rate: float) -> bool:
         self.probes += 1
-        cell = self._cell(rate)
+        cell = probe_cell(self.sweep.apparatus.basis, self.policy, self.limit, self.goal, rate)
         await self.sweep.measure(cell, f"{self.goal}, probe {self.probes}")
         known = self.sweep.store.progress.of(cell.name)
         if known.done is None:
@@ -87,23 +86,6 @@ class Search:
             self.notes.append("a probe was too short to be judged and passed")
             return True
         return float(done["growth"]["share"]) < self.sweep.plan.tolerance / 2
-
-    def _cell(self, rate: float) -> Cell:
-        basis, plan = self.sweep.apparatus.basis, self.sweep.plan
-        model = basis.model(self.policy, self.limit)
-        own_length = self.goal == "saturation" and plan.num_prompts is None and plan.duration is None
-        count, cut = basis.count(model, rate, probe_requests(model, rate, plan.tolerance) if own_length else basis.needed(model, rate))
-        return Cell(
-            name=cell_name(self.policy, self.limit, f"{self.goal}-probe-{rate:.6g}"),
-            policy=self.policy,
-            load=model.load(rate),
-            rate=rate,
-            max_output_tokens=self.limit,
-            count=count,
-            cut=cut,
-            evenly=self.goal == "saturation",
-            purpose="saturation" if self.goal == "saturation" else "slo",
-        )
 
 
 async def search_all(sweep: Sweep) -> None:

@@ -15,6 +15,7 @@ from queueing.record import Record, read_run
 from queueing.result import LEVELS, Prediction
 from queueing.statistics import warm_up
 
+SATURATION = "saturation"  # the goal of a search without an SLO
 QUANTITIES = ("queueing_delay", "sojourn_time", "time_to_first_token")
 _TEXT = re.compile(r"(?P<stat>mean|p50|p90|p95|p99)_(?P<quantity>\w+?)\s*(?:=|<=?)\s*(?P<value>.+)")
 
@@ -54,6 +55,11 @@ class Slo:
             return record.first_token_at - record.arrived_at
         value = getattr(record, self.quantity)
         return float("inf") if value is None else float(value)
+
+
+def slo_of(goal: str) -> Slo | None:
+    """Of a search: None where it looks for saturation."""
+    return None if goal == SATURATION else parse_slo(goal)
 
 
 def parse_slo(text: str) -> Slo:

@@ -19,7 +19,8 @@ from loadgen.sweep.dry_run import plan_as_object
 from loadgen.sweep.grid import Basis, Bounds, Cell, cell_name
 from loadgen.sweep.plan import POLICIES, Plan, differences, load_plan, save_plan, searches_of
 from loadgen.sweep.slo import parse_slo
-from loadgen.sweep_cli import app
+from loadgen.sweep.status import duration
+from loadgen.sweep_cli import app, sweep_command
 from loadgen.timetable import draw_prompts
 from policies.text import SpecError
 from queueing.latency import LatencyModel
@@ -201,7 +202,8 @@ def test_a_dry_run_says_lengths_refusals_and_searches() -> None:
     assert sum("policy" in line for line in shown.splitlines()) == 1, "a head above rows that come one at a time"
     assert re.search(r"single +0\.\d{3} +5 +50 +10 s$", shown, re.MULTILINE)
     assert shown.count("NOT RUN") == 1
-    assert "2 searches" in shown
+    assert "2 searches: 2 for saturation (--find-saturation); each of about 5 probes" in shown
+    assert re.search(r"^4 cells and 2 searches, about \d+ min in all, ", shown, re.MULTILINE)
     assert "law: k1=0" in shown
     assert "guess" not in shown
 
@@ -246,3 +248,35 @@ def test_blanks_separate_loads_as_commas_do() -> None:
     assert loads("--loads", "0.3", "0.6") == loads("--loads", "0.3 0.6") == loads("--loads", "0.3, 0.6") == loads("--loads", "0.3,0.6")
     wrong = CliRunner().invoke(app, ["dynamic", "--loads", "0.3,", "--dry-run"])
     assert isinstance(wrong.exception, SpecError)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "probes"),
+    [
+        (["--find-saturation"], "1 search: 1 for saturation (--find-saturation)", 5),
+        (["--slo", "p99_queueing_delay=2s"], "1 search: 1 for p99_queueing_delay=2s (--slo)", 5),
+        (
+            ["--find-saturation", "--slo", "p99_queueing_delay=2s", "--tolerance", "0.01"],
+            "2 searches: 1 for saturation (--find-saturation), 1 for p99_queueing_delay=2s (--slo)",
+            8,
+        ),
+    ],
+)
+def test_a_dry_run_of_searches_alone_says_how_long_they_take(arguments: list[str], said: str, probes: int) -> None:
+    """No empty table; each probe takes as long as the one at the predicted rate, with its calibration and what is between."""
+    given = ["--dry-run", "--policies", "single", "--duration", "20", *arguments]
+    shown = " ".join(CliRunner().invoke(app, given).stdout.split())
+    number = said.split(maxsplit=1)[0]
+    assert f"{said}; each of about {probes} probes {said.partition(':')[0]}, about " in shown
+    assert "requests" not in shown
+    assert "0 cells" not in shown
+    planned = json.loads(CliRunner().invoke(app, [*given, "--json"]).stdout)
+    assert [search["probes"] for search in planned["searches"]] == [probes] * int(number)
+    assert planned["seconds"] == pytest.approx(int(number) * probes * (20 + 2 + 1) + 2, rel=0.01)
+    assert f"{duration(planned['seconds'])} in all, without the engine's start, its calibration and repeated cells" in shown
+
+
+def test_the_help_and_a_dry_run_say_the_same_of_the_default() -> None:
+    shown = " ".join(CliRunner().invoke(app, ["--dry-run"]).stdout.split())
+    (takes,) = re.findall(r"24 cells, about \d+ min in all, without the engine's start, its calibration and repeated cells", shown)
+    assert takes in " ".join((sweep_command.__doc__ or "").split())
