@@ -205,6 +205,8 @@ class _Demo:
         profile = Profile.from_dict(await self._gateway.ask("POST", "/admin/calibrate", body))
         profile.save(self._plan.folder / "profile.json")
         self._progress.note(f"law: R2 {profile.r2:.4f}, cells within {profile.mape:.1%} on average")
+        if profile.poor_fit is not None:
+            self._progress.note(f"warning: {profile.poor_fit}")
         return profile
 
     async def _speed(self) -> float:

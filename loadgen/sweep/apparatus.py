@@ -68,6 +68,8 @@ class Apparatus:
             raise SpecError(f"got a gateway with {bounds}; expected one with {known}, with which the sweep began")
         else:
             law = load_law(calibrated["law"])
+            if (warning := self.store.poor_fit) is not None:
+                self.status.note(f"warning: {warning}")
         self.basis = Basis(self.plan, law, bounds)
 
     async def speed_now(self) -> float:
@@ -133,6 +135,8 @@ class Apparatus:
         profile = await self._ask_calibration({"repeats": self.repeats}, Basis(self.plan, LatencyModel(k4=1.0), bounds))
         self.store.write_profile(profile)
         self.status.note(f"law: {profile.law.rounded()} (R2 {profile.r2 or 0:.4f}, cells within {profile.mape or 0:.1%} on average)")
+        if profile.poor_fit is not None:
+            self.status.note(f"warning: {profile.poor_fit}")
         return profile.law.at_speed(1.0)
 
     async def _ask_calibration(self, body: dict[str, object], basis: Basis) -> Profile:

@@ -26,7 +26,7 @@ from loadgen.sweep.journal import Event, Journal, Progress, digest, read_journal
 from loadgen.sweep.plan import Plan, differences, load_plan, save_plan
 from policies.text import SpecError
 from queueing.paths import writing
-from queueing.profile import Profile
+from queueing.profile import Profile, poor_fit_of
 from queueing.record import Header, Record, write_run
 
 
@@ -114,6 +114,12 @@ class Store:
         with _replacing(self.folder / name) as path:
             path.write_bytes(msgspec.json.format(msgspec.json.encode(value, enc_hook=float), indent=1) + b"\n")
         return self.folder / name
+
+    @property
+    def poor_fit(self) -> str | None:
+        """What the calibration said of the law that the sweep goes by; None where it fits, or its file is gone."""
+        path = self.folder / "profile.json"
+        return poor_fit_of(str(path)) if path.is_file() else None
 
     def write_profile(self, profile: Profile) -> None:
         """The law that the sweep goes by."""

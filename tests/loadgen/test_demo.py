@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -93,6 +94,28 @@ def test_every_cell_has_the_engines_speed_before_and_after_it(monkeypatch: pytes
     assert {law for *_, law in asked} == {str(LatencyModel(k2=0.1, k4=0.01))}, "at speed 1: each cell has its own"
     said = [line.split("s  ", 1)[1].partition(":")[0] for line in capsys.readouterr().err.splitlines()]
     assert said == ["engine ready", *(f"{policy} at {load:g}" for load, policy in plan.cells)]
+
+
+@pytest.mark.parametrize("r2", [-0.0075, 0.95])
+def test_a_law_that_fits_poorly_is_a_warning_on_the_terminal(
+    r2: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the words of the gateway's log."""
+    profile = Profile(name="tiny", law=LatencyModel(k4=0.01), r2=r2, mape=1.129)
+    gateway = GatewayProcess([], 1, tmp_path / "gateway.log")
+
+    async def answer(*_: object) -> dict[str, Any]:
+        return profile.to_dict()
+
+    async def main() -> None:
+        await _Demo(plan, gateway, Progress(plan))._calibrated()
+
+    plan = Plan(folder=tmp_path)
+    monkeypatch.setattr(gateway, "ask", answer)
+    asyncio.run(main())
+    said = capsys.readouterr().err
+    assert f"law: R2 {r2:.4f}" in said
+    assert ("warning: the law fits poorly: R2 -0.01, where a quiet machine gives at least 0.9; stop what else" in said) == (r2 < 0.9)
 
 
 # progress

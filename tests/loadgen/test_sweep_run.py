@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import signal
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from loadgen.gateway_process import GatewayLostError, GatewayProcess, free_port
+from loadgen.sweep.apparatus import Apparatus
 from loadgen.sweep.gateway import GivenGateway
 from loadgen.sweep.journal import Progress
 from loadgen.sweep.plan import Plan
 from loadgen.sweep.report import _drift
 from loadgen.sweep.results import results_of
 from loadgen.sweep.run import Sweep
+from loadgen.sweep.status import Status
+from loadgen.sweep.store import Store
+from queueing.latency import LatencyModel
+from queueing.profile import Profile
 from queueing.record import read_run
 from tests.eventually import eventually_here
 from tests.loadgen.failing_server import failing_server
@@ -247,3 +254,33 @@ def test_a_server_that_is_no_gateway_is_told_apart_from_nobody() -> None:
     assert "connection refused" in asyncio.run(why(f"http://127.0.0.1:{free_port(0)}"))
     with failing_server() as port:
         assert "is no Kendall gateway, or is not ready" in asyncio.run(why(f"http://127.0.0.1:{port}"))
+
+
+@pytest.mark.parametrize("r2", [-0.0075, 0.95])
+def test_a_law_that_fits_poorly_is_a_warning_on_the_terminal_and_again_when_the_sweep_goes_on(r2: float, tmp_path: Path) -> None:
+    """In the words of the gateway's log."""
+    profile = Profile(name="tiny", law=LatencyModel(k4=0.01), r2=r2, mape=1.129)
+    idle = {"unanswered": 0, "in_service": 0, "queue_length": 0}
+
+    async def ask(method: str, *_: object) -> dict[str, object]:
+        return profile.to_dict() if method == "POST" else {**idle, "engine": {"max_num_seqs": 4, "max_model_len": 512}}
+
+    async def nothing(*_: object) -> None: ...
+
+    async def said_by_a_session() -> str:
+        said, plan = io.StringIO(), Plan(loads=(0.5,))
+        store = Store.open(tmp_path / "sweep", plan)
+        gateway: Any = SimpleNamespace(client=SimpleNamespace(ask=ask, url="http://127.0.0.1:9"), start=nothing)
+        async with Status(said) as status:
+            apparatus = Apparatus(plan, store, status, gateway)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Apparatus, "_start", nothing)
+                await apparatus.open()
+        store.journal.close()
+        return said.getvalue()
+
+    first, second = asyncio.run(said_by_a_session()), asyncio.run(said_by_a_session())
+    assert f"law: k1=0,k2=0,k3=0,k4=0.01 (R2 {r2:.4f}, cells within 112.9% on average)" in first
+    for said in (first, second):
+        assert ("the law fits poorly: R2 -0.01, where a quiet machine gives at least 0.9; stop what else" in said) == (r2 < 0.9)
+        assert ("warning: " in said) == (r2 < 0.9)
