@@ -204,7 +204,7 @@ def test_a_poisson_run_is_not_said_to_be_untested(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("configuration", "kept", "says"),
     [
-        ({"num_prompts": 1000}, 600, ["the run was killed, or is still running: 600 of 1000 requests recorded"]),
+        ({"num_prompts": 1000}, 600, ["the run was killed, or is still running: 600 of 1,000 requests recorded"]),
         ({"num_prompts": 1000, "interrupted": True, "missing": [], "recorded": 600}, 600, ["interrupted: 600 of 1,000 requests sent"]),
         (
             {"num_prompts": 1000, "interrupted": True, "missing": [], "recorded": 600},
