@@ -57,7 +57,7 @@ class ReportCell:
     @property
     def counts(self) -> bool:
         """Whether its mean may be judged: the run is the one that was asked for, and long enough."""
-        return not (self.invalid or self.comparison.too_short)
+        return not (self.invalid or self.comparison.of_others or self.comparison.too_short)
 
     @property
     def verdict(self) -> Verdict:

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -33,7 +34,7 @@ from loadgen.comparison import (
     Theory,
     Verdict,
 )
-from loadgen.group import Group, Instants, groups, timetable_of
+from loadgen.group import Group, Instants, groups, of_others, timetable_of
 from loadgen.residual import chance_of, split
 from queueing.delay_variance import AsymptoticVariance, single_server_variance
 from queueing.record import Record
@@ -54,8 +55,10 @@ def compare(records: Iterable[Record], theory: Theory | None = None, sent: Itera
     everyone = served(records)
     if not everyone:
         raise ValueError("got no dispatched request with arrival, dispatch and server's end; expected a run file of a gateway or simulator")
-    starts, intended = measured_starts(everyone), timetable_of(records, sent)
-    return [_compare(Group(requests, starts, intended), theory) for requests in groups(everyone)]
+    sent = list(sent)
+    starts, intended, others = measured_starts(everyone), timetable_of(records, sent), of_others(records, sent)
+    found = [_compare(Group(requests, starts, intended), theory) for requests in groups(everyone)]
+    return [dataclasses.replace(comparison, of_others=others.get(comparison.epoch, 0)) for comparison in found]
 
 
 @dataclass(frozen=True, slots=True)

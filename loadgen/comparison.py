@@ -117,7 +117,7 @@ class Split:
 class Verdict:
     """One cell in words."""
 
-    kind: str  # agree | too short | sampling noise | none | a part's name
+    kind: str  # agree | disturbed | too short | sampling noise | none | a part's name
     text: str
 
 
@@ -144,6 +144,7 @@ class Comparison:
     paper_kind: PaperKind | None = None
     distribution: tuple[float, ...] = ()  # observed quantiles of what is compared, at DISTRIBUTION_LEVELS
     split: Split | None = None
+    of_others: int = 0  # requests of other clients among those measured, where the load generator's records are at hand
 
     @property
     def quantity(self) -> Quantity:

@@ -39,7 +39,7 @@ from queueing.latency import LatencyModel
 from queueing.paths import writing
 from queueing.prediction import largest_stable_rate
 from queueing.profile import Profile
-from queueing.record import Record, write_run
+from queueing.record import write_run
 
 POLICIES = ("single", "dynamic", "fixed:batch_size=4", "capped:max_batch_size=8", "elastic:max_batch_size=8", "continuous:max_batch_size=4")
 LOADS = (0.3, 0.5)  # on a shared machine the engine is slower under load than when it is calibrated, and the queue busier
@@ -61,7 +61,8 @@ class Plan:
 
     model: str = "tiny"
     engine: str = "auto"
-    port: int = 8080
+    asked_port: int = 8080
+    port: int = 8080  # another one where that is in use
     seed: int = 1
     scale: float = 1.0  # of the time of every cell
     folder: Path = Path("runs/demo")
@@ -144,6 +145,7 @@ async def run_demo(plan: Plan, console: Console, *, once: bool) -> None:
     (plan.folder / "gateway.jsonl").unlink(missing_ok=True)  # of an earlier run, whose cells have files of their own
     async with GatewayProcess(arguments, plan.port, plan.folder / "gateway.log") as gateway:
         async with Progress(plan) as progress:
+            progress.note(_where(plan, gateway.url))
             cells = await _Demo(plan, gateway, progress).run()
             progress.phase("drawing the picture")
             picture = await asyncio.to_thread(_write, plan, cells)
@@ -154,6 +156,12 @@ async def run_demo(plan: Plan, console: Console, *, once: bool) -> None:
         )
         if not once:
             await _serve_on(gateway, console)
+
+
+def _where(plan: Plan, url: str) -> str:
+    """Where the gateway listens, and why there."""
+    other = "" if plan.port == plan.asked_port else f"; port {plan.asked_port} is in use"
+    return f"the gateway is at {url}/{other}; requests of other clients would disturb what is measured"
 
 
 async def _serve_on(gateway: GatewayProcess, console: Console) -> None:
@@ -188,11 +196,11 @@ class _Demo:
         cells, speed = [], await self._speed()
         for number, (load, policy) in enumerate(self._plan.cells):
             self._progress.cell(number)
-            records, rate = await self._cell(policy, load, law)
+            run, rate = await self._cell(policy, load, law)
             self._progress.phase(f"{policy} at {load:g}: engine's speed")
             after = await self._speed()
             self._progress.phase(f"{policy} at {load:g}: prediction")
-            comparison = await asyncio.to_thread(self._compare, records, law, rate)
+            comparison = await asyncio.to_thread(self._compare, run, law, rate)
             cells.append(Cell(policy, load, comparison, (speed, after)))
             self._progress.note(f"{policy} at {load:g}: {counted(comparison.n, 'request')}, {cells[-1].verdict.text}")
             speed = after
@@ -213,8 +221,8 @@ class _Demo:
         body = {"speed_only": True, "seconds": SPEED_SECONDS, "max_output_tokens": MAX_OUTPUT_TOKENS, "prompt_tokens": PROMPT_TOKENS}
         return Profile.from_dict(await self._gateway.ask("POST", "/admin/calibrate", body)).law.speed
 
-    async def _cell(self, policy_text: str, load: float, law: LatencyModel) -> tuple[list[Record], float]:
-        """Load under one policy; the gateway's own records of it, and the asked rate. Raises GatewayError."""
+    async def _cell(self, policy_text: str, load: float, law: LatencyModel) -> tuple[CellRun, float]:
+        """Load under one policy, and the asked rate. Raises GatewayError."""
         plan, policy = self._plan, parse_policy(policy_text)
         prompts = parse_distribution(f"deterministic:value={PROMPT_TOKENS}")
         rate = load * largest_stable_rate(policy, self._lengths, law, max_num_seqs=MAX_NUM_SEQS, prompt_tokens=prompts)
@@ -229,12 +237,12 @@ class _Demo:
             raise GatewayError(run.why)
         with writing(path := plan.folder / f"gateway-{name}.jsonl"):
             write_run(path, run.header, run.records)
-        return run.records, rate
+        return run, rate
 
     async def _sent(self, cell: SweptCell, timetable: Timetable) -> CellRun:
         sending = Sending(
             client=self._gateway,
-            begun=await begin(self._gateway, self._plan.folder / "gateway.jsonl", cell),
+            begun=await begin(self._gateway, self._plan.folder / "gateway.jsonl", cell, self._progress.note),
             cell=cell,
             timetable=timetable,
             target=Target(base_url=self._gateway.url, model="tiny", max_tokens=MAX_OUTPUT_TOKENS),
@@ -246,8 +254,9 @@ class _Demo:
         )
         return await sending.run()
 
-    def _compare(self, records: list[Record], law: LatencyModel, rate: float) -> Comparison:
-        (comparison,) = compare(records, theory_of(law, self._lengths, asked_rate=rate, max_num_seqs=MAX_NUM_SEQS))
+    def _compare(self, run: CellRun, law: LatencyModel, rate: float) -> Comparison:
+        theory = theory_of(law, self._lengths, asked_rate=rate, max_num_seqs=MAX_NUM_SEQS)
+        (comparison,) = compare(run.records, theory, run.load.records if run.load else [])
         return comparison
 
 

@@ -44,6 +44,7 @@ def demo_command(
     try:
         plan = Plan(
             engine=engine,
+            asked_port=port,
             port=free_port(port),
             seed=seed,
             scale=scale,

@@ -86,7 +86,9 @@ def conclusion(cells: Sequence[Cell]) -> str:
     for where, covered in (("within", True), ("outside", False)):
         if short := [f"{cell.name} ({_width(cell)})" for cell in cells if cell.verdict.kind == "too short" and _covers(cell) is covered]:
             parts.append(f"too short to judge, with the prediction {where} the interval: {', '.join(short)}")
-    return "; ".join([*parts, *(_why(cell) for cell in cells if cell.verdict.kind not in ("agree", "too short"))]) + "."
+    if disturbed := [f"{cell.name} ({cell.verdict.text})" for cell in cells if cell.verdict.kind == "disturbed"]:
+        parts.append(f"disturbed and not judged: {', '.join(disturbed)}")
+    return "; ".join([*parts, *(_why(cell) for cell in cells if cell.verdict.kind not in ("agree", "too short", "disturbed"))]) + "."
 
 
 def _covers(cell: Cell) -> bool:

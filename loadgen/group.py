@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -152,6 +152,24 @@ def timetable_of(
         if record.client_request_id is not None and record.client_request_id in planned
     }
     return found or None
+
+
+def of_others(records: Iterable[Record], sent: Iterable[Record]) -> dict[int, int]:
+    """By epoch, how many requests that are not among `sent` were in the system while those were; none where an epoch has none of them."""
+    own = {record.request_id for record in sent}
+    begin: dict[int, float] = {}
+    end: dict[int, float] = {}
+    others: list[tuple[int, float, float]] = []
+    for record in records:
+        if record.epoch is None or record.arrived_at is None:
+            continue
+        epoch, arrived, released = record.epoch, record.arrived_at, record.released_at or record.arrived_at
+        if record.client_request_id not in own:
+            others.append((epoch, arrived, released))
+            continue
+        begin[epoch] = min(begin.get(epoch, arrived), arrived)
+        end[epoch] = max(end.get(epoch, released), released)
+    return Counter(epoch for epoch, arrived, released in others if epoch in begin and arrived <= end[epoch] and released >= begin[epoch])
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:

@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 
 from loadgen.comparison import TOO_SHORT, Comparison, Estimate, Part
-from loadgen.residual import PARTS, verdict
+from loadgen.residual import PARTS, disturbance, verdict
 from policies.text import short_form
 from queueing.terminal import Column, Table, say
 
@@ -85,6 +85,8 @@ def notes(comparisons: Sequence[Comparison]) -> list[str]:
     ]
     if any(c.compared == "sojourn_time" for c in comparisons):
         lines.append("*: means of the sojourn time; before a continuous engine, waiting for its next step belongs to service")
+    if disturbed := [f"{_name(c)} at load {_plain(c.load, '.2f')} ({disturbance(c)})" for c in comparisons if c.of_others]:
+        lines.append(f"disturbed, and not judged: {', '.join(disturbed)}")
     if any(c.too_short for c in comparisons):
         lines.append(f"too short: {TOO_SHORT}; it says nothing about agreement")
     correlated = [c.policy for c in comparisons if c.quantity.observed.correlated and not c.too_short]
@@ -184,6 +186,8 @@ def _row(comparison: Comparison) -> tuple[str, ...]:
 
 
 def _deviation(comparison: Comparison) -> str:
+    if comparison.of_others:
+        return "disturbed"
     if comparison.too_short:
         return "too short"
     error = comparison.prediction_error

@@ -26,6 +26,7 @@ speed + scatter + shape is the service law's part. Without the load run's file V
 The verdict, first rule that holds:
 
     no prediction    there is no prediction a priori (no law, no steady state)
+    disturbed        requests of other clients were in the queue: the run is not the one that was asked for
     too short        the run is too short for its mean to be stated (queueing.batch_means): nothing is judged
     agree            the prediction lies in the observed interval, or within 10 % of the observation
     a part's name    the largest part beyond its chance, of the difference's sign and at least a quarter of it
@@ -42,6 +43,7 @@ import numpy as np
 
 from loadgen.comparison import Comparison, Estimate, Part, Predicted, Sampling, Split, Theory, Verdict
 from loadgen.group import Group, Instants
+from policies.text import counted
 from queueing.recursion import Served, batches
 from queueing.speed import Speed, service_time
 from queueing.statistics import TOO_WIDE, FloatArray, Interval, batch_means_interval
@@ -113,6 +115,8 @@ def _verdict(comparison: Comparison, predicted: Estimate | None, found: Split | 
     if predicted is None:
         unstable = comparison.load is not None and comparison.load >= 1
         return Verdict("no prediction", f"no steady state: load {comparison.load:.2f}" if unstable else "no prediction")
+    if comparison.of_others:
+        return Verdict("disturbed", disturbance(comparison))
     if comparison.too_short:
         return Verdict("too short", _how_short(observed))
     if observed.covers(predicted.mean) or abs(predicted.deviation) <= AGREE:
@@ -121,6 +125,11 @@ def _verdict(comparison: Comparison, predicted: Estimate | None, found: Split | 
         return Verdict("differ", f"differ by {_percent(predicted.deviation)}")
     cause = cause_of(found)
     return Verdict("sampling noise", "sampling noise") if cause is None else Verdict(cause.name, _in_words(cause, comparison))
+
+
+def disturbance(comparison: Comparison) -> str:
+    """How many requests of other clients were measured along."""
+    return f"{counted(comparison.of_others, 'request')} of other clients in its queue"
 
 
 def _how_short(observed: Interval) -> str:

@@ -81,7 +81,7 @@ class RunningCell:
     async def run(self, speed: float) -> Measured:
         """The load run at that speed of the engine, cut off when enough is known or the time is over. Raises GatewayError."""
         cell = self._cell(speed)
-        begun = await begin(self.apparatus.gateway.client, self.apparatus.gateway.record_file, cell)
+        begun = await begin(self.apparatus.gateway.client, self.apparatus.gateway.record_file, cell, self.apparatus.status.note)
         self.apparatus.status.phase(self.shown, self.rules.settle + self.allowed)
         sending = asyncio.create_task(self._sending(cell, begun).run())
         watching = asyncio.create_task(self._watch(begun))

@@ -40,7 +40,7 @@ class Look(NamedTuple):
 
 
 JUDGED = Look("observed, 95 % interval", "observed", "$observed", 1, "observed")
-_PALE = "observed, too short or invalid: not judged"
+_PALE = "observed, too short, disturbed or invalid: not judged"
 NOT_JUDGED = Look(_PALE, "short", "$pale", 2, _PALE)
 
 

@@ -14,6 +14,7 @@ from queueing.latency import LatencyModel
 
 GROUPS = {
     "agree": "agree",
+    "disturbed": "short",
     "too short": "short",
     "sampling noise": "noise",
     "no prediction": "short",
@@ -21,6 +22,7 @@ GROUPS = {
 KINDS = {
     "agree": ("agree", "the prediction a priori lies in the observed interval, or within 10 %"),
     "sampling noise": ("sampling noise", "differ, but by no more than chance does in a run of this length"),
+    "disturbed": ("disturbed", "requests of other clients were in the queue: nothing can be said"),
     "too short": ("too short", f"{TOO_SHORT}: nothing can be said"),
     "speed": ("machine’s speed", "the machine was faster or slower than when it was calibrated"),
     "scatter": ("scatter", "service times scatter more or less than calibrated"),
@@ -72,9 +74,10 @@ def headline(cells: Sequence[ReportCell]) -> str:
 def _not_judged(cells: Sequence[ReportCell]) -> str:
     """Why, each cell once."""
     invalid = sum(cell.invalid for cell in cells)
-    short = sum(cell.comparison.too_short and not cell.invalid for cell in cells)
+    disturbed = sum(cell.comparison.of_others > 0 and not cell.invalid for cell in cells)
+    short = sum(cell.comparison.too_short and not (cell.invalid or cell.comparison.of_others) for cell in cells)
     bare = sum(cell.counts and cell.verdict.kind == "no prediction" for cell in cells)
-    reasons = ((short, "too short"), (invalid, "invalid"), (bare, "without a prediction"))
+    reasons = ((short, "too short"), (disturbed, "disturbed"), (invalid, "invalid"), (bare, "without a prediction"))
     return ": " + ", ".join(f"{count} {why}" for count, why in reasons if count)
 
 

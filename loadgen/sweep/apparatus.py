@@ -131,7 +131,7 @@ class Apparatus:
             self.store.write_profile(Profile(name="given", law=law, note="given by --latency, not measured here"))
             return law
         self.status.phase("calibrating the engine's law", CALIBRATING)
-        await until_idle(self.gateway.client)
+        await until_idle(self.gateway.client, self.status.note)
         profile = await self._ask_calibration({"repeats": self.repeats}, Basis(self.plan, LatencyModel(k4=1.0), bounds))
         self.store.write_profile(profile)
         self.status.note(f"law: {profile.law.rounded()} (R2 {profile.r2 or 0:.4f}, cells within {profile.mape or 0:.1%} on average)")

@@ -13,10 +13,11 @@ import msgspec
 
 from loadgen.client import LoadError, Target
 from loadgen.gateway_process import GatewayClient, GatewayError
-from loadgen.run import LoadResult, Progress, Tally, run_load
-from loadgen.sweep.gateway import header_of, records_since, until_idle
+from loadgen.run import LoadResult, Tally, run_load
+from loadgen.sweep.gateway import Note, header_of, let_remainder_go, records_since, until_idle
 from loadgen.sweep.grid import Cell
 from loadgen.sweep.stability import Growth, Watch
+from loadgen.sweep.status import Status
 from loadgen.timetable import Timetable
 from queueing.record import Header, Record
 
@@ -49,9 +50,9 @@ class CellRun:
     growth: Growth | None
 
 
-async def begin(client: GatewayClient, record_file: Path, cell: Cell) -> Begun:
+async def begin(client: GatewayClient, record_file: Path, cell: Cell, note: Note) -> Begun:
     """Put the cell's policy and limit in force; an idle gateway is waited for. Raises GatewayError."""
-    await until_idle(client)
+    await until_idle(client, note)
     offset = _size(record_file)
     in_force = await client.ask("PUT", "/admin/policy", {"policy": cell.policy, "max_output_tokens": cell.max_output_tokens})
     return Begun(int(in_force["epoch"]), record_file, offset)
@@ -72,7 +73,7 @@ class Sending:
     target: Target
     seed: int
     configuration: Mapping[str, Any]  # for the headers
-    progress: Progress
+    progress: Status
     path: Path | None = None  # a run file of the sender's side that grows with the run
     processes: int = 1
     why_lost: Callable[[], Awaitable[str | None]] | None = None
@@ -96,7 +97,7 @@ class Sending:
         load, ended, why = await self._until_end(seen, guard)
         try:
             async with asyncio.timeout(None if ended in ("complete", "unstable") else ANSWER_LIMIT):
-                await until_idle(self.client)  # its run file is flushed by the question
+                await until_idle(self.client, self.progress.note)  # its run file is flushed by the question
         except (GatewayError, TimeoutError) as error:
             if ended in ("complete", "unstable"):
                 ended, why = "lost", (await self.why_lost() if self.why_lost else None) or str(error)
@@ -152,8 +153,9 @@ async def _result(sending: asyncio.Task[LoadResult], watching: asyncio.Task[tupl
 class _Seen:
     """Keeps the tally of the run at hand, and passes it on."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Status) -> None:
         self._progress = progress
+        self.note = progress.note
         self.tally: Tally | None = None
 
     async def show(self, tally: Tally) -> None:
@@ -198,11 +200,18 @@ class _Guard:
             return None
         return self.watch.observe(at, tally.sent - tally.completed - tally.other)
 
+    @property
+    def _all_sent(self) -> bool:
+        tally = self._seen.tally
+        return tally is not None and tally.sent >= tally.asked
+
     async def _lost(self) -> str | None:
         why = None
         try:
             async with asyncio.timeout(ANSWER_LIMIT):
-                await self._client.ask("GET", "/admin/state")  # flushes its run file
+                state = await self._client.ask("GET", "/admin/state")  # flushes its run file
+                if self._all_sent:
+                    await let_remainder_go(self._client, state, self._seen.note)
         except (GatewayError, TimeoutError) as error:
             why = str(error) or f"no answer within {ANSWER_LIMIT:.0f} s"
         if self._why_lost is not None:

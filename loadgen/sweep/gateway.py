@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -20,12 +21,19 @@ from loadgen.gateway_process import GatewayClient, GatewayError, GatewayLostErro
 from loadgen.keys import NO_KEYS, Keys
 from loadgen.sweep.grid import Bounds
 from loadgen.sweep.plan import Plan
+from policies import Fixed, parse_policy
+from policies.text import counted
 from queueing.paths import writing
 from queueing.record import Header, Record
 
 POLL = 0.05  # seconds between looks at a gateway that must become idle
 IDLE_LIMIT = 120.0
+NOTED_AFTER = 1.5  # seconds of waiting for an idle gateway
+KEEPS_NOTHING = "dynamic"  # serves whatever waits as soon as the server is free
 COME_BACK_LIMIT = 60.0  # for a gateway that somebody else must start again
+
+
+Note = Callable[[str], None]  # of a line that stays on the terminal
 
 
 class SweptGateway(Protocol):
@@ -147,17 +155,36 @@ async def bounds_of(client: GatewayClient) -> Bounds:
     return msgspec.convert((await client.ask("GET", "/admin/state"))["engine"], Bounds)
 
 
-async def until_idle(client: GatewayClient) -> None:
-    """Return when nothing waits and nothing runs. Raises GatewayError."""
+async def until_idle(client: GatewayClient, note: Note) -> None:
+    """Return when nothing waits and nothing runs; a remainder is let go, a longer wait is noted once. Raises GatewayError."""
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + IDLE_LIMIT
+    began, noted = loop.time(), False
     while True:
         state = await client.ask("GET", "/admin/state")
         if not (state["unanswered"] or state["in_service"] or state["queue_length"]):
             return
-        if loop.time() > deadline:
+        await let_remainder_go(client, state, note)
+        waited = loop.time() - began
+        if waited > IDLE_LIMIT:
             raise GatewayError(f"the gateway is still busy after {IDLE_LIMIT:.0f} s; stop other clients that send requests to it")
+        if waited >= NOTED_AFTER and not noted:
+            noted = True
+            note(f"waiting up to {IDLE_LIMIT:.0f} s for an idle gateway: {counted(state['unanswered'], 'request')} unanswered")
         await asyncio.sleep(POLL)
+
+
+async def let_remainder_go(client: GatewayClient, state: Mapping[str, Any], note: Note) -> None:
+    """Switch to a policy that keeps nothing waiting where too few requests for a batch would wait for ever.
+
+    The load generator sends whole batches, so a request of another client, or one of ours that failed, leaves a remainder.
+    A policy switch refuses nobody, and what it lets go is of another epoch than the cell's. Raises GatewayError.
+    """
+    policy, waiting = parse_policy(state["policy"]), state["queue_length"]
+    forever = isinstance(policy, Fixed) and math.isinf(policy.max_wait)
+    if not forever or state["in_service"] or not 0 < waiting < state["effective_max_batch_size"]:
+        return
+    note(f"{state['policy']}: {counted(waiting, 'request')} waiting for a batch that nothing more fills; served under {KEEPS_NOTHING} now")
+    await client.ask("PUT", "/admin/policy", {"policy": KEEPS_NOTHING})
 
 
 def header_of(path: Path) -> Header:

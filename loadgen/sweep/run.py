@@ -110,7 +110,7 @@ class Sweep:
     async def _attempt(self, cell: Cell, shown: str) -> CellRun:
         apparatus = self.apparatus
         before = await apparatus.speed_now()
-        begun = await begin(apparatus.gateway.client, apparatus.gateway.record_file, cell)
+        begun = await begin(apparatus.gateway.client, apparatus.gateway.record_file, cell, self.status.note)
         attempt = 1 + self.store.progress.of(cell.name).attempts
         where = {"epoch": begun.epoch, "record_file": self.store.relative(begun.record_file), "offset": begun.offset}
         self.store.append("started", cell=cell.name, attempt=attempt, **where)

@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from loadgen.compare import Comparison, Predicted, Theory, compare
+from loadgen.compare import Comparison, Estimate, Predicted, Theory, compare
 from loadgen.report import as_object, notes, show
+from loadgen.residual import verdict
 from loadgen.timetable import Timetable
 from policies import Policy, parse_policy
 from queueing.latency import LatencyModel
 from queueing.record import Record
 from queueing.recursion import Served, measured_starts, served
+from queueing.statistics import Interval
 from tests.loadgen.driver import LAW, Driver, drive, timetable
 from tests.loadgen.policy_cases import CASES, each_policy
 
@@ -279,3 +281,38 @@ def test_the_drivers_are_not_one_shape() -> None:
     """A power guard of the cases above: padded batches of several, and queues that build up."""
     assert only(drive(parse_policy("dynamic"), 40.0)).batch_size > 3
     assert timetable(1.0, 5).output_tokens.std() > 0
+
+
+# requests of other clients
+
+
+def sent_by(client: str, records: Sequence[Record]) -> list[Record]:
+    return [msgspec.structs.replace(record, client_request_id=f"{client}-{record.request_id}") for record in records]
+
+
+def load_side(records: Sequence[Record]) -> list[Record]:
+    return [Record(request_id=record.client_request_id or "", outcome="completed", intended_at=record.arrived_at) for record in records]
+
+
+@pytest.mark.parametrize(
+    ("foreign", "own", "others"),
+    [
+        (slice(0), slice(0, 1000), 0),
+        (slice(300, 303), slice(0, 1000), 3),
+        (slice(0, 100), slice(300, 700), 0),  # long before
+        (slice(900, 1000), slice(300, 700), 0),  # long after
+        (slice(0, 1000), slice(0), 0),  # a run file without its load generator's: nothing is known
+    ],
+)
+def test_a_run_among_requests_of_other_clients_is_disturbed_and_not_judged(foreign: slice, own: slice, others: int) -> None:
+    records = drive(parse_policy("single"), 5.0, n=1000)
+    of_others = sent_by("other", records[foreign])
+    strange = {record.request_id for record in of_others}
+    ours = sent_by("own", [record for record in records[own] if record.request_id not in strange])
+    (comparison,) = compare([*ours, *of_others], None, load_side(ours))
+    assert comparison.of_others == others
+    assert any("other clients" in line for line in notes([comparison])) == bool(others)
+    estimate = Estimate(mean=comparison.quantity.observed.mean, deviation=0.0, half_width=0.0)
+    agreeing = dataclasses.replace(comparison.queueing_delay, observed=Interval(0.1, 0.001, 1000, 1000.0, 0.0), a_priori=estimate)
+    found = verdict(dataclasses.replace(comparison, queueing_delay=agreeing))
+    assert (found.kind == "disturbed") == bool(others)

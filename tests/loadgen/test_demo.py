@@ -8,6 +8,7 @@ import math
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -26,7 +27,6 @@ from loadgen.job import Tally
 from loadgen.residual import verdict
 from queueing.latency import LatencyModel
 from queueing.profile import Profile
-from queueing.record import Record
 from queueing.speed import Speed
 from queueing.statistics import Interval
 from tests.eventually import eventually_here
@@ -75,9 +75,9 @@ def test_every_cell_has_the_engines_speed_before_and_after_it(monkeypatch: pytes
     async def speeds(_: object) -> float:
         return float(len(asked))
 
-    async def sent(_: object, policy: str, load: float, law: LatencyModel) -> tuple[list[Record], float]:
+    async def sent(_: object, policy: str, load: float, law: LatencyModel) -> tuple[None, float]:
         asked.append((policy, load, str(law)))
-        return [], 10 * load
+        return None, 10 * load
 
     async def calibrated(_: object) -> Profile:
         return Profile(name="tiny", law=LatencyModel(k2=0.1, k4=0.01, speed=1.3))
@@ -242,6 +242,22 @@ def test_a_gateway_that_does_not_start_is_a_failure_and_not_a_wrong_argument(tmp
     assert ended.value.code == 1
 
 
+@pytest.mark.parametrize("taken", [True, False])
+def test_where_the_gateway_listens_is_said_first(
+    taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may be another port than was asked for, and the live page is there while the cells are measured."""
+    monkeypatch.setattr(GatewayProcess, "module", "loadgen.nothing_of_that_name")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1] if taken else free_port(0)
+        with pytest.raises(SystemExit):
+            cli.main(["demo", "--port", str(port), "--result-dir", str(tmp_path)])
+    first = capsys.readouterr().err.splitlines()[0]
+    assert "the gateway is at http://127.0.0.1:" in first
+    assert (f"; port {port} is in use; " in first) == taken
+    assert (f"http://127.0.0.1:{port}/; requests" in first) != taken
+
+
 # report
 
 
@@ -283,6 +299,10 @@ def cell(
     return Cell(policy, load, comparison, (1.0, 1.1))
 
 
+def disturbed(found: Cell, others: int) -> Cell:
+    return dataclasses.replace(found, comparison=dataclasses.replace(found.comparison, of_others=others))
+
+
 WIDE = {"half_width": 0.040}
 OFF = {"observed": 0.150, "half_width": 0.010}
 
@@ -311,6 +331,11 @@ OFF = {"observed": 0.150, "half_width": 0.010}
             "1 of 2 cells agree; single at 0.3: 50 % below the prediction (no part of the difference is beyond chance).",
         ),
         ([cell(predicted=None)], "single at 0.3: does not agree; single at 0.3: no prediction."),
+        (
+            [disturbed(cell(), 49), disturbed(cell(load=0.6, **WIDE), 1), cell("dynamic")],
+            "1 of 3 cells agree; disturbed and not judged: single at 0.3 (49 requests of other clients in its queue), "
+            "single at 0.6 (1 request of other clients in its queue).",
+        ),
         (
             [cell(half_width=math.inf)],
             "single at 0.3: does not agree; too short to judge, with the prediction within the interval: single at 0.3 (no interval).",

@@ -1,0 +1,103 @@
+"""What waits for a batch that nothing more fills is let go and said, not waited for: other clients break whole batches."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from loadgen.gateway_process import GatewayClient, GatewayError
+from loadgen.job import Tally
+from loadgen.sweep.cell import _Guard, _Seen
+from loadgen.sweep.gateway import IDLE_LIMIT, until_idle
+from loadgen.sweep.stability import Watch
+from loadgen.sweep.status import Status
+from tests.virtual_time import run_virtual
+
+FIXED = "fixed:batch_size=4"
+
+
+class Gateway:
+    """As little of one as is asked: what waits under fixed batching leaves once another policy is in force."""
+
+    def __init__(self, policy: str = FIXED, waiting: int = 3, in_service: int = 0, served_at: float = 0.0) -> None:
+        self.policy, self.waiting, self.in_service, self.served_at = policy, waiting, in_service, served_at
+        self.switched_at: float | None = None
+
+    async def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        now = asyncio.get_running_loop().time()
+        if method == "PUT":
+            assert path == "/admin/policy"
+            assert body is not None
+            self.policy, self.waiting, self.switched_at = body["policy"], 0, now
+        if self.in_service and self.served_at and now >= self.served_at:
+            self.in_service = 0
+        return {
+            "policy": self.policy,
+            "effective_max_batch_size": 4,
+            "queue_length": self.waiting,
+            "in_service": self.in_service,
+            "unanswered": self.waiting + self.in_service,
+        }
+
+
+def client(gateway: Gateway) -> GatewayClient:
+    return cast("GatewayClient", gateway)
+
+
+def idle(gateway: Gateway) -> tuple[list[str], float]:
+    """What is noted, and how long it takes."""
+    said: list[str] = []
+
+    async def waited() -> float:
+        await until_idle(client(gateway), said.append)
+        return asyncio.get_running_loop().time()
+
+    return said, run_virtual(waited())
+
+
+def test_a_remainder_is_let_go_at_once_and_said() -> None:
+    said, seconds = idle(Gateway())
+    assert said == [f"{FIXED}: 3 requests waiting for a batch that nothing more fills; served under dynamic now"]
+    assert seconds < 2
+
+
+def test_a_remainder_waits_for_the_batch_that_is_in_service() -> None:
+    gateway = Gateway(in_service=4, served_at=1.0)
+    said, seconds = idle(gateway)
+    assert len(said) == 1
+    assert 1.0 <= seconds < 2
+
+
+@pytest.mark.parametrize("policy", ["fixed:batch_size=4,max_wait=300", "single"])
+def test_what_leaves_by_itself_is_waited_for_in_so_many_words(policy: str) -> None:
+    gateway = Gateway(policy)
+    with pytest.raises(GatewayError, match="still busy after 120 s; stop other clients"):
+        idle(gateway)
+    assert gateway.switched_at is None
+
+
+def test_a_long_wait_for_an_idle_gateway_is_said_within_two_seconds_and_once() -> None:
+    said, seconds = idle(Gateway("single", waiting=0, in_service=2, served_at=30.0))
+    assert said == [f"waiting up to {IDLE_LIMIT:.0f} s for an idle gateway: 2 requests unanswered"]
+    assert seconds == pytest.approx(30.0, abs=0.1)
+
+
+@pytest.mark.parametrize(("sent", "let_go"), [(1004, True), (1003, False)])
+def test_a_running_cell_lets_its_remainder_go_within_two_seconds_of_its_last_request(sent: int, let_go: bool, tmp_path: Path) -> None:
+    gateway = Gateway()
+
+    async def watched() -> None:
+        with (tmp_path / "said").open("w") as stream:
+            seen = _Seen(Status(stream))
+            seen.tally = Tally(asked=1004, sent=sent, completed=1001)
+            guard = _Guard(client(gateway), None, Watch(10.0), seen, stop_unstable=False)
+            watching = asyncio.create_task(guard.run())
+            await asyncio.sleep(2.0)
+            watching.cancel()
+
+    run_virtual(watched())
+    assert (gateway.switched_at is not None) == let_go
+    assert ("3 requests waiting for a batch that nothing more fills" in (tmp_path / "said").read_text()) == let_go
