@@ -14,11 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from loadgen.backlog import backlog
 from loadgen.goodput import Goodput, Limit, duration, goodput
 from loadgen.little_check import LittleCheck, little_check
 from loadgen.mean_variance import variances_of_records
 from loadgen.metrics import LATENESS, METRICS, ORDER, began_at, percentile_name, values
 from loadgen.run import LoadResult
+from loadgen.sweep.stability import Growth
 from loadgen.timetable import delivered_rate
 from queueing.delay_variance import AsymptoticVariance
 from queueing.record import Record
@@ -96,6 +98,7 @@ class LoadSummary:
     tokens_per_second: float  # prompts and answers
     goodput: Goodput | None
     little: LittleCheck | None
+    growth: Growth | None  # of the queue while requests were sent
     errors: Mapping[str, int]  # texts of what failed, most frequent first, at most five
     interrupted: bool
 
@@ -160,6 +163,7 @@ def summarise_records(
         tokens_per_second=_per_second(float(prompt.sum() + output.sum()), span),
         goodput=goodput(records[left_out:], limits) if limits else None,
         little=little_check(records, left_out),
+        growth=backlog(records),
         errors=dict(Counter(record.error for record in records if record.error).most_common(5)),
         interrupted=interrupted,
     )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from loadgen.goodput import Goodput
+from loadgen.little_check import LittleCheck
 from loadgen.metrics import LATENESS, ORDER, WORDS, percentile_name
 from loadgen.summary import LoadSummary, Measure
 from policies.text import short_number
@@ -36,9 +37,16 @@ def _heads(summary: LoadSummary) -> Iterator[tuple[str, str]]:
         yield "goodput", _goodput(summary.goodput)
     if (little := summary.little) is not None:
         verdict = "" if little.holds else "; THEY DIFFER: the records are wrong"
-        held, product = short_number(little.number_in_system), short_number(little.rate_times_time)
-        sides = f"{held} in the system; rate x mean time {product}, edges {little.edges:+.2g}"
-        yield "Little's law", sides + verdict
+        yield "Little's law", _sides(little) + verdict
+
+
+def _sides(little: LittleCheck) -> str:
+    """Rounded alike, to four digits of the largest, so that what is shown adds up where the law holds."""
+    largest = max(abs(little.number_in_system), abs(little.rate_times_time), abs(little.edges))
+    digits = max(0, 3 - math.floor(math.log10(largest))) if largest > 0 else 0
+    held, product, edges = (round(value, digits) for value in (little.number_in_system, little.rate_times_time, little.edges))
+    edges = held - product if little.holds else edges
+    return f"{held:,.{digits}f} in the system; rate x mean time {product:,.{digits}f}, edges {edges:+,.{digits}f}"
 
 
 def _outcomes(summary: LoadSummary) -> Iterator[str]:
@@ -84,6 +92,14 @@ def _needed(summary: LoadSummary) -> str:
     return f"; about {_rounded_up(times * found.n):,} requests would do for the {WORDS[name]}"
 
 
+def _behind(summary: LoadSummary) -> list[str]:
+    """Where the queue grew to the end, its delays are those of the run's length: no number of requests would settle them."""
+    if summary.growth is None or not summary.growth.unstable:
+        return []
+    rates = f"completed {short_number(summary.completed_rate, 3)}/s of {short_number(summary.drawn_rate, 3)}/s offered"
+    return [f"the server did not keep up with the rate: {rates}, and the queue grew to the end of sending"]
+
+
 def _rounded_up(count: float) -> int:
     """To two digits."""
     step = int(10 ** max(math.floor(math.log10(count)) - 1, 0))
@@ -103,8 +119,12 @@ def load_notes(summary: LoadSummary, metrics: Sequence[str] = ORDER) -> list[str
     notes = []
     if shown:
         notes += ["of completed requests, from the intended instant", summary.warm_up_why]
+    behind = _behind(summary)
     if any(summary.durations[name].too_short for name in metrics if name in summary.durations and name != LATENESS):
-        notes.append("too short: the run does not know this mean to 25 %" + _needed(summary))
+        notes.append(
+            "too short: the run does not know this mean to 25 %" + ("; a longer run would not either" if behind else _needed(summary))
+        )
+    notes += behind
     if any(ends is None for found in shown for ends in found.intervals.values()):
         notes.append(f"{UNSURE} too few samples beyond this quantile for an interval")
     late, whole = summary.lateness, summary.durations.get("e2el")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import math
@@ -248,6 +249,51 @@ def test_table_says_too_short_in_place_of_an_interval_and_how_many_requests_woul
     )
     assert "too short" not in steady
     assert "?" not in steady
+
+
+def served_at(rate: float, offered: float, n: int = 2000, *, reported: bool = True, service: float = 0.02) -> list[Record]:
+    """One server with this rate, and requests at equal distances."""
+    found, free = [], 0.0
+    for i in range(n):
+        at = i / offered
+        start = max(at, free)
+        free = start + 1 / rate
+        record = Record(
+            request_id=str(i),
+            outcome="completed",
+            intended_at=at,
+            sent_at=at,
+            first_byte_at=start,
+            released_at=start + service,
+            queueing_delay=start - at if reported else None,
+            sojourn_time=start + service - at,
+        )
+        found.append(record)
+    return found
+
+
+@pytest.mark.parametrize("reported", [True, False])
+def test_a_server_that_does_not_keep_up_is_named_instead_of_asking_for_more_requests(reported: bool) -> None:
+    text = " ".join(rendered(summary_of(served_at(16.4, 39.8, reported=reported))).split())
+    assert "the server did not keep up with the rate: completed 16.4/s of 39.8/s offered, and the queue grew to the end of sending" in text
+    assert "requests would do" not in text
+    assert "a longer run would not either" in text
+    assert "did not keep up" not in rendered(summary_of(served_at(45.0, 39.8, reported=reported)))
+
+
+def test_long_answers_are_no_growing_queue() -> None:
+    """Nobody waits, and in a run of 50 s nobody is answered either."""
+    assert "did not keep up" not in rendered(summary_of(served_at(45.0, 39.8, service=60.0)))
+
+
+def test_what_is_shown_of_littles_law_adds_up() -> None:
+    for check in (LittleCheck(1015.2, 2403.9, -1388.7), LittleCheck(0.30124, 0.29991, 0.00133), LittleCheck(12345.6, 12340.2, 5.4)):
+        summary = dataclasses.replace(summary_of([answered(i, float(i)) for i in range(10)]), little=check)
+        (line,) = [line for line in load_lines(summary) if line.startswith("Little")]
+        held, product, edges = (float(text.replace(",", "")) for text in re.findall(r"[-+]?[0-9][0-9,]*(?:\.[0-9]+)?", line))
+        assert held == pytest.approx(product + edges, abs=1e-9), line
+        assert held == pytest.approx(check.number_in_system, rel=1e-3)
+    assert "0 in the system" in str(load_lines(dataclasses.replace(summary, little=LittleCheck(0.0, 0.0, 0.0))))
 
 
 def test_table_says_that_the_sender_was_late() -> None:
