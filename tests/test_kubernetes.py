@@ -149,6 +149,16 @@ def test_a_misspelt_key_is_found() -> None:
         validate(rule)
 
 
+@pytest.mark.parametrize(("overlay", "component"), [(overlay, name) for overlay in OVERLAYS for name in sorted(own_components(overlay))])
+def test_a_component_that_an_overlay_has_already_is_refused_and_the_readme_says_so(overlay: str, component: str, tmp_path: Path) -> None:
+    refused = "may not add resource with an already registered id"
+    with pytest.raises(AssertionError, match=refused):
+        combined(overlay, (component,), tmp_path)
+    said = " ".join((FOLDER.parent / "README.md").read_text().split())
+    assert f"`{overlay}` has `{component}`" in said
+    assert refused in said
+
+
 def test_every_folder_of_overlays_and_components_is_tested() -> None:
     assert {path.name for path in FOLDER.iterdir()} == {*OVERLAYS, "components"}
     assert {path.name for path in (FOLDER / "components").iterdir()} == set(COMPONENTS)

@@ -15,7 +15,7 @@ NO_FORMS = '"501", "504"]'  # the emulated engine keeps to no form of answers an
 SEPARATELY = "^/admin/"
 NEVER = {
     "/admin/drain": "it ends the service",
-    "/admin/calibrate": "it takes the engine for minutes",
+    "/admin/calibrate": "it takes the engine for as long as it lasts",
 }
 
 

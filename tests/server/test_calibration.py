@@ -24,7 +24,8 @@ from server.engines.emulated import EmulatedEngine
 from server.errors import ApiError
 from server.law import calibration
 from server.law.command import calibrate
-from server.law.designed import Cell, DesignedBatches
+from server.law.designed import Cell, DesignedBatches, design
+from server.schema import CalibrationRequest
 from server.supervision.settings import SupervisionSettings
 from tests.server.asgi import Call, call, completion, running
 from tests.server.mortal import MortalEngine, faulty
@@ -436,3 +437,23 @@ def test_the_log_has_no_none_and_no_more_than_4_digits_of_a_law(caplog: pytest.L
     (law,) = (record.getMessage() for record in caplog.records if record.getMessage().startswith("calibrated: "))
     assert "k4=" in law
     assert all(len(digits.replace(".", "").lstrip("0")) <= 4 for digits in re.findall(r"=([\d.]+)", law))
+
+
+def test_the_documentation_says_how_many_batches_a_calibration_takes() -> None:
+    """With 16 sequences at once, and with 128 and more."""
+    request = CalibrationRequest()
+    bounds: dict[str, Any] = {
+        "engine": "vllm",
+        "model": "m",
+        "max_model_len": 2048,
+        "max_num_batched_tokens": 8192,
+        "kv_cache_tokens": 10**6,
+    }
+    bounds |= {"eos_token_ids": frozenset({2}), "vocab_size": 1000}
+    grids = [design(Capabilities(**bounds, max_num_seqs=number)) for number in (16, 128)]
+    few, many = ((len(grid) + 1) * request.repeats for grid in grids)
+    said = " ".join((Path(__file__).parents[2] / "docs/operating.md").read_text().split())
+    assert f"{few} to {many} of them" in said
+    steps = [request.repeats * sum(max(cell.lengths) for cell in grid) for grid in grids]
+    assert "about 3,000 to 5,000 steps of the engine" in said
+    assert steps == [pytest.approx(3000, rel=0.1), pytest.approx(5000, rel=0.1)]
