@@ -24,6 +24,16 @@ import numpy as np
 from policies.durations import parse_duration
 from policies.text import SpecError, format_number, parse_number, short_number, split_pairs, suggest
 
+NEVER_NEGATIVE = {
+    "k3": "seconds",
+    "k4": "seconds",
+    "turnaround": "seconds",
+    "stall": "seconds",
+    "cv": "a coefficient of variation",
+    "speed": "a factor",
+    "stall_share": "a share",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class LatencyModel:
@@ -45,16 +55,15 @@ class LatencyModel:
             value = getattr(self, field.name)
             if not math.isfinite(value):
                 raise SpecError(f"got {field.name}={value} in a latency law; expected a finite number")
-        if self.cv < 0 or self.speed <= 0 or self.turnaround < 0:
-            raise SpecError(
-                f"got cv={self.cv}, speed={self.speed}, turnaround={self.turnaround}; expected cv, turnaround >= 0 and speed > 0"
-            )
-        if not 0 <= self.stall_share < 1 or self.stall < 0 or (self.stall_share > 0) != (self.stall > 0):
-            raise SpecError(
-                f"got stall_share={self.stall_share}, stall={self.stall}; expected a share >= 0 and < 1 and seconds >= 0, both 0 or neither"
-            )
-        if self.k3 < 0 or self.k4 < 0 or self.k3 + self.k4 <= 0:
-            raise SpecError(f"got k3={self.k3}, k4={self.k4}; expected both >= 0 and a step that takes time")
+            if field.name in NEVER_NEGATIVE and value < 0:
+                raise SpecError(f"got {field.name}={format_number(value)} in a latency law; expected {NEVER_NEGATIVE[field.name]} >= 0")
+        if self.speed == 0:
+            raise SpecError("got speed=0 in a latency law; expected a factor > 0")
+        if self.stall_share >= 1 or (self.stall_share > 0) != (self.stall > 0):
+            got = f"stall_share={format_number(self.stall_share)}, stall={format_number(self.stall)}"
+            raise SpecError(f"got {got} in a latency law; expected a share < 1 and seconds, both 0 or neither")
+        if self.k3 + self.k4 == 0:
+            raise SpecError("got k3=0, k4=0 in a latency law; expected a step that takes time: one of them > 0")
         if 0 < self.stall < self.step(1) / 4:
             raise SpecError(f"got stall={self.stall}; expected at least a quarter of a step, {self.step(1) / 4:.3g} s")
 
@@ -137,6 +146,10 @@ def parse_law(text: str) -> LatencyModel:
     if "a" in numbers or "c" in numbers:
         if set(numbers) - {"a", "c", "cv", "speed"} or "a" not in numbers:
             raise SpecError(f"got {text!r}; expected a=..,c=.. (seconds per token, seconds per request)")
+        if not 0 < numbers["a"] < math.inf:
+            raise SpecError(f"got a={pairs['a']} in {text!r}; expected finite seconds per token > 0")
+        if not math.isfinite(numbers.get("c", 0.0)):
+            raise SpecError(f"got c={pairs['c']} in {text!r}; expected finite seconds per request")
         return LatencyModel(k2=numbers.get("c", 0.0), k4=numbers["a"], cv=numbers.get("cv", 0.0), speed=numbers.get("speed", 1.0))
     known = tuple(field.name for field in dataclasses.fields(LatencyModel))
     for key in numbers:
