@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from policies.text import SpecError, short_form, short_number, suggest
+from policies.text import SpecError, policy_batch_size, short_form, short_number, suggest
 from queueing.advice.answer import SIMULATED, rough
 from queueing.cli import EngineBound, Json, Latency, OutputTokens, PadPrompts, Patience, PromptTokens, Servers, TokenLimit, law_of, show
 from queueing.distributions import SUPPORT_LIMIT, parse_distribution
@@ -110,7 +110,8 @@ def optimize(
         except NoStableChoiceError as error:
             typer.echo(f"kendall: {error}", err=True)
             raise typer.Exit(3) from None
-    show(found.to_dict(), lambda to: print_optimum(found, to), latency, as_json)
+    given = {"batch-size": policy_batch_size(model.policy), "servers": servers, "max-output-tokens": max_output_tokens}.get(target)
+    show(found.to_dict(), lambda to: print_optimum(found, to, given), latency, as_json)
 
 
 def _goal(name: str, given: dict[str, Any]) -> Objective:
@@ -184,19 +185,19 @@ def _needed(rate: float | None) -> float:
     return rate
 
 
-def print_optimum(found: Optimum, to: Console) -> None:
-    """The curve about the best point, which is marked, and the result in a sentence."""
+def print_optimum(found: Optimum, to: Console, given: int | None = None) -> None:
+    """The curve with its best point, which is marked, and the one that was given; and the result in a sentence."""
     by = "" if found.compared is None else f", by mean {WORDS[found.compared]}"
     say(to, f"{found.target} for {found.objective}{by}")
-    to.print(_table(found))
+    to.print(_table(found, given))
     say(to, result_line(found))
     say(to, legend(found))
     if found.note is not None:
         say(to, found.note)
 
 
-def _table(found: Optimum) -> Table:
-    rows = _around(found)
+def _table(found: Optimum, given: int | None) -> Table:
+    rows = _around(found, given)
     hidden = {"stable", "method"} | (set() if any(row.get("loss_fraction") for row in rows) else {"loss_fraction"})
     names = [name for name in max(rows, key=len) if name not in hidden and any(row.get(name) is not None for row in rows)]
     columns = [Column(heading=HEADINGS.get(name, name.replace("_", "\n")), left=name == "policy", short=short_form) for name in names]
@@ -210,12 +211,13 @@ def _table(found: Optimum) -> Table:
     return Table([Column(heading=""), *columns], marked, keys=2)
 
 
-def _around(found: Optimum) -> list[Point]:
-    curve = found.curve or [found.best]
-    place = curve.index(found.best)
+def _around(found: Optimum, given: int | None) -> list[Point]:
+    curve, key = found.curve or [found.best], found.target.replace("-", "_")
     if len(curve) <= SHOWN:
         return curve
-    return [point for i, point in enumerate(curve) if i == place or i % max(1, len(curve) // SHOWN) == 0]
+    every = max(1, len(curve) // SHOWN)
+    named = [point for point in curve if point == found.best or (given is not None and point.get(key) == given)]
+    return [point for i, point in enumerate(curve) if i % every == 0 or point in named]
 
 
 def _cell(value: Any, least: float) -> str:

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from policies.core import Policy
-from policies.text import SpecError, format_policy, parse_policy
+from policies.text import SpecError, format_policy, parse_policy, policy_batch_size
 from queueing.model import Model
 from queueing.optimisation.objective import Objective
 from queueing.optimisation.quantity import compared_by, mean_of
@@ -44,6 +44,9 @@ def best_batch_size(
             score(size)
     else:
         list(refined(1, largest, score, first=ALL_SIZES))
+        own = policy_batch_size(model.policy)
+        if own is not None and own <= largest and own not in points:
+            score(own)  # what is asked about belongs to the curve, wherever the grid lies
     curve = [points[size] for size in sorted(points)]
     note = None
     found = choose("batch-size", objective, curve, by_sojourn=objective.name != "throughput")

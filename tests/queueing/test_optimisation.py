@@ -1,6 +1,7 @@
 """The optimisers against known optima, brute force and their own constraints; the command's JSON and exit statuses."""
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -234,6 +235,14 @@ def test_of_near_scores_the_shortest_sojourn_is_chosen_and_of_near_sojourns_the_
 def test_the_table_marks_the_best_row(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--target", "policy", "--arrival-rate", "20", "--candidates", "single", "--candidates", "elastic") == 0
     assert "> " in next(line for line in capsys.readouterr().out.splitlines() if "elastic" in line)
+
+
+@pytest.mark.parametrize("size", [8, 29, 64])
+def test_the_table_has_the_batch_size_that_was_asked_about(size: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 64 sizes a grid is tried, which has neither 8 nor 29."""
+    assert run("--target", "batch-size", "--policy", f"capped:max_batch_size={size}", "--arrival-rate", "20") == 0
+    shown = [line.lstrip("> ").split()[0] for line in capsys.readouterr().out.splitlines() if re.match(r"[> ] *\d+ +\d", line)]
+    assert str(size) in shown
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> str:
