@@ -102,7 +102,7 @@ def parse_slo(text: str) -> Slo:
     """`p99_queueing_delay=2s`. Raises SpecError."""
     match = _SLO.fullmatch(text.strip())
     if match is None:
-        form = "{mean,p50,p90,p95,p99}_{queueing_delay,sojourn_time,time_to_first_token}=SECONDS"
+        form = "{mean, p50, p90, p95, p99}_{queueing_delay, sojourn_time, time_to_first_token}=SECONDS"
         raise SpecError(f"got slo={text!r}; expected {form}, for example p99_queueing_delay=2s")
     try:
         seconds = parse_duration(match[3])

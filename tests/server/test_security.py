@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import logging
@@ -17,6 +18,7 @@ from fastapi.routing import APIRoute
 from prometheus_client.parser import text_string_to_metric_families
 
 from policies import SpecError
+from queueing.optimisation.objective import parse_slo
 from queueing.remote import is_loopback
 from server.bodies import AT_ONCE
 from server.errors import ApiError
@@ -563,6 +565,26 @@ def test_an_error_repeats_at_most_80_characters_of_what_was_sent(method: str, pa
 def test_an_error_tells_no_path_and_no_address(message: str, told: str) -> None:
     assert public(message) == told
     assert ApiError(500, "x", message).body()["error"]["message"] == told
+
+
+def test_no_word_of_our_own_is_so_long_that_it_would_be_cut_as_a_clients() -> None:
+    """A word of more than 80 characters is cut; those of our messages may be written beside a quote or a comma."""
+    root = Path(__file__).parents[2]
+    long = []
+    for path in (path for room in ("policies", "queueing", "server") for path in (root / room).rglob("*.py")):
+        texts = [
+            node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        ]
+        words = [word for text in texts if "\\" not in text for word in text.split()]  # expressions have backslashes
+        long += [f"{path.name}: {word}" for word in words if len(word) > 75]
+    assert long == []
+
+
+@pytest.mark.parametrize("text", ["x", "p99_queueing_delay=soon", "p99_queueing_delay=-1s"])
+def test_an_slo_is_refused_over_http_in_the_words_of_the_command_line(text: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        parse_slo(text)
+    assert public(str(refused.value)) == str(refused.value)
 
 
 def test_no_error_text_is_longer_than_its_bound_nor_slow_to_make() -> None:
