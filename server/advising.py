@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 
 from policies.text import SpecError, short_form
-from queueing.advice.percent import seconds, share, small_share
+from queueing.advice.percent import NO_CHANGE, seconds, share, small_share
 from queueing.environment_twins import fitting
 from queueing.errors import CommandError
 from queueing.local_key import key_for_admin
@@ -28,18 +28,21 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 TIMEOUT = 120.0  # seconds: an advice for several servers is simulated
 COLUMNS = (
     Column(heading="target", left=True),
-    *(Column(heading=name, left=True, short=short_form) for name in ("in force", "best")),
+    *(Column(heading=name, left=True, short=short_form) for name in ("in force", "best found")),
     *(Column(heading=name) for name in ("gain", "95 %")),
+    Column(heading="advice", left=True),
 )
 PREDICTED = (
     Column(heading="target", left=True),
-    *(Column(heading=heading) for heading in ("queueing delay\nin force", "\nbest", "sojourn time\nin force", "\nbest")),
+    *(Column(heading=heading) for heading in ("queueing delay\nin force", "\nfound", "sojourn time\nin force", "\nfound")),
 )
-CUT = tuple(Column(heading=heading) for heading in ("answers cut\nin force", "\nbest"))
+CUT = tuple(Column(heading=heading) for heading in ("answers cut\nin force", "\nfound"))
 UNKNOWN = "unknown"
+KEEP, SET = "keep", "set"
 LEGEND = {  # of what stands in the tables instead of a number
     "-": "-: no choice was found, or the setting in force has no steady state to compare with",
     "none": "none: no token limit, or no steady state and so no mean",
+    KEEP: f"{KEEP}: what is in force is as good, or the gain may be none",
     UNKNOWN: f"{UNKNOWN}: the observations do not bound it, or the method does not give it",
 }
 GATEWAY = "expected the URL of a running `kendall serve`, for example http://127.0.0.1:8080"
@@ -151,7 +154,7 @@ def show(advice: Sequence[Mapping[str, Any]], to: Console) -> None:
         known = gain["value"] is not None and each["current"]["stable"]
         ends = f"{_percent(gain['low'])} to {_percent(gain['high'])}"
         now, best = (_setting(each[which], each["target"]) for which in ("current", "best"))
-        rows.append([each["target"], now, best, _percent(gain["value"]) if known else "-", ends if known else "-"])
+        rows.append([each["target"], now, best, _percent(gain["value"]) if known else "-", ends if known else "-", _advised(each)])
         means = [_mean(each[which], quantity) for quantity in ("queueing_delay", "sojourn_time") for which in ("current", "best")]
         predicted.append([each["target"], *means, *(_cut(each[which]) for which in ("current", "best"))])
     say(to, f"objective {advice[0]['objective']}")
@@ -161,7 +164,7 @@ def show(advice: Sequence[Mapping[str, Any]], to: Console) -> None:
     shown_means = predicted if cutting else [row[: len(PREDICTED)] for row in predicted]
     to.print(Table((*PREDICTED, *CUT) if cutting else PREDICTED, shown_means))
     shown = {cell for row in (*rows, *shown_means) for cell in row[1:]}
-    if any(row[-2] != "-" for row in rows):
+    if any(row[3] != "-" for row in rows):
         say(to, "gain: reduction of the quantity that the sentence below names")
     if any("minus much" in each["says"] for each in advice):
         say(to, "minus much: the best setting may be more than 100 times slower")
@@ -169,6 +172,14 @@ def show(advice: Sequence[Mapping[str, Any]], to: Console) -> None:
         say(to, line)
     for each in advice:
         say(to, f"{each['target']}: {each['says']}")
+
+
+def _advised(advice: Mapping[str, Any]) -> str:
+    """What the sentence says in a word."""
+    if advice["best"] is None:
+        return "-"
+    same = _setting(advice["current"], advice["target"]) == _setting(advice["best"], advice["target"])
+    return KEEP if same or NO_CHANGE in advice["says"] else SET
 
 
 def _setting(forecast: Mapping[str, Any] | None, target: str) -> str:

@@ -1,6 +1,7 @@
 """Shares and durations in words of advice: light to import, for the commands too."""
 
 HALF_A_PERCENT = 0.005
+NO_CHANGE = "no change is worth making"  # in a sentence of advice, where a better setting was found all the same
 DIGITS = 4  # of a share near 1
 
 

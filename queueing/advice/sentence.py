@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from policies.text import short_number
 from queueing.advice.forecast import Advice, Forecast
 from queueing.advice.measure import Measure, forbidden
-from queueing.advice.percent import HALF_A_PERCENT, seconds, share, small_share
+from queueing.advice.percent import HALF_A_PERCENT, NO_CHANGE, seconds, share, small_share
 from queueing.estimation.interval import Estimate
 from queueing.optimisation.objective import Objective
 
@@ -35,7 +35,7 @@ def sentence(
     elif _too_small(gain):
         met = "" if objective.slo is None else f"{here} meets the SLO; "
         means = f"{measure.name} {before} with {here}, {after} with {there}"
-        return f"{met}no change is worth making: {means}{_why_not(gain)}" + _notes(best)
+        return f"{met}{NO_CHANGE}: {means}{_why_not(gain)}" + _notes(best)
     else:
         text = f"set {there} instead of {here}: {change}, {percent(gain)}"
     return text + _cut(now, best, target) + _beside(now, best, measure) + _notes(best)

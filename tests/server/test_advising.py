@@ -143,6 +143,33 @@ def test_no_stable_choice_is_exit_3(stub: Stub, capsys: pytest.CaptureFixture[st
     assert run(stub.url) == 0
 
 
+@pytest.mark.parametrize(
+    ("says", "best", "word"),
+    [
+        (
+            "dynamic meets the SLO; no change is worth making: mean 12 ms with dynamic, 9 ms with elastic; the gain is uncertain",
+            "elastic",
+            "keep",
+        ),
+        ("dynamic is the best choice already: mean queueing delay 12 ms", "dynamic", "keep"),
+        ("set elastic instead of dynamic: mean queueing delay 12 ms -> 8 ms, 34 % less", "elastic", "set"),
+    ],
+)
+def test_the_table_advises_what_the_sentence_advises(
+    says: str, best: str, word: str, stub: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was found best may not be worth the change: the row says so, too."""
+    found = advice("policy") | {"says": says}
+    found["best"]["policy"] = best
+    stub.answers({"advice": [found], "reason": None})
+    assert run(stub.url) == 0
+    text = capsys.readouterr().out
+    (row,) = [line for line in text.splitlines() if line.startswith("policy  ") and "%" in line]
+    assert row.split()[-1] == word
+    assert ("keep: what is in force is as good" in text) == (word == "keep")
+    assert "best found" in text
+
+
 def test_what_stands_in_place_of_a_number_has_its_word_below_the_tables(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
     open_below = advice("policy")
     open_below["gain"]["low"] = None
