@@ -19,10 +19,13 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from policies.text import counted
 from server.logs import end_logs
 
 if TYPE_CHECKING:
     import uvicorn
+
+    from server.gateway import Gateway
 
 log = logging.getLogger("kendall")
 LINGER = 1.0  # seconds that a connection without a request is kept, and that the socket listens after the drain has begun
@@ -113,6 +116,36 @@ def unaccepted(sock: socket.socket) -> int:
         return int(_UNACCEPTED.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _UNACCEPTED.size))[0])
     except OSError:
         return 0
+
+
+class DrainLog:
+    """One line when a drain begins and one when it has ended: how many sequences it was for, and how many of them were cut off."""
+
+    def __init__(self) -> None:
+        self._began_at: float | None = None
+        self._all = self._cut = 0
+
+    def begin(self, gateway: Gateway) -> None:
+        """Only the first call counts, and only where there is a queue."""
+        if self._began_at is not None or not gateway.started:
+            return
+        self._began_at, batcher = gateway.now(), gateway.batcher
+        self._all = batcher.unanswered
+        limit = gateway.settings.shutdown_timeout
+        log.info("draining: %d waiting, %d in service; within %g s", batcher.queue_length, batcher.in_service, limit)
+
+    def cut(self, gateway: Gateway) -> None:
+        """Those that are unanswered now are told so."""
+        if gateway.started:
+            self._cut += gateway.batcher.unanswered
+
+    def end(self, gateway: Gateway) -> None:
+        """No connection is left, or none that is waited for: what is unanswered yet is cut off, too."""
+        if self._began_at is None:
+            return
+        self.cut(gateway)
+        seconds = gateway.now() - self._began_at
+        log.info("drained in %.1f s: %s ended, %d cut off", seconds, counted(self._all - self._cut, "sequence"), self._cut)
 
 
 class ExitBound:

@@ -28,7 +28,7 @@ from server.app import create_app
 from server.engines.base import Engine, EngineStartError
 from server.garbage import give_back, settle
 from server.gateway import Gateway
-from server.leaving import ExitBound, say_close, wind_down
+from server.leaving import DrainLog, ExitBound, say_close, wind_down
 from server.live.state_file import before_its_place
 from server.overload.descriptors import Room, raise_descriptor_limit
 from server.receiving import protocol_with, stamps_arrivals
@@ -126,6 +126,7 @@ class _Server(uvicorn.Server):
         self._on_signal = on_signal
         self._exit_bound = exit_bound
         self._signals = 0
+        self._drain_log = DrainLog()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: /ready answers 503; after --shutdown-delay new requests are refused and those present are finished. Second: those
@@ -148,9 +149,10 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Clients first. uvicorn leaves the application running when it is forced: not with an engine in it."""
-        self._gateway.begin_drain()  # an end without a signal: the engine is lost
+        self._begin_drain()  # an end without a signal: the engine is lost
         say_close(self)
         await wind_down(self, sockets or [])
+        self._drain_log.end(self._gateway)
         await super().shutdown(sockets)
         if self.force_exit:
             await self.lifespan.shutdown()
@@ -166,8 +168,12 @@ class _Server(uvicorn.Server):
             log.info("SIGTERM: /ready answers 503; requests are accepted for %g s more", delay)
         asyncio.get_running_loop().call_later(delay, self._drain)
 
-    def _drain(self) -> None:
+    def _begin_drain(self) -> None:
+        self._drain_log.begin(self._gateway)
         self._gateway.begin_drain()
+
+    def _drain(self) -> None:
+        self._begin_drain()
         self.should_exit = True
         limit = self._gateway.settings.shutdown_timeout
         asyncio.get_running_loop().call_later(
@@ -175,6 +181,8 @@ class _Server(uvicorn.Server):
         )
 
     def _end(self, message: str) -> None:
+        self._drain_log.begin(self._gateway)
+        self._drain_log.cut(self._gateway)
         self._gateway.abandon(message)
         asyncio.get_running_loop().call_later(LAST_WORDS, setattr, self, "force_exit", True)
 

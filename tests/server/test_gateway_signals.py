@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import socket
 from collections import Counter
@@ -61,6 +62,12 @@ async def ended(running: GatewayProcess, seconds: float = LIMIT) -> None:
     assert running._process.returncode == 0
 
 
+def drain_lines(folder: Path) -> list[str]:
+    """What its log says of its end."""
+    (path,) = folder.glob("*.log")
+    return [line for line in path.read_text().splitlines() if "drain" in line]
+
+
 def test_sigterm_lets_what_has_arrived_be_answered_and_takes_nothing_new(tmp_path: Path) -> None:
     async def scene(running: GatewayProcess) -> None:
         calls = [await SocketCall(running.url, body(100)).send() for _ in range(3)]
@@ -75,6 +82,10 @@ def test_sigterm_lets_what_has_arrived_be_answered_and_takes_nothing_new(tmp_pat
 
     records = with_gateway(tmp_path, scene, "--latency", STEP, "--policy", "capped:max_batch_size=2")
     assert Counter(record.outcome for record in records) == {"completed": 3}
+    begin, end = drain_lines(tmp_path)
+    assert "INFO" in begin
+    assert re.search(r"draining: [12] waiting, [12] in service; within 30 s$", begin), "the first of them may be served alone"
+    assert re.search(r"drained in \d+\.\d s: 3 sequences ended, 0 cut off$", end)
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
@@ -95,6 +106,9 @@ def test_a_second_signal_tells_the_others_and_ends_the_gateway(tmp_path: Path, s
 
     records = with_gateway(tmp_path, scene, "--latency", STEP, "--policy", "single", "--shutdown-timeout", "150")
     assert Counter(record.outcome for record in records) == {"failed": 2}
+    begin, end = drain_lines(tmp_path)
+    assert begin.endswith("draining: 1 waiting, 1 in service; within 150 s")
+    assert end.endswith("0 sequences ended, 2 cut off")
 
 
 @pytest.mark.slow
@@ -109,6 +123,7 @@ def test_what_is_not_answered_within_the_shutdown_time_is_told(tmp_path: Path) -
 
     records = with_gateway(tmp_path, scene, "--latency", STEP, "--policy", "single", "--shutdown-timeout", "1")
     assert [record.outcome for record in records] == ["failed"]
+    assert drain_lines(tmp_path)[1].endswith("0 sequences ended, 1 cut off")
 
 
 def test_a_killed_gateway_leaves_no_process(tmp_path: Path) -> None:
