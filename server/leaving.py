@@ -135,7 +135,7 @@ class DrainLog:
         log.info("draining: %d waiting, %d in service; within %g s", batcher.queue_length, batcher.in_service, limit)
 
     def cut(self, gateway: Gateway) -> None:
-        """Those that are unanswered now are told so."""
+        """Count the sequences that have no outcome yet: the gateway is about to fail them."""
         if gateway.started:
             self._cut += gateway.batcher.unanswered
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from loadgen.sweep.grid import Basis, Bounds, Cell
 from loadgen.sweep.plan import Plan, searches_in_words, searches_of
-from loadgen.sweep.saturation import first_rate, probe_cell, probes_expected
+from loadgen.sweep.saturation import first_rate, predicted_rate, probe_cell, probes_expected
 from loadgen.sweep.slo import slo_of
 from loadgen.sweep.status import duration
 from policies.text import counted, short_form, short_number
@@ -45,7 +45,8 @@ def planned_searches(basis: Basis) -> list[PlannedSearch]:
 
 
 def _search(basis: Basis, policy: str, limit: int | None, goal: str) -> PlannedSearch:
-    plan, rate = basis.plan, first_rate(basis.model(policy, limit), slo_of(goal))
+    plan, model = basis.plan, basis.model(policy, limit)
+    rate = first_rate(model, predicted_rate(model, slo_of(goal)))
     probes, probe = probes_expected(plan.tolerance), probe_cell(basis, policy, limit, goal, rate)
     seconds = probes * (probe.seconds + plan.bracket + OVERHEAD)
     return PlannedSearch(policy=policy, max_output_tokens=limit, goal=goal, rate=rate, probes=probes, seconds=seconds)

@@ -156,7 +156,7 @@ async def bounds_of(client: GatewayClient) -> Bounds:
 
 
 async def until_idle(client: GatewayClient, note: Note) -> None:
-    """Return when nothing waits and nothing runs; a remainder is let go, a longer wait is noted once. Raises GatewayError."""
+    """Wait until nothing waits or runs; dispatch a remainder (`let_remainder_go`) and note a long wait once. Raises GatewayError."""
     loop = asyncio.get_running_loop()
     began, noted = loop.time(), False
     while True:
@@ -174,10 +174,10 @@ async def until_idle(client: GatewayClient, note: Note) -> None:
 
 
 async def let_remainder_go(client: GatewayClient, state: Mapping[str, Any], note: Note) -> None:
-    """Switch to a policy that keeps nothing waiting where too few requests for a batch would wait for ever.
+    """Switch to a policy that dispatches at once where the requests in the queue are too few for a batch without a `max_wait`.
 
     The load generator sends whole batches, so a request of another client, or one of ours that failed, leaves a remainder.
-    A policy switch refuses nobody, and what it lets go is of another epoch than the cell's. Raises GatewayError.
+    A policy switch rejects no request, and those it dispatches belong to another epoch than the cell's. Raises GatewayError.
     """
     policy, waiting = parse_policy(state["policy"]), state["queue_length"]
     forever = isinstance(policy, Fixed) and math.isinf(policy.max_wait)

@@ -85,9 +85,9 @@ def probes_expected(tolerance: float) -> int:
     return min(MOST_PROBES, 3 + halvings)
 
 
-def first_rate(model: Model, slo: Slo | None) -> float:
-    """Around which a search begins."""
-    return predicted_rate(model, slo) or model.largest_stable_rate / 2
+def first_rate(model: Model, predicted: float | None) -> float:
+    """Around which a search begins; `predicted` as `predicted_rate` has it."""
+    return predicted or model.largest_stable_rate / 2
 
 
 def predicted_rate(model: Model, slo: Slo | None) -> float | None:

@@ -16,7 +16,7 @@ from loadgen.gateway_process import GatewayError
 from loadgen.sweep.journal import Event
 from loadgen.sweep.plan import searches_of
 from loadgen.sweep.run import Sweep
-from loadgen.sweep.saturation import Found, bisect, predicted_rate, probe_cell
+from loadgen.sweep.saturation import Found, bisect, first_rate, predicted_rate, probe_cell
 from loadgen.sweep.slo import Slo, slo_of
 from policies.text import counted
 
@@ -42,7 +42,7 @@ class Search:
         basis, tolerance = self.sweep.apparatus.basis, self.sweep.plan.tolerance
         model = basis.model(self.policy, self.limit)
         predicted = predicted_rate(model, self._slo)
-        found = await bisect(self._passes, predicted or model.largest_stable_rate / 2, tolerance)
+        found = await bisect(self._passes, first_rate(model, predicted), tolerance)
         if not found.within(tolerance):
             self.notes.append(f"not within the tolerance after {counted(found.probes, 'probe')}")
         speed = float(np.mean(self.speeds)) if self.speeds else 1.0

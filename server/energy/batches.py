@@ -23,7 +23,7 @@ class _Stretch:
     most: int = FEW
 
     def add(self, tickets: list[Ticket]) -> None:
-        """A `continuous` server may never be idle: those that are over are counted and let go."""
+        """A `continuous` server may never be idle: count the sequences that have an outcome and drop them."""
         self.served += len(tickets)
         self.live += tickets
         if len(self.live) > self.most:

@@ -1,4 +1,4 @@
-"""What waits for a batch that nothing more fills is let go and said, not waited for: other clients break whole batches."""
+"""A remainder too small for a batch is dispatched and noted, not waited for: requests of other clients break whole batches."""
 
 from __future__ import annotations
 

@@ -3,12 +3,10 @@
 import math
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 
 from queueing.batch_chain import LOST, solve_cut
 from queueing.errors import LargeBatchesError
-from queueing.lattice import spectra, spread
 
 
 def _sizes_tried(share_lost: Callable[[int], float]) -> tuple[list[int], bool]:
@@ -42,21 +40,3 @@ def test_the_cut_is_doubled_as_long_as_it_may_reach_the_tail(share_lost: Callabl
     assert (tried[-1], reached) == (last, solved)
     assert tried == [32 * 2**each for each in range(len(tried))]
     assert not solved or share_lost(last) < LOST
-
-
-@pytest.mark.parametrize("order", [2, 8])
-def test_lagrange_weights_put_polynomials_on_the_lattice(order: int) -> None:
-    rng = np.random.default_rng(1)
-    values, weights = rng.uniform(3.0, 20.0, 50), rng.dirichlet(np.ones(50))
-    masses = spread(values, weights, 0.25, 128, order)
-    lattice = 0.25 * np.arange(128)
-    for power in range(order):
-        assert masses @ lattice**power == pytest.approx(weights @ values**power, rel=1e-12)
-
-
-def test_spectra_are_those_of_the_lattice_law() -> None:
-    """Each column against the Fourier transform of its own point's masses."""
-    values, points = np.array([1.3, 2.77, 9.0]), 64
-    rows = spectra(values, 0.25, points, 8)(slice(0, 33))
-    for column, value in zip(rows.T, values, strict=True):
-        assert column == pytest.approx(np.fft.rfft(spread(np.array([value]), np.ones(1), 0.25, points, 8)), abs=1e-13)

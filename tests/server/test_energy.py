@@ -331,7 +331,7 @@ def test_memory_is_bounded() -> None:
 
 
 def test_a_server_that_is_never_idle_keeps_no_requests_that_are_over() -> None:
-    """`continuous` under load: what was served is counted, and the requests themselves are let go."""
+    """`continuous` under load: the meter counts what was served and keeps no reference to the requests."""
     told: list[tuple[int, float, float, int]] = []
     batches = MeteredBatches(SimpleNamespace(source=object(), on_batch=lambda *served: told.append(served)))  # type: ignore[arg-type]
     going: deque[SimpleNamespace] = deque()
