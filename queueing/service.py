@@ -185,10 +185,12 @@ class ServiceProcess:
         self._entry_at = min([member.enters_at for member in self._pending.values()], default=math.inf)
 
     def _instant(self, step: int) -> float:
-        if step == 1 or self._first_end == math.inf:
+        if step == 1:
             return self._first_end
         end = self._first_end + (step - 1) * self._rest
-        return end + self._stalled(self._seconds(step)) - self._stalled(self._until_first) if self._each else end
+        if not self._each or end == math.inf:
+            return end
+        return end + self._stalled(self._seconds(step)) - self._stalled(self._until_first)
 
     def _step_of(self, size: int) -> None:
         """Steps of this stretch have `size` members."""
