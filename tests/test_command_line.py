@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from kendall import cli
@@ -312,6 +313,31 @@ def test_serve_says_where_it_listens_before_the_engine_starts(
 def test_calibrate_says_at_once_that_an_address_is_no_url(target: str, capsys: pytest.CaptureFixture[str]) -> None:
     said = complaint(capsys, "calibrate", target, status=2)
     assert said.startswith(f"got {target}; expected the URL of a running `kendall serve`, for example http://")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_calibrate_shows_what_it_measured_where_it_cannot_be_saved(
+    flags: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from queueing.latency import parse_law
+    from queueing.profile import Profile
+    from server.law import command
+
+    profile = Profile(name="x", law=parse_law(LAW), r2=0.99, mape=0.01)
+    monkeypatch.setattr(command, "_remote", lambda *_: profile)
+    place = tmp_path / "x.json"
+    place.symlink_to("/dev/full")
+    with pytest.raises(SystemExit) as exit_status:
+        cli.main(["calibrate", "http://127.0.0.1:8080", "--output", str(place), *flags])
+    out, err = capsys.readouterr()
+    assert exit_status.value.code == 1
+    assert err.startswith(f"kendall: cannot write {place}")
+    if flags:
+        assert msgspec.json.decode(out)["law"]["k4"] == profile.law.k4
+    else:
+        assert out.startswith("law ")
+        assert "profile   not saved" in out
 
 
 def test_a_sweep_of_nobody_ends_with_status_1_and_writes_nothing(nobody: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -42,14 +42,22 @@ def calibrate(
         raise SpecError(f"got {target}; {GATEWAY}")
     profile = _remote(target, request, key, trust) if target.startswith(("http://", "https://")) else _local(target, request)
     path, why_not = _place(profile, request, output)
-    if path is not None:
-        profile.save(path)
+    place: Path | str = "not saved" if path is not None else why_not
+    try:
+        if path is not None:
+            profile.save(path)
+            place = path
+    finally:  # what was measured is shown in any case
+        _tell(profile, request, place, json_output=json_output)
+
+
+def _tell(profile: Profile, request: CalibrationRequest, place: Path | str, *, json_output: bool) -> None:
     if not request.speed_only and profile.poor_fit is not None:
         sys.stderr.write(f"kendall: warning: {profile.poor_fit}\n")
     if json_output:
         sys.stdout.write(profile.to_json() + "\n")
         return
-    show(profile, why_not if path is None else path, console())
+    show(profile, place, console())
 
 
 def _place(profile: Profile, request: CalibrationRequest, output: Path | None) -> tuple[Path | None, str]:
