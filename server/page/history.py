@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
+import math
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,31 +14,55 @@ COARSE = 720
 CHART = 4  # digits: more than a chart shows
 
 
+class Rows:
+    """The last rows of so many numbers each, in one array: objects made every second among those of requests would hold their memory."""
+
+    def __init__(self, most: int, width: int) -> None:
+        self._most, self._width = most * width, width
+        self._values = array("d")  # row after row; NaN where something was not known
+
+    def add(self, row: Row) -> None:
+        """The newest one."""
+        self._values.extend([math.nan if value is None else value for value in row])
+        if len(self._values) >= 2 * self._most:
+            del self._values[: -self._most]
+
+    def by_column(self) -> list[list[float | None]]:
+        """Oldest first."""
+        kept = self._values[-self._most :]
+        return [[_known(value) for value in kept[place :: self._width]] for place in range(self._width)] if kept else []
+
+    def means(self) -> list[float | None]:
+        """Of what is known of each column."""
+        return [_mean(column) for column in self.by_column()]
+
+
 class History:
     """Rows of numbers; None where something was not known."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self._columns = tuple(columns)
-        self._fine: deque[Row] = deque(maxlen=FINE)
-        self._coarse: deque[Row] = deque(maxlen=COARSE)
-        self._open: list[Row] = []  # of the coarse row that is not full
+        self._fine, self._coarse = Rows(FINE, len(self._columns)), Rows(COARSE, len(self._columns))
+        self._open = Rows(STEP, len(self._columns))  # of the coarse row that is not full
+        self._opened = 0
 
     def add(self, row: Row) -> None:
         """The newest one."""
-        kept = tuple(value if value is None else short(value, CHART) for value in row)
-        self._fine.append(kept)
-        self._open.append(kept)
-        if len(self._open) == STEP:
-            self._coarse.append(tuple(map(_mean, zip(*self._open, strict=True))))
-            self._open = []
+        kept = [value if value is None else short(value, CHART) for value in row]
+        self._fine.add(kept)
+        self._open.add(kept)
+        self._opened += 1
+        if self._opened == STEP:
+            self._coarse.add(self._open.means())
+            self._opened = 0
 
     def shown(self) -> dict[str, Any]:
         """By column, which compresses best. The instant of a coarse row is the mean of its rows' instants."""
-        return {"columns": self._columns, "fine": _by_column(self._fine), "coarse": _by_column(self._coarse)}
+        return {"columns": self._columns, "fine": self._fine.by_column(), "coarse": self._coarse.by_column()}
 
 
-def _by_column(rows: Sequence[Row] | deque[Row]) -> list[Row]:
-    return list(zip(*rows, strict=True))
+def _known(value: float) -> float | None:
+    return None if value != value else value  # noqa: PLR0124 - NaN
 
 
 def _mean(values: Row) -> float | None:

@@ -6,6 +6,7 @@ that completed within the minute: the mean is exact, quantiles are interpolated 
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -32,12 +33,12 @@ NOTHING: tuple[float | None, ...] = (None,) * len(MINUTE_COLUMNS)
 
 
 class _Reading(NamedTuple):
-    """The counters at one instant."""
+    """The counters at one instant; in arrays, as a minute of them would hold the memory of requests that were made between them."""
 
     at: float
-    counts: tuple[float, ...]  # as RATES
+    counts: array[float]  # as RATES
     first_token_sum: float
-    first_token_counts: list[float]  # by bucket
+    first_token_counts: array[float]  # by bucket
 
 
 class LastMinute:
@@ -71,7 +72,8 @@ class LastMinute:
             *(refused.get(reason, 0.0) for reason in REASONS),
             *(failed.get(code, 0.0) for code in FAILURES),
         )
-        return _Reading(gateway.now(), counts, *metrics.first_token.totals())
+        seconds, buckets = metrics.first_token.totals()
+        return _Reading(gateway.now(), array("d", counts), seconds, array("d", buckets))
 
     def _first_token(self, oldest: _Reading, newest: _Reading) -> list[float | None]:
         counts = [new - old for new, old in zip(newest.first_token_counts, oldest.first_token_counts, strict=True)]
