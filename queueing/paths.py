@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -76,6 +77,14 @@ def _check_folder(folder: Path) -> None:
     there = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
     with TemporaryFile(dir=there):
         pass
+
+
+def put_aside(path: Path) -> Path:
+    """Rename a file by the time of its last change; its new name. Raises OSError."""
+    changed = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+    kept = path.with_name(f"{path.name}.{changed:%Y%m%dT%H%M%S.%fZ}")
+    path.rename(kept)
+    return kept
 
 
 def file_or_folder(value: str | Path) -> Path:

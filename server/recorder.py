@@ -13,13 +13,13 @@ import stat
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 
 import msgspec
 
 from policies.text import counted
+from queueing.paths import put_aside
 from queueing.record import Header, Record, to_line
 from server.batch import Batch
 from server.ticket import Ticket
@@ -207,10 +207,7 @@ def keep_old(path: Path) -> Path | None:
     """Rename a file that holds more than a header, by the time of its last change; its new name."""
     if not path.is_file() or _is_only_a_header(path):
         return None
-    changed = datetime.fromtimestamp(path.stat().st_mtime, UTC)
-    kept = path.with_name(f"{path.name}.{changed:%Y%m%dT%H%M%S.%fZ}")
-    path.rename(kept)
-    return kept
+    return put_aside(path)
 
 
 def _is_only_a_header(path: Path) -> bool:

@@ -29,7 +29,7 @@ from server.engines.base import Engine, EngineStartError
 from server.garbage import give_back, settle
 from server.gateway import Gateway
 from server.leaving import DrainLog, ExitBound, say_close, wind_down
-from server.live.state_file import before_its_place
+from server.live.state_file import before_its_place, check_state_file
 from server.overload.descriptors import Room, raise_descriptor_limit
 from server.receiving import protocol_with, stamps_arrivals
 from server.reloading import Reloader, hangups, ignore_hangups
@@ -198,6 +198,7 @@ def serve(
         check_writable(settings.record_file, "--record-file")
     if settings.state_file is not None:
         check_writable(settings.state_file, "--state-file", before_its_place(settings.state_file))
+        check_state_file(settings.state_file)
     if read_again is not None:
         ignore_hangups()  # until there is something to reload
     return _run(settings, _Hooks(on_ready, on_signal, read_again))

@@ -451,6 +451,7 @@ OPTIMIZE = ("optimize", "--arrival-rate", "1", *MODEL, "--target")
         (("compare", "--html", "new/", "run.jsonl"), ("got --html new/; expected a file, for example new/report.html",)),
         (("calibrate", "tiny", "--output", "new/"), ("got --output new/; expected a file, for example new/law.json",)),
         (("serve", "--record-file", "/tmp"), ("got --record-file /tmp; expected a file",)),
+        (("serve", "--state-file", __file__), (f"got --state-file {__file__}, which holds something else; expected a state file of",)),
         (("load", "--request-rate", "5", "--save-timetable", "new/"), ("got --save-timetable new/; expected a file",)),
         (("load", "--request-rate", "5", "--result-dir", __file__), ("got --result-dir ", "expected a folder")),
         (("sweep", "--output", __file__), ("got --output ", "expected a folder")),

@@ -1,0 +1,88 @@
+"""The state file of one gateway is never lost to another one, and no other file to a gateway."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policies import SpecError
+from server.live.state_file import SCHEMA_VERSION, check_state_file, load_state, save_state
+
+OURS: dict[str, Any] = {"engine": "vllm", "model": "tiny", "max_num_seqs": 64, "servers": 1}
+
+
+def saved(path: Path, **state: Any) -> bytes:
+    save_state(path, {"engine": OURS, "law": "k1=1"} | state)
+    return path.read_bytes()
+
+
+def renamed(folder: Path) -> list[bytes]:
+    return [path.read_bytes() for path in folder.iterdir() if path.name.startswith("state.")]
+
+
+def test_what_was_saved_is_loaded_by_the_same_engine(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    assert load_state(path, OURS) is None
+    saved(path)
+    check_state_file(path)
+    state = load_state(path, OURS)
+    assert state is not None
+    assert state["law"] == "k1=1"
+    assert [each.name for each in tmp_path.iterdir()] == ["state"]
+
+
+@pytest.mark.parametrize(
+    ("state", "engine", "why"),
+    [
+        ({}, OURS | {"max_num_seqs": 8}, "of another engine: max_num_seqs 64"),
+        ({}, OURS | {"engine": "emulated", "model": "other"}, "of another engine: engine vllm, model tiny"),
+        ({"engine": None}, OURS, "of another engine: engine unknown"),
+        ({"schema_version": 2}, OURS, f"got schema 2, expected {SCHEMA_VERSION}"),
+    ],
+)
+def test_a_state_that_cannot_be_used_is_renamed(
+    state: dict[str, Any], engine: dict[str, Any], why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "state"
+    before = saved(path, **state)
+    check_state_file(path)
+    assert load_state(path, engine) is None
+    assert why in caplog.text
+    assert f"renamed to {path}." in caplog.text
+    saved(path)
+    assert renamed(tmp_path) == [before]
+
+
+@pytest.mark.parametrize("content", [b"not JSON", b"[1, 2]", b'{"request_id": "a"}\n{"request_id": "b"}\n', b'{"a": 1}', b"\xff"])
+def test_a_file_that_is_no_state_is_refused_and_stays(content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "state"
+    path.write_bytes(content)
+    with pytest.raises(
+        SpecError, match=r"^got --state-file .*/state, which holds something else; expected a state file of `kendall"
+    ):
+        check_state_file(path)
+    assert load_state(path, OURS) is None
+    assert "cannot use --state-file" in caplog.text
+    assert renamed(tmp_path) == [content], "were it written after the check"
+
+
+def test_an_empty_file_is_like_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "state"
+    path.touch()
+    check_state_file(path)
+    assert load_state(path, OURS) is None
+    assert caplog.text == ""
+
+
+def test_one_that_cannot_be_renamed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "state"
+    saved(path)
+
+    def refused(_: Path) -> Path:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("server.live.state_file.put_aside", refused)
+    assert load_state(path, OURS | {"servers": 2}) is None
+    assert "cannot rename it: [Errno 13] Permission denied" in caplog.text
