@@ -17,7 +17,7 @@ import msgspec
 from loadgen.stream import read_error
 from loadgen.target import LoadError, Target
 from policies.text import SpecError
-from queueing.remote import NO_TLS, NOT_TRUSTED, REFUSED, key_refusal, reason, server_root, tls_context
+from queueing.remote import NO_TLS, NOT_TRUSTED, REFUSED, key_refusal, server_root, tls_context, unanswered
 
 ANSWER_LIMIT = 10.0  # seconds that one answer may take
 MIN_LIMIT = 0.01  # seconds: a client's timeout must be above 0
@@ -108,8 +108,7 @@ async def _get(client: httpx.AsyncClient, path: str, url: str, limit: float) -> 
     except httpx.TimeoutException:
         raise _NotReadyError(f"no answer from {url}{path} within {limit:.2g} s") from None
     except httpx.HTTPError as error:
-        dropped = isinstance(error, httpx.RemoteProtocolError) and url.startswith("http:")
-        why = "it closed the connection; does it speak https?" if dropped else reason(error)
+        why = unanswered(error, url)
         told = f"no answer from {url}{path}: {why}"
         if why.startswith((NOT_TRUSTED, NO_TLS)):  # later, too
             raise LoadError(told) from None

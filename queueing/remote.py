@@ -107,6 +107,7 @@ class Trust:
 
 
 SYSTEM = Trust()
+A_GATEWAY = "expected the URL of a running `kendall serve`, for example http://127.0.0.1:8080"
 CACERT = "PEM file of the authorities that may have signed the server's certificate. Default: the system's."
 INSECURE = "Accept any TLS certificate of the server."
 
@@ -127,6 +128,12 @@ def reason(error: BaseException) -> str:
     if names := [cause.strerror for cause in chain if isinstance(cause, socket.gaierror) and cause.strerror]:
         return names[-1].lower()
     return str(error) or type(error).__name__
+
+
+def unanswered(error: BaseException, url: str) -> str:
+    """Why a request was not answered: a server that speaks TLS drops what is no TLS."""
+    dropped = type(error).__name__ == "RemoteProtocolError" and url.lower().startswith("http:")  # httpx's
+    return "it closed the connection; does it speak https?" if dropped else reason(error)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -21,7 +21,7 @@ from queueing.advice.percent import NO_CHANGE, seconds, share, small_share
 from queueing.environment_twins import fitting
 from queueing.errors import CommandError
 from queueing.local_key import key_for_admin
-from queueing.remote import CACERT, INSECURE, REFUSED, SYSTEM, Trust, check_no_credentials, key_refusal, reason, server_root
+from queueing.remote import A_GATEWAY, CACERT, INSECURE, REFUSED, SYSTEM, Trust, check_no_credentials, key_refusal, server_root, unanswered
 from queueing.terminal import Column, Table, console, say
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -45,7 +45,6 @@ LEGEND = {  # of what stands in the tables instead of a number
     KEEP: f"{KEEP}: what is in force is as good, or the gain may be none",
     UNKNOWN: f"{UNKNOWN}: the observations do not bound it, or the method does not give it",
 }
-GATEWAY = "expected the URL of a running `kendall serve`, for example http://127.0.0.1:8080"
 
 
 @app.command()
@@ -130,16 +129,16 @@ def ask(url: str, params: Mapping[str, str], key: str | None = None, trust: Trus
             response = httpx.get(server_root(url) + "/admin/advice", params=dict(params), **settings)
         answer = response.json()
     except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-        raise SpecError(f"got {url}; {GATEWAY} ({error})") from None
+        raise SpecError(f"got {url}; {A_GATEWAY} ({error})") from None
     except httpx.HTTPError as error:
-        raise CommandError(f"no answer from {url} ({reason(error)}); {GATEWAY}") from None
+        raise CommandError(f"no answer from {url} ({unanswered(error, url)}); {A_GATEWAY}") from None
     except ValueError:
-        raise SpecError(f"got {url}, which answers, but not as a gateway does; {GATEWAY}") from None
+        raise SpecError(f"got {url}, which answers, but not as a gateway does; {A_GATEWAY}") from None
     if response.is_success and isinstance(answer, dict) and isinstance(answer.get("advice"), list):
         return {"advice": answer["advice"], "reason": answer.get("reason")}
     message = answer["error"].get("message") if isinstance(answer, dict) and isinstance(answer.get("error"), dict) else None
     if message is None or response.status_code == httpx.codes.NOT_FOUND:
-        raise SpecError(f"got {url}, which answers {response.status_code} to /admin/advice; {GATEWAY}")
+        raise SpecError(f"got {url}, which answers {response.status_code} to /admin/advice; {A_GATEWAY}")
     if response.status_code in REFUSED:
         raise SpecError(key_refusal(url, response.status_code, message, "--admin-key"))
     refusal = f"{url} answered {response.status_code}: {message}"

@@ -146,6 +146,21 @@ def test_calibrate_prints_a_law_that_fits_80_columns() -> None:
     assert max(map(len, lines)) <= 80
 
 
+def test_calibrate_says_the_speed_first_where_only_that_was_measured() -> None:
+    from io import StringIO
+
+    from queueing.latency import parse_law
+    from queueing.profile import Profile
+    from queueing.terminal import console
+    from server.law.command import show
+
+    to = StringIO()
+    show(Profile(name="x", law=parse_law(f"{LAW},speed=0.663"), r2=0.99, mape=0.01), "not saved", console(to), speed_only=True)
+    said = " ".join(to.getvalue().split())
+    assert said.startswith("speed 0.663: batches take 0.663 times as long as by the law (not measured again) law k1=")
+    assert "speed=" not in said
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(capsys, "-V") == shown(capsys, "--version")
     assert re.fullmatch(r"kendall \d\S*\n", shown(capsys, "-V"))

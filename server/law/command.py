@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from policies import SpecError
 from queueing.errors import CommandError
 from queueing.profile import Profile, profile_path
-from queueing.remote import REFUSED, SYSTEM, Trust, check_no_credentials, key_refusal, reason, server_root
+from queueing.remote import A_GATEWAY, REFUSED, SYSTEM, Trust, check_no_credentials, key_refusal, server_root, unanswered
 from queueing.terminal import Column, Table, console, say
 from server.engines.hub import check_model
 from server.gateway import Gateway
@@ -28,7 +28,6 @@ from server.settings import Settings
 COLUMNS = (Column(heading="milliseconds", left=True), Column(heading="value"), Column(heading="95 % low"), Column(heading="high"))
 _ADDRESS = re.compile(r"(?:[\w.-]+|\[[\da-fA-F:.]+\]):\d+(?:/.*)?")  # host and port without http://: neither a folder nor a name on the hub
 OTHER_SCHEMES = ("ftp", "ws", "wss", "tcp", "unix", "file")  # of URLs that are neither a gateway's nor a model's
-GATEWAY = "expected the URL of a running `kendall serve`, for example http://127.0.0.1:8080"
 
 
 def calibrate(
@@ -39,7 +38,7 @@ def calibrate(
     check_no_credentials(target, "a URL")
     scheme, address, _ = target.partition("://")
     if (address and scheme in OTHER_SCHEMES) or (_ADDRESS.fullmatch(target) and not Path(target).exists()):
-        raise SpecError(f"got {target}; {GATEWAY}")
+        raise SpecError(f"got {target}; {A_GATEWAY}")
     profile = _remote(target, request, key, trust) if target.startswith(("http://", "https://")) else _local(target, request)
     path, why_not = _place(profile, request, output)
     place: Path | str = "not saved" if path is not None else why_not
@@ -57,7 +56,7 @@ def _tell(profile: Profile, request: CalibrationRequest, place: Path | str, *, j
     if json_output:
         sys.stdout.write(profile.to_json() + "\n")
         return
-    show(profile, place, console())
+    show(profile, place, console(), speed_only=request.speed_only)
 
 
 def _place(profile: Profile, request: CalibrationRequest, output: Path | None) -> tuple[Path | None, str]:
@@ -71,9 +70,17 @@ def _place(profile: Profile, request: CalibrationRequest, output: Path | None) -
     return profile_path(profile.name), ""
 
 
-def show(profile: Profile, place: Path | str, to: Console) -> None:
-    """The law, its coefficients with their intervals, how well it fits."""
-    say(to, "law       " + profile.law.rounded().replace(",", ", "), hang=10)
+def show(profile: Profile, place: Path | str, to: Console, *, speed_only: bool = False) -> None:
+    """The law, its coefficients with their intervals, how well it fits; before it, the speed where only that was measured."""
+    law = profile.law
+    if speed_only:
+        say(
+            to,
+            f"speed     {law.speed:.3f}: batches take {law.speed:.3f} times as long as by the law (not measured again)",
+            hang=10,
+        )
+        law = law.at_speed(1.0)
+    say(to, "law       " + law.rounded().replace(",", ", "), hang=10)
     if profile.intervals:
         to.print(Table(COLUMNS, [_coefficient(profile, name) for name in profile.intervals]))
     if profile.r2 is not None and profile.mape is not None:
@@ -92,13 +99,13 @@ def _remote(url: str, request: CalibrationRequest, key: str | None, trust: Trust
             settings: dict[str, Any] = {"headers": headers, "timeout": 900, "verify": trust.verification(url), "trust_env": False}
             response = httpx.post(server_root(url) + "/admin/calibrate", json=request.model_dump(), **settings)
     except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-        raise SpecError(f"got {url}; {GATEWAY} ({error})") from None
+        raise SpecError(f"got {url}; {A_GATEWAY} ({error})") from None
     except httpx.HTTPError as error:
-        raise CommandError(f"no answer from {url} ({reason(error)}); {GATEWAY}") from None
+        raise CommandError(f"no answer from {url} ({unanswered(error, url)}); {A_GATEWAY}") from None
     try:
         answer = response.json()
     except ValueError:
-        raise SpecError(f"got {url}, which answers, but not as a gateway does; {GATEWAY}") from None
+        raise SpecError(f"got {url}, which answers, but not as a gateway does; {A_GATEWAY}") from None
     if response.status_code != httpx.codes.OK:
         refusal = _refusal(url, response.status_code, answer)
         raise CommandError(refusal) if response.is_server_error else SpecError(refusal)
@@ -108,7 +115,7 @@ def _remote(url: str, request: CalibrationRequest, key: str | None, trust: Trust
 def _refusal(url: str, status: int, answer: Any) -> str:
     error = answer.get("error") if isinstance(answer, dict) else None
     if not isinstance(error, dict) or "message" not in error or status == httpx.codes.NOT_FOUND:
-        return f"got {url}, which answers {status} to /admin/calibrate; {GATEWAY}"
+        return f"got {url}, which answers {status} to /admin/calibrate; {A_GATEWAY}"
     if status in REFUSED:
         return key_refusal(url, status, str(error["message"]), "--admin-key")
     return f"{url} answered {status}: {error['message']}"

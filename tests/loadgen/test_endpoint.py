@@ -18,6 +18,7 @@ from loadgen.gateway_process import GatewayClient, free_port
 from loadgen.keys import Keys
 from loadgen.load_cli import app
 from policies.text import SpecError
+from queueing.errors import CommandError
 from queueing.record import read_run
 from queueing.remote import Trust
 from server import advising
@@ -162,6 +163,9 @@ def test_tls_at_one_end_alone_and_files_that_are_no_certificates(certificate: tu
         assert "TLS handshake failed" in one_line(load(local(port, "https")))
     with failing_server("--tls", *certificate) as port:
         assert "does it speak https?" in one_line(load(local(port)))
+        for ask in (lambda url: advising.ask(url, {}, None, Trust()), lambda url: calibrate(url, {}, None, json_output=True)):
+            with pytest.raises(CommandError, match=r"^no answer from http://.* \(it closed the connection; does it speak https"):
+                ask(local(port))
     (tmp_path / "empty.pem").write_text("")
     for flags in (("--cacert", "nowhere.pem"), ("--cacert", "empty.pem"), ("--cacert", "empty.pem", "--insecure")):
         assert isinstance(load("https://127.0.0.1:9", *flags).exception, SpecError)

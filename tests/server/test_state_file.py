@@ -59,9 +59,7 @@ def test_a_state_that_cannot_be_used_is_renamed(
 def test_a_file_that_is_no_state_is_refused_and_stays(content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "state"
     path.write_bytes(content)
-    with pytest.raises(
-        SpecError, match=r"^got --state-file .*/state, which holds something else; expected a state file of `kendall"
-    ):
+    with pytest.raises(SpecError, match=r"^got --state-file .*/state, which holds something else; expected a state file of `kendall"):
         check_state_file(path)
     assert load_state(path, OURS) is None
     assert "cannot use --state-file" in caplog.text
