@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from server.pools import in_daemon
 
-from .vllm_process import kill_fork_server, kill_tree
+from .vllm_process import deaf_to_ctrl_c, kill_fork_server, kill_tree
 
 if TYPE_CHECKING:
     from .vllm_core import Core
@@ -35,6 +35,7 @@ class Forks:
 
     def __init__(self) -> None:
         self.given_up = False
+        self._lock = threading.Lock()
         self._context = mp.get_context("forkserver")
         self._processes: list[Any] = []
         self._killed: set[int] = set()
@@ -44,10 +45,17 @@ class Forks:
 
     def Process(self, *args: Any, **kwargs: Any) -> Any:  # noqa: N802 - multiprocessing's name
         """See multiprocessing. Raises RuntimeError once it is given up."""
-        if self.given_up:
-            raise RuntimeError(GIVEN_UP)
-        self._processes.append(self._context.Process(*args, **kwargs))
-        return self._processes[-1]
+        with self._lock:
+            if self.given_up:
+                raise RuntimeError(GIVEN_UP)
+            self._processes.append(self._context.Process(*args, **kwargs))
+            return self._processes[-1]
+
+    def give_up(self) -> bool:
+        """Make no more; whether any was made."""
+        with self._lock:
+            self.given_up = True
+            return bool(self._processes)
 
     def kill(self) -> None:
         """Each process once, with those below it."""
@@ -71,9 +79,12 @@ class Boot:
 
     async def give_up(self) -> Core | None:
         """End the start within a bounded time; returns the core if it came up in spite of that."""
-        self._forks.given_up = True
-        ended = await self._ends(ENGINE_ENDS, self._forks.kill) or await self._ends(FORK_SERVER_ENDS, kill_fork_server)
-        if not ended:
+        forked = self._forks.give_up()
+        if forked:
+            ended = await self._ends(ENGINE_ENDS, self._forks.kill) or await self._ends(FORK_SERVER_ENDS, kill_fork_server)
+        else:  # it still imports vLLM, which nothing can end, and would fail where it forks
+            ended = await self._ends(RETURNS, kill_fork_server)
+        if forked and not ended:
             log.error("the thread that starts vLLM does not end; an engine that it starts later is killed at once")
         return None if not ended or self._core.exception() is not None else self._core.result()
 
@@ -85,7 +96,8 @@ class Boot:
         return False
 
     def _run(self, make: Callable[[Forks], Core]) -> Core:
-        core = make(self._forks)
+        with deaf_to_ctrl_c():  # a fork server that was killed is started again in here
+            core = make(self._forks)
         if self._forks.given_up:
             core.shutdown()
             raise RuntimeError(GIVEN_UP)

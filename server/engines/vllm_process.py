@@ -10,8 +10,8 @@ import shutil
 import signal
 import tempfile
 import warnings
-from collections.abc import Iterable
-from multiprocessing import forkserver
+from collections.abc import Iterable, Iterator
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,19 @@ def prepare(model: str = "") -> None:
     mp.set_forkserver_preload(_PRELOAD + (["vllm.v1.worker.cpu_worker"] if on_cpu() else []))
     kill_fork_server()  # one that runs already was started without this environment
     _fork_server()._stop()
-    forkserver.ensure_running()
+    with deaf_to_ctrl_c():
+        forkserver.ensure_running()
+
+
+@contextlib.contextmanager
+def deaf_to_ctrl_c() -> Iterator[None]:
+    """A process started in here, and those below it, do not get SIGINT: a terminal sends it to all, and only the gateway may act on it."""
+    resource_tracker.ensure_running()  # as it begins it lets the signal through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _remove_notes(folder: str, owner: int) -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -88,15 +89,20 @@ def test_a_boot_that_is_given_up_kills_what_it_waits_for_and_all_below_it() -> N
     played(scene)
 
 
+@pytest.mark.parametrize("forked", [True, False])
 def test_a_thread_that_never_ends_is_left_alone_forks_no_more_and_ends_what_it_brings_up(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    forked: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    goes_on, core = threading.Event(), Core()
+    """One that has forked nothing imports vLLM: that is no error, and not waited for."""
+    began, goes_on, core = threading.Event(), threading.Event(), Core()
     tried: list[str] = []
     monkeypatch.setattr(vllm_boot, "ENGINE_ENDS", 0.2)
     monkeypatch.setattr(vllm_boot, "kill_fork_server", lambda: tried.append("fork server killed"))
 
     def make(forks: Forks) -> Any:
+        if forked:
+            forks.Process(target=print)
+        began.set()
         goes_on.wait(30)
         try:
             forks.Process(target=print)
@@ -106,6 +112,7 @@ def test_a_thread_that_never_ends_is_left_alone_forks_no_more_and_ends_what_it_b
 
     async def scene() -> None:
         boot = Boot(make)
+        await asyncio.to_thread(began.wait, 30)
         assert await boot.give_up() is None
         assert vllm_boot.left_behind()
         goes_on.set()
@@ -114,7 +121,7 @@ def test_a_thread_that_never_ends_is_left_alone_forks_no_more_and_ends_what_it_b
 
     played(scene)
     assert (set(tried), tried[-1], core.calls) == ({"fork server killed", GIVEN_UP}, GIVEN_UP, ["shutdown"])
-    assert "does not end" in caplog.text
+    assert ("does not end" in caplog.text) is forked
 
 
 def test_a_core_that_came_up_in_spite_of_it_is_handed_over() -> None:
@@ -195,6 +202,36 @@ def test_a_tree_of_processes_is_killed_though_it_is_stopped() -> None:
             child.wait(30)
     assert asyncio.run(gone([child.pid, *below])) == []
     assert not alive(below[0])
+
+
+def test_a_terminals_ctrl_c_reaches_the_gateway_alone() -> None:
+    """It once ended the engine, whose requests the gateway was to finish, or printed a traceback of the import of vLLM."""
+    script = """
+import multiprocessing as mp, os, signal, sys
+from server.engines import vllm_process
+
+def engine(pipe):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.kill(os.getpid(), signal.SIGINT)
+    pipe.send("lives")
+
+if __name__ == "__main__":
+    vllm_process._PRELOAD, vllm_process.on_cpu = [], lambda: False
+    vllm_process.prepare()
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+    here, there = mp.get_context("forkserver").Pipe()
+    process = mp.get_context("forkserver").Process(target=engine, args=(there,))
+    process.start()
+    there.close()
+    print(here.recv())
+    process.join(90)
+"""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "child.py"
+        file.write_text(script)
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+        ended = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False, timeout=180, env=environment)
+    assert ended.stdout == "lives\n", ended.stderr
 
 
 def test_a_fork_server_of_before_gets_the_environment_of_the_engine(tmp_path: Path) -> None:
