@@ -13,7 +13,7 @@ from typing import Any
 
 from loadgen.metrics import began_at
 from policies.text import SpecError, counted, short_number
-from queueing.record import Record
+from queueing.record import Outcome, Record
 
 ALLOWED = 0.01  # share of the requests
 UNAVAILABLE = "503"
@@ -101,6 +101,11 @@ def is_failure(record: Record) -> bool:
     """Whether the server is to blame that there was no answer."""
     unavailable = record.outcome == "rejected" and (record.error or "").startswith(UNAVAILABLE)
     return record.outcome in ("failed", "cancelled") or unavailable
+
+
+def outcome_of(record: Record) -> Outcome:
+    """As a run counts it: 503 is a failure, though the record says rejected, as the gateway's own does of who came while it drains."""
+    return "failed" if record.outcome == "rejected" and is_failure(record) else record.outcome
 
 
 def parse_share(flag: str, value: float) -> float:

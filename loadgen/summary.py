@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from loadgen.backlog import backlog
+from loadgen.failures import outcome_of
 from loadgen.goodput import Goodput, Limit, duration, goodput
 from loadgen.little_check import LittleCheck, little_check
 from loadgen.mean_variance import variances_of_records
@@ -152,7 +153,7 @@ def summarise_records(
         delivered_rate=delivered_rate(_column(records, "sent_at")),
         completed_rate=_per_second(len(done), span),
         duration=span,
-        outcomes=dict(Counter(record.outcome for record in records)),
+        outcomes=dict(Counter(map(outcome_of, records))),
         warm_up=left_out,
         warm_up_why=why,
         durations=_durations(records, left_out, percentiles),

@@ -107,6 +107,14 @@ def test_a_server_that_rejects_has_not_failed_and_one_that_is_unavailable_has() 
     with failing_server("--status", "503") as port:
         unavailable = load(port, *WIDE, "--json", requests=40)
     assert (unavailable.exit_code, found(unavailable)["valid"], found(unavailable)["failures"]["failed"]) == (3, False, 40)
+    assert (found(rejected)["outcomes"], found(unavailable)["outcomes"]) == ({"rejected": 40}, {"failed": 40}), "as `failures` counts them"
+
+
+def test_every_line_and_condition_counts_503_as_a_failure() -> None:
+    with failing_server("--status", "503") as port:
+        result = load(port, *WIDE, "--assert", "failed == 40", "--assert", "rejected == 0", requests=40)
+    assert "requests      40 failed" in result.stdout
+    assert "broken" not in result.stdout
 
 
 def test_a_slow_server_leaves_answers_out_beyond_the_drain_limit() -> None:
