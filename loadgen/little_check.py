@@ -16,6 +16,7 @@ from queueing.little import little
 from queueing.record import Record
 
 TOLERANCE = 1e-6  # of L: instants are doubles, of seconds since a machine's start
+ROUNDING = 1e-12  # of lambda W, which the edges of a window far shorter than its requests cancel
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class LittleCheck:
     @property
     def holds(self) -> bool:
         """Whether it is rounding."""
-        return abs(self.residual) <= TOLERANCE * max(self.number_in_system, 1.0)
+        return abs(self.residual) <= max(TOLERANCE * max(self.number_in_system, 1.0), ROUNDING * abs(self.rate_times_time))
 
 
 def little_check(records: Sequence[Record], left_out: int = 0) -> LittleCheck | None:

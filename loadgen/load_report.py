@@ -1,8 +1,9 @@
 """What `kendall load` says of a run: the summary, whether it was the run that was asked for, which conditions broke.
 
-Exit status: 3 where more requests failed than --max-failed-fraction allows, or a condition or a lateness budget that was
-asked for is broken; 1 where the run was interrupted, nothing was completed or a sender died; else 0. A run whose sender was
-late or sent other arrivals than asked is INVALID, and says so, with status 0 unless --lateness-budget was given.
+Exit status: 3 where more requests failed than --max-failed-fraction allows, the records contradict Little's law, or a
+condition or a lateness budget that was asked for is broken; 1 where the run was interrupted, nothing was completed or a
+sender died; else 0. A run whose sender was late or sent other arrivals than asked is INVALID, and says so, with status 0
+unless --lateness-budget was given.
 """
 
 from __future__ import annotations
@@ -100,8 +101,8 @@ class Report:
     @property
     def status(self) -> int:
         """Of the command."""
-        asked = ("failures", "lateness") if self.wishes.budget_asked else ("failures",)
-        if self.broken or self.verdict.invalid_for(*asked):
+        asked = ("lateness",) if self.wishes.budget_asked else ()
+        if self.broken or self.verdict.invalid_for("failures", "wrong", *asked):
             return 3
         return 1 if self.summary.interrupted or not self.summary.completed or self.verdict.missing else 0
 
@@ -131,7 +132,7 @@ def report_on(result: LoadResult, wishes: Wishes, files: Sequence[Path] = ()) ->
     """Summarise and judge a run, one that has just ended or one from its file."""
     _, asked_rate = asked(result.header.configuration)
     summary = summarise_load(result, asked_rate, percentiles=wishes.computed, limits=wishes.limits)
-    verdict = judge(result, budget=wishes.budget, max_failed=wishes.max_failed)
+    verdict = judge(result, budget=wishes.budget, max_failed=wishes.max_failed, little=summary.little)
     return Report(
         wishes=wishes,
         summary=summary,

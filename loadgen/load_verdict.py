@@ -2,8 +2,8 @@
 
 A run is INVALID for one reason or several. Too many requests failed: its durations are those of the survivors. Its arrivals
 are not the process that was asked for, or its sender was late: its delays are partly those of the sender's machine. Records
-are missing. Waiting for a place among the requests at once is no lateness; requests due at once are judged by their order
-and their number.
+are missing, or contradict Little's law. Waiting for a place among the requests at once is no lateness; requests due at once
+are judged by their order and their number.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from loadgen.audit import ALL_AT_ONCE, Stream, sent_stream
 from loadgen.failures import ALLOWED, Failures, count_failures, percent
+from loadgen.little_check import LittleCheck
 from loadgen.missing import interruption
 from loadgen.run import LoadResult
 from policies.durations import seconds_or_nan
@@ -42,7 +43,7 @@ def parse_budget(text: str) -> Budget:
 class Reason:
     """Why a run is INVALID."""
 
-    of: Literal["failures", "arrivals", "lateness", "records", "interrupted"]
+    of: Literal["failures", "arrivals", "lateness", "records", "wrong", "interrupted"]
     text: str
 
 
@@ -99,8 +100,8 @@ class LoadVerdict:
         }
 
 
-def judge(result: LoadResult, *, budget: Budget = BUDGET, max_failed: float = ALLOWED) -> LoadVerdict:
-    """Of a run, by what its header says was asked for; `max_failed` is a share of the requests."""
+def judge(result: LoadResult, *, budget: Budget = BUDGET, max_failed: float = ALLOWED, little: LittleCheck | None = None) -> LoadVerdict:
+    """Of a run, by what its header says was asked for; `max_failed` is a share of the requests, `little` the summary's check."""
     closed = result.header.configuration.get("loop") == "closed"
     stream = sent_stream("run", result.header, result.records)
     audit = stream.audit(budget=budget) if stream.instants.size else None
@@ -113,7 +114,7 @@ def judge(result: LoadResult, *, budget: Budget = BUDGET, max_failed: float = AL
         held_for=sum(waits) / len(waits) if waits else 0.0,
         missing=result.missing,
         failures=failures,
-        reasons=tuple(_reasons(result, stream, audit, failures)),
+        reasons=(*_law(little), *_reasons(result, stream, audit, failures)),
     )
 
 
@@ -132,6 +133,11 @@ def _reasons(result: LoadResult, stream: Stream, audit: Audit | None, failures: 
         yield Reason("lateness", _too_late(audit))
     if strange(audit, stream):
         yield Reason("arrivals", f"arrivals are {audit.verdict}")
+
+
+def _law(little: LittleCheck | None) -> Iterator[Reason]:
+    if little is not None and not little.holds:
+        yield Reason("wrong", f"Little's law is off by {short_number(abs(little.residual))} requests in the system: the records are wrong")
 
 
 def _server_reasons(failures: Failures) -> Iterator[Reason]:

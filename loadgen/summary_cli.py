@@ -56,7 +56,8 @@ def summary_command(
 ) -> None:
     """Print the report of saved load runs as `kendall load` prints it; of a killed run, the report of what was recorded.
 
-    The exit status is that of the run: 3 if too many requests failed or a condition does not hold, 1 if the run did not end.
+    The exit status is that of the run: 3 if too many requests failed, the records are wrong or a condition does not hold,
+    1 if the run did not end.
     """
     reports = _reports(
         run_files,

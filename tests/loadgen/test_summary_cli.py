@@ -214,3 +214,36 @@ def test_the_values_of_a_list_may_follow_one_another(tmp_path: Path, capsys: pyt
     assert {name for name in found["e2el"] if re.fullmatch(r"p\d+", name)} == {"p50", "p99"}
     kendall("summary", "--percentile-metrics", "e2el", "tpot", "one.jsonl")
     assert "end to end" in capsys.readouterr().out
+
+
+def saved(path: Path, rows: list[Record]) -> None:
+    ended = {"arrivals": "poisson:rate=1", "request_rate": 1.0, "num_prompts": len(rows), "interrupted": False, "missing": []}
+    write_run(path, Header(writer="load", configuration=ended), rows)
+
+
+def answered_in(seconds: float, recorded: float, rows: int = 8) -> list[Record]:
+    """`recorded`: the time that the records state."""
+    return [
+        Record(
+            request_id=f"load-1-{row}",
+            outcome="completed",
+            intended_at=float(row),
+            sent_at=row + 1e-4,
+            released_at=row + seconds,
+            sojourn_time=recorded,
+        )
+        for row in range(rows)
+    ]
+
+
+def test_records_that_contradict_littles_law_make_a_run_invalid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved(tmp_path / "wrong.jsonl", answered_in(0.5, recorded=0.4))
+    assert kendall("summary", "wrong.jsonl") == 3
+    reason = "Little's law is off by 0.1 requests in the system: the records are wrong"
+    out = " ".join(capsys.readouterr().out.split())
+    assert (f"INVALID: {reason}" in out, out.count("INVALID")) == (True, 1)
+    found = json_of("wrong.jsonl", capsys)
+    assert (found["valid"], found["reasons"]) == (False, [reason])
+    saved(tmp_path / "right.jsonl", answered_in(0.5, recorded=0.5))
+    assert kendall("summary", "right.jsonl", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["valid"] is True
