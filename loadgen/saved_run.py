@@ -14,7 +14,7 @@ from loadgen.bench_read import read_either
 from loadgen.job import row_of
 from loadgen.missing import incomplete, missing_records
 from loadgen.run import LoadResult, held_back, lateness
-from policies.text import SpecError
+from policies.text import SpecError, short_number
 from queueing.record import Header, Record
 
 Part = tuple[Path, Header, list[Record], bool]  # a file, and whether its last line was cut
@@ -46,7 +46,17 @@ def _read(path: Path) -> tuple[Header, list[Record], bool]:
         raise SpecError(str(error)) from None
     if header.writer != "load":
         raise SpecError(f"got {path}, written by a {header.writer}; expected a run file of kendall load (kendall compare reads this one)")
+    _check_instants(path, records)
     return header, records, cut
+
+
+def _check_instants(path: Path, records: Sequence[Record]) -> None:
+    """Some results of `vllm bench serve` know no intended instant; a run that knows some knows all."""
+    known = any(record.intended_at is not None for record in records)
+    for record in records:
+        if known and (record.intended_at is None or record.intended_at < 0):
+            got = "null" if record.intended_at is None else short_number(record.intended_at)
+            raise SpecError(f"{path}: got intended_at {got} for request {record.request_id}; expected an instant >= 0: the file is damaged")
 
 
 def _result(name: str, parts: Sequence[Part]) -> LoadResult:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from kendall import cli
@@ -247,3 +248,17 @@ def test_records_that_contradict_littles_law_make_a_run_invalid(tmp_path: Path, 
     saved(tmp_path / "right.jsonl", answered_in(0.5, recorded=0.5))
     assert kendall("summary", "right.jsonl", "--json") == 0
     assert json.loads(capsys.readouterr().out)["valid"] is True
+
+
+@pytest.mark.parametrize(("instant", "got"), [(-1e9, "-1,000,000,000"), (None, "null")])
+def test_a_record_whose_instant_is_damaged_is_named(
+    instant: float | None, got: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = answered_in(0.5, recorded=0.5)
+    rows[2] = msgspec.structs.replace(rows[2], intended_at=instant)
+    saved(tmp_path / "damaged.jsonl", rows)
+    assert kendall("summary", "damaged.jsonl") == 2
+    expected = f"damaged.jsonl: got intended_at {got} for request load-1-2; expected an instant >= 0: the file is damaged"
+    assert capsys.readouterr().err == f"kendall: {expected}\n"
+    saved(tmp_path / "unknown.jsonl", [msgspec.structs.replace(row, intended_at=None) for row in answered_in(0.5, recorded=0.4999)])
+    assert kendall("summary", "unknown.jsonl") == 0
