@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from queueing.record import Header, Outcome, Record, read_cut_run
+from queueing.record import Header, Outcome, Record, cut_run_of
 
 DETAILS = ("input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times", "errors")
 LEAST_HELD = 1e-6  # seconds: below, it is rounding
@@ -50,7 +50,11 @@ class BenchDetails(msgspec.Struct, kw_only=True):
 
 def from_bench_json(path: Path) -> tuple[Header, list[Record]]:
     """Header and records of a file with one result. Raises ValueError, also for a file without --save-detailed."""
-    runs = bench_runs(path)
+    return _only(path.read_bytes(), path)
+
+
+def _only(data: bytes, path: Path) -> tuple[Header, list[Record]]:
+    runs = _runs(data, path)
     if len(runs) != 1:
         raise ValueError(f"{path}: got {len(runs)} results; expected one (several: split the file)")
     return runs[0]
@@ -58,20 +62,24 @@ def from_bench_json(path: Path) -> tuple[Header, list[Record]]:
 
 def read_either(path: Path) -> tuple[Header, list[Record], bool]:
     """A run file of Kendall or a result of `vllm bench serve`; and whether the file's last line was cut. Raises ValueError, OSError."""
-    return (*from_bench_json(path), False) if is_bench_json(path) else read_cut_run(path)
+    data = path.read_bytes()  # once: it may be a pipe
+    return (*_only(data, path), False) if is_bench_json(data) else cut_run_of(data, path)
 
 
-def is_bench_json(path: Path) -> bool:
+def is_bench_json(data: bytes) -> bool:
     """Whether a file looks like such a result rather than a run file: it begins with one of their objects."""
-    with path.open("rb") as file:
-        head = file.read(4096).lstrip()[:4096]
+    head = data[:4096].lstrip()
     return head.startswith((b"{", b"[")) and b'"endpoint_type"' in head and not head.startswith(b'{"writer"')
 
 
 def bench_runs(path: Path) -> list[tuple[Header, list[Record]]]:
     """Every result of a file: one object, one per line, or a list. Raises ValueError naming the file."""
+    return _runs(path.read_bytes(), path)
+
+
+def _runs(data: bytes, path: Path) -> list[tuple[Header, list[Record]]]:
     try:
-        return [_run(one, f"{path.stem}-{number}" if number else path.stem) for number, one in enumerate(_results(path.read_bytes()))]
+        return [_run(one, f"{path.stem}-{number}" if number else path.stem) for number, one in enumerate(_results(data))]
     except ValueError as error:  # msgspec's are of this kind
         raise ValueError(f"{path}: {error}") from None
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from policies.text import SpecError
-from queueing.record import read_run
+from queueing.record import cut_run_of
 
 FIELD = "output_tokens"
 FORMS = f"one count per line, a CSV file with a column {FIELD} (or one column only), JSON lines with a field {FIELD}, or a run file"
@@ -27,7 +27,7 @@ def read_counts(path: Path) -> list[int]:
         if not first.startswith("{"):
             return [count for count in _from_csv(text) if count != 0]
         if _is_run(first):
-            return [record.output_tokens for record in read_run(path)[1] if record.output_tokens]
+            return [record.output_tokens for record in cut_run_of(text.encode(), path)[1] if record.output_tokens]
         return [count for count in _from_json_lines(text) if count]
     except OSError as error:
         raise SpecError(f"got path={path}: {error.strerror}; expected a file with {FORMS}") from None

@@ -98,7 +98,11 @@ def read_run(path: Path) -> tuple[Header, list[Record]]:
 
 def read_cut_run(path: Path) -> tuple[Header, list[Record], bool]:
     """The same, and whether a last line that was cut is left out."""
-    data = path.read_bytes()
+    return cut_run_of(path.read_bytes(), path)
+
+
+def cut_run_of(data: bytes, path: Path) -> tuple[Header, list[Record], bool]:
+    """The same of what has been read already: a pipe gives it once."""
     if not data.strip():
         raise ValueError(f"{path}: the file is empty; expected {RUN_FILE}")
     lines, cut = _whole_lines(data)

@@ -276,9 +276,9 @@ def test_what_is_no_result_file_is_one_line(tmp_path: Path, content: str, messag
 
 def test_result_files_are_told_from_run_files(tmp_path: Path) -> None:
     write_run(tmp_path / "run.jsonl", Header(writer="load", configuration={"endpoint_type": "x"}), [answered(0, 0.0)])
-    assert is_bench_json(DETAILED)
-    assert is_bench_json(SUMMARY)
-    assert not is_bench_json(tmp_path / "run.jsonl")
+    assert is_bench_json(DETAILED.read_bytes())
+    assert is_bench_json(SUMMARY.read_bytes())
+    assert not is_bench_json((tmp_path / "run.jsonl").read_bytes())
 
 
 def test_metadata_and_extras_must_not_take_a_name_of_the_file() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,10 @@ import pytest
 from kendall import cli
 from loadgen.saved_run import read_results
 from policies.text import SpecError
+from queueing.distribution_files import read_counts
 from queueing.record import Header, Record, write_run
 from tests.eventually import eventually_here
+from tests.loadgen.bench_samples import DETAILED
 from tests.loadgen.failing_server import failing_server
 from tests.loadgen.growing import completed_in
 
@@ -232,6 +236,7 @@ def answered_in(seconds: float, recorded: float, rows: int = 8) -> list[Record]:
             sent_at=row + 1e-4,
             released_at=row + seconds,
             sojourn_time=recorded,
+            output_tokens=1 + row % 3,
         )
         for row in range(rows)
     ]
@@ -262,3 +267,27 @@ def test_a_record_whose_instant_is_damaged_is_named(
     assert capsys.readouterr().err == f"kendall: {expected}\n"
     saved(tmp_path / "unknown.jsonl", [msgspec.structs.replace(row, intended_at=None) for row in answered_in(0.5, recorded=0.4999)])
     assert kendall("summary", "unknown.jsonl") == 0
+
+
+@contextlib.contextmanager
+def piped(path: Path) -> Iterator[str]:
+    """The file as a shell's `<(cat FILE)` names it: what is read once is gone."""
+    with subprocess.Popen(["cat", str(path)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        yield f"/dev/fd/{process.stdout.fileno()}"
+
+
+def test_a_run_may_come_through_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Longer than the 4,096 bytes by which result files are told from run files."""
+    saved(tmp_path / "run.jsonl", answered_in(0.5, recorded=0.5, rows=60))
+    whole = json_of("run.jsonl", capsys)
+    with piped(tmp_path / "run.jsonl") as name:
+        assert json_of(name, capsys) | {"run": "run.jsonl"} == whole
+    with piped(DETAILED) as name:
+        assert json_of(name, capsys)["outcomes"] == json_of(str(DETAILED), capsys)["outcomes"]
+    for command in ("audit", "compare"):
+        with piped(tmp_path / "run.jsonl") as name:
+            cli._run(command, [name])
+            assert "line 1" not in capsys.readouterr().err, command
+    with piped(tmp_path / "run.jsonl") as name:
+        assert read_counts(Path(name)) == read_counts(tmp_path / "run.jsonl")
