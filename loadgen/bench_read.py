@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from queueing.record import Header, Outcome, Record, cut_run_of
+from queueing.record import Header, Outcome, Record, cut_run_of, unmarked
 
 DETAILS = ("input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times", "errors")
 LEAST_HELD = 1e-6  # seconds: below, it is rounding
@@ -68,7 +68,7 @@ def read_either(path: Path) -> tuple[Header, list[Record], bool]:
 
 def is_bench_json(data: bytes) -> bool:
     """Whether a file looks like such a result rather than a run file: it begins with one of their objects."""
-    head = data[:4096].lstrip()
+    head = unmarked(data[:4096]).lstrip()
     return head.startswith((b"{", b"[")) and b'"endpoint_type"' in head and not head.startswith(b'{"writer"')
 
 
@@ -79,7 +79,7 @@ def bench_runs(path: Path) -> list[tuple[Header, list[Record]]]:
 
 def _runs(data: bytes, path: Path) -> list[tuple[Header, list[Record]]]:
     try:
-        return [_run(one, f"{path.stem}-{number}" if number else path.stem) for number, one in enumerate(_results(data))]
+        return [_run(one, f"{path.stem}-{number}" if number else path.stem) for number, one in enumerate(_results(unmarked(data)))]
     except ValueError as error:  # msgspec's are of this kind
         raise ValueError(f"{path}: {error}") from None
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from loadgen.timetable import IntArray, Timetable, draw_prompts, streams
 from policies.text import SpecError
-from queueing.record import shown
+from queueing.record import shown, unmarked
 
 Message = dict[str, Any]
 Prompt = IntArray | str | list[Message]  # token ids, text, or a conversation for a chat endpoint
@@ -100,7 +100,7 @@ def draw_dataset(timetable: Timetable, dataset: Dataset, seed: int) -> tuple[Tim
 def read_dataset(path: Path, count_tokens: TokenCounter | None = None) -> Dataset:
     """The prompts of a file. Raises SpecError naming the file, the line, what was got and what was expected."""
     try:
-        data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+        data = unmarked(path.read_bytes())
     except OSError as error:
         raise SpecError(f"got dataset {path}: {error.strerror}; expected a ShareGPT file or JSON lines") from None
     entries = _array(path, data) if data.lstrip().startswith(b"[") else _lines(path, data)

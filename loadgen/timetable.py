@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from loadgen.arrivals import Arrivals, FloatArray, Poisson, delivered_rate
 from loadgen.length_prediction import IntArray, LengthPrediction
 from policies.text import SpecError
-from queueing.record import shown
+from queueing.record import shown, unmarked
 
 __all__ = [
     "FloatArray",
@@ -176,7 +176,7 @@ class _Row(msgspec.Struct):
 
 def load_timetable(path: Path) -> tuple[dict[str, Any], Timetable]:
     """The header and the timetable of a file. Raises ValueError naming the line that cannot be read."""
-    first, *rest = path.read_bytes().splitlines() or [b""]
+    first, *rest = unmarked(path.read_bytes()).splitlines() or [b""]
     head = _decode(first, _Head, path, 1)
     if head.writer != "timetable" or head.schema_version > 1:
         raise ValueError(f"{path}: got a file of {head.writer}, schema version {head.schema_version}; expected a timetable, version 1")

@@ -27,7 +27,7 @@ import msgspec
 
 from loadgen.timetable import load_timetable
 from policies.text import SpecError
-from queueing.record import read_run, shown
+from queueing.record import read_run, shown, unmarked
 
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 BURSTGPT = ("Timestamp", "Request tokens", "Response tokens")
@@ -83,7 +83,7 @@ def _json_lines(path: Path) -> Iterator[Row]:
         for number, line in enumerate(file, start=1):
             if line.strip():
                 try:
-                    row: Any = msgspec.json.decode(line)
+                    row: Any = msgspec.json.decode(unmarked(line) if number == 1 else line)
                     yield Row(finite(row["timestamp"]), whole(row["input_length"]), whole(row["output_length"]))
                 except (ValueError, KeyError, TypeError, msgspec.MsgspecError) as error:
                     got = line.decode(errors="replace").strip()
@@ -117,7 +117,7 @@ FORMATS = {
 def detect(path: Path) -> str:
     """The kind of a trace, by its first line. Raises SpecError where it is none."""
     with path.open("rb") as file:
-        first = file.readline().removeprefix(b"\xef\xbb\xbf").strip()
+        first = unmarked(file.readline()).strip()
     if first.startswith(b"{"):
         try:
             fields: Any = msgspec.json.decode(first)

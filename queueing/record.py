@@ -6,6 +6,7 @@ leaves null what it cannot know. Instants are seconds on the writer's own clock,
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -103,10 +104,16 @@ def read_cut_run(path: Path) -> tuple[Header, list[Record], bool]:
 
 def cut_run_of(data: bytes, path: Path) -> tuple[Header, list[Record], bool]:
     """The same of what has been read already: a pipe gives it once."""
+    data = unmarked(data)
     if not data.strip():
         raise ValueError(f"{path}: the file is empty; expected {RUN_FILE}")
     lines, cut = _whole_lines(data)
     return *_decoded(iter(lines), path), cut
+
+
+def unmarked(data: bytes) -> bytes:
+    """Text without the byte order mark that some editors put before it."""
+    return data.removeprefix(codecs.BOM_UTF8)
 
 
 def _decoded(lines: Iterator[bytes], path: Path) -> tuple[Header, list[Record]]:

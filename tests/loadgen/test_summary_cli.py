@@ -291,3 +291,11 @@ def test_a_run_may_come_through_a_pipe(tmp_path: Path, capsys: pytest.CaptureFix
             assert "line 1" not in capsys.readouterr().err, command
     with piped(tmp_path / "run.jsonl") as name:
         assert read_counts(Path(name)) == read_counts(tmp_path / "run.jsonl")
+
+
+@pytest.mark.parametrize("more", [0, 60])
+def test_a_run_may_begin_with_a_byte_order_mark(more: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved(tmp_path / "run.jsonl", answered_in(0.5, recorded=0.5, rows=5 + more))
+    for file in (tmp_path / "run.jsonl", DETAILED):
+        (tmp_path / "marked.json").write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+        assert json_of("marked.json", capsys)["outcomes"] == json_of(str(file), capsys)["outcomes"]

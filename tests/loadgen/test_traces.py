@@ -138,6 +138,18 @@ def test_a_saved_timetable_replays_its_very_instants(tmp_path: Path) -> None:
         assert np.array_equal(getattr(trace.timetable, name), column)
 
 
+@pytest.mark.parametrize("name", ["azure_2023.csv", "mooncake.jsonl", "run.jsonl", "timetable.jsonl"])
+def test_a_trace_may_begin_with_a_byte_order_mark(name: str, tmp_path: Path) -> None:
+    plain, marked = SAMPLES / name, tmp_path / "marked"
+    if not plain.exists():
+        plain = tmp_path / name
+        lengths = parse_distribution("uniform:low=1,high=50")
+        save_timetable(plain, draw_timetable(Poisson(20.0), count=9, seed=4, prompt_tokens=lengths, output_tokens=lengths))
+    marked.write_bytes(b"\xef\xbb\xbf" + plain.read_bytes())
+    for one, other in zip(read_trace(marked).columns().values(), read_trace(plain).columns().values(), strict=True):
+        assert np.array_equal(one, other)
+
+
 def test_columns_are_found_by_name_in_any_order_behind_a_byte_order_mark(tmp_path: Path) -> None:
     path = tmp_path / "odd.csv"
     path.write_text("\ufeffGeneratedTokens,Extra,TIMESTAMP,ContextTokens\r\n7,x,2023-11-16 18:15:46.1,9\r\n", encoding="utf-8")
