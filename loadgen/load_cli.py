@@ -157,7 +157,11 @@ def load(
     ] = None,
     max_failed_fraction: Annotated[
         float,
-        option("--max-failed-fraction", "Largest fraction of failed requests; beyond it the run is INVALID, with exit status 3.", HOW),
+        option(
+            "--max-failed-fraction",
+            "Largest fraction of failed requests, or of answers without a token; beyond it the run is INVALID, with exit status 3.",
+            HOW,
+        ),
     ] = ALLOWED,
     percentile_metrics: Annotated[
         str | None, option("--percentile-metrics", "Durations to report, for example ttft,tpot,itl,e2el.", SAID)

@@ -44,7 +44,11 @@ def summary_command(
         ),
     ] = None,
     max_failed_fraction: Annotated[
-        float, option("--max-failed-fraction", "Largest fraction of failed requests; beyond it the run is INVALID, with exit status 3.")
+        float,
+        option(
+            "--max-failed-fraction",
+            "Largest fraction of failed requests, or of answers without a token; beyond it the run is INVALID, with exit status 3.",
+        ),
     ] = ALLOWED,
     assertions: Annotated[
         list[str] | None,
