@@ -89,7 +89,7 @@ def _needed(summary: LoadSummary) -> str:
     if found is None or not found.too_short or not math.isfinite(found.half_width) or not found.mean or not found.effective_n:
         return ""
     times = run_factor(found.half_width / found.mean, found.effective_n)
-    return f"; about {_rounded_up(times * found.n):,} requests would do for the {WORDS[name]}"
+    return f"; about {_rounded_up(times * found.n):,} requests would do for the {'end-to-end time' if name == 'e2el' else WORDS[name]}"
 
 
 def _behind(summary: LoadSummary) -> list[str]:

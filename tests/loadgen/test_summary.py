@@ -257,6 +257,8 @@ def test_table_says_too_short_in_place_of_an_interval_and_how_many_requests_woul
     assert re.search(
         r"too short: the run does not know this mean to 25 %; about \d\d?,\d00 requests would do for the queueing delay", drifting
     )
+    unreported = [answered(i, float(i), first=0.01 + i / 100, queueing_delay=None) for i in range(200)]
+    assert "requests would do for the end-to-end time" in " ".join(rendered(summary_of(unreported)).split())
     assert "? too few samples beyond this quantile for an interval" in drifting
     rng = np.random.default_rng(5)
     steady = rendered(
