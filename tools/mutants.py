@@ -10,12 +10,14 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import tomllib
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -28,7 +30,21 @@ ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = tomllib.loads((ROOT / "tools" / "mutants.toml").read_text(encoding="utf-8"))
 LIMIT = 90.0  # seconds of tests a fault, the nearest first
 TEST_LIMIT = 40  # seconds of one test
-PYTEST = ("-m", "pytest", "-qx", "-m", "not slow and not engine", "--timeout", str(TEST_LIMIT), "-p", "no:cacheprovider", "-pno:randomly")
+TOGETHER = 6  # files of tests in one process, after the nearest
+PYTEST = (
+    "-m",
+    "pytest",
+    "-qx",
+    "--tb=no",
+    "-rfE",
+    "-m",
+    "not slow and not engine",
+    "--timeout",
+    str(TEST_LIMIT),
+    "-p",
+    "no:cacheprovider",
+    "-pno:randomly",
+)
 PASSED = (0, 5)  # 5: every test of the file is slow
 
 
@@ -55,11 +71,15 @@ def lines_of(file: str) -> list[str]:
     return (ROOT / file).read_text(encoding="utf-8").splitlines()
 
 
-def passes(test: str, place: Path, seconds: float) -> bool:
-    """Whether a file of tests passes in a copy of the tree. Raises subprocess.TimeoutExpired."""
+def failing(tests: Sequence[str], place: Path, seconds: float) -> str | None:
+    """The first file of tests that fails in a copy of the tree. Raises subprocess.TimeoutExpired."""
     environment = os.environ | {"PYTHONPATH": str(place), "PYTHONDONTWRITEBYTECODE": "1", "NUMBA_CACHE_DIR": str(place / ".numba")}
-    command = [sys.executable, *PYTEST, test]
-    return subprocess.run(command, cwd=place, env=environment, capture_output=True, timeout=seconds, check=False).returncode in PASSED
+    result = subprocess.run(
+        [sys.executable, *PYTEST, *tests], cwd=place, env=environment, capture_output=True, text=True, timeout=seconds, check=False
+    )
+    if result.returncode in PASSED:
+        return None
+    return next((test for test in tests if re.search(rf"^(FAILED|ERROR) {re.escape(test)}", result.stdout, re.MULTILINE)), tests[0])
 
 
 def killer(mutant: Mutant, place: Path) -> str | None:
@@ -67,10 +87,10 @@ def killer(mutant: Mutant, place: Path) -> str | None:
     target, ends_at = place / mutant.file, time.monotonic() + LIMIT
     before = target.read_text(encoding="utf-8")
     target.write_text(mutant.text, encoding="utf-8")
+    tests = tests_of(mutant.file, mutant.within)
+    parts = [tests[:1], *(tests[at : at + TOGETHER] for at in range(1, len(tests), TOGETHER))]
     try:
-        return next(
-            (test for test in tests_of(mutant.file, mutant.within) if not passes(test, place, max(ends_at - time.monotonic(), 0.1))), None
-        )
+        return next(filter(None, (failing(part, place, max(ends_at - time.monotonic(), 0.1)) for part in parts if part)), None)
     except subprocess.TimeoutExpired:
         return None  # the tests are slower than the limit; none had failed
     finally:
@@ -93,7 +113,7 @@ def main() -> int:
         place = places.get()
         test = killer(mutant, place)
         if test is not None and test not in sound:
-            sound[test] = passes(test, place, 10 * LIMIT)
+            sound[test] = failing([test], place, 10 * LIMIT) is None
         results[mutant.group].append(dead := test is not None and sound[test])
         places.put(place)
         done, fate = sum(map(len, results.values())), "killed" if dead else "SURVIVED"
