@@ -20,7 +20,7 @@ from loadgen.comparison import TOO_SHORT
 from loadgen.html_report import ReportData, of_files, of_folder, write_report
 from loadgen.html_report.beside import beside_figure
 from loadgen.html_report.columns import COLUMNS
-from loadgen.html_report.marks import hover
+from loadgen.html_report.marks import Panel, hover
 from loadgen.html_report.over_load import curve_of, over_load_figure
 from loadgen.html_report.page import ROOT, page
 from loadgen.html_report.parts import PALE, parts_figure
@@ -418,3 +418,8 @@ def test_it_prints_on_a4(report: Path, tmp_path: Path) -> None:
 def test_figures_are_plain_json(data: ReportData) -> None:
     for figure in (beside_figure(data.cells), over_load_figure(data.cells), parts_figure(data.cells), tails_figure(data.cells)):
         assert json.loads(json.dumps(figure, allow_nan=False)) == figure
+
+
+def test_panels_side_by_side_have_axes_of_their_own_or_share_one() -> None:
+    assert [Panel.at(index).axes for index in (0, 1)] == [{"xaxis": "x", "yaxis": "y"}, {"xaxis": "x2", "yaxis": "y2"}]
+    assert Panel.at(2, shared_y=True).axes == {"xaxis": "x3", "yaxis": "y"}

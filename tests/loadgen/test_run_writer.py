@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -16,7 +17,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from loadgen.descriptors import SPARE, raise_file_limit
 from loadgen.run_writer import RunWriter, replace_run
+from loadgen.target import LoadError
 from queueing.record import Header, Record, read_run, to_line, write_run
 from tests.eventually import eventually_here
 from tests.loadgen.fake_server import answer
@@ -139,3 +142,14 @@ def test_too_few_descriptors_are_named(slow_server_url: str) -> None:
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=240, check=False)
     assert done.stdout.startswith("100 "), done.stderr
     assert "raise `ulimit -n` or use --processes" in done.stdout
+
+
+@pytest.mark.parametrize(("soft", "hard", "fit"), [(256, 4096, 4096 - SPARE), (4096, 4096, 4096 - SPARE)])
+def test_so_many_streams_fit_as_files_are_left(soft: int, hard: int, fit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, given: limits.append(given))
+    assert raise_file_limit() == raise_file_limit(fit) == fit
+    assert limits == ([] if soft == hard else [(hard, hard)] * 2)
+    with pytest.raises(LoadError, match=rf"^got {fit + 1} requests at once; this system gives a process {hard} files"):
+        raise_file_limit(fit + 1)

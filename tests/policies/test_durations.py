@@ -85,6 +85,7 @@ def test_a_whole_number_of_a_unit_is_rounded_once(number: int, unit: str) -> Non
         (172_799, "48.0 h"),
         (172_800, "2 days"),
         (1e9, "11,574 days"),
+        (8.64e9, "100,000 days"),
     ],
 )
 def test_a_rounded_duration_is_one_to_plan_by(seconds: float, text: str) -> None:

@@ -2,6 +2,7 @@
 
 import math
 
+import mpmath
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,9 +16,19 @@ from queueing.errors import NotConvergedError
 from queueing.latency import LatencyModel
 from queueing.mg1 import solve_mg1, solve_service
 from queueing.mg1d import de_kok_tijms, md1d, mm1d, plain_service, solve_impatient, solve_lossy_service, solve_mg1d
-from queueing.mm1d import means_from
+from queueing.mm1d import _psi, means_from
 from queueing.renewal import renewal_function
 from queueing.service_time import ServiceTime
+
+
+@pytest.mark.parametrize("u", [0.9e-3, 1.1e-3, -0.9e-3, -1.1e-3, 1e-6])
+def test_the_quotient_near_0_is_exact_on_both_sides_of_its_series(u: float) -> None:
+    with mpmath.workdps(40):
+        v = abs(mpmath.mpf(u))
+        phi, decay = (1 - mpmath.exp(-v)) / v, mpmath.exp(-v)
+        exact = float((1 - phi) / v if u > 0 else (phi - decay) / v)
+    assert _psi(u, float(phi), float(decay)) == pytest.approx(exact, rel=1e-11 if abs(u) < 1e-3 else 1e-9)
+
 
 ONE = np.ones(1)
 EXPONENTIAL = ServiceTime(ONE, ONE, 1.0)

@@ -249,3 +249,14 @@ def test_the_check_of_a_path_leaves_no_file_behind_and_changes_none(tmp_path: Pa
     check_writable(tmp_path / "pipe", "--record-file")  # its reader may come later
     with pytest.raises(SpecError, match="Is a directory"):
         check_writable(tmp_path, "--record-file")
+
+
+def test_a_gateway_that_has_stopped_has_let_its_run_file_go(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(record_file=tmp_path / "run.jsonl") as (app, gateway):
+            await call(app, "POST", "/v1/completions", completion(max_tokens=2))
+        assert gateway._recorder is not None
+        assert gateway._recorder._file._descriptor is None
+        assert len(read_run(tmp_path / "run.jsonl")[1]) == 1
+
+    asyncio.run(main())

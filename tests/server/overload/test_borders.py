@@ -459,13 +459,17 @@ def test_an_address_has_so_many_connections_at_once() -> None:
         assert [of.room.enter(5, None) for _ in range(3)] == ["any"] * 3
         of.room.leave(CLIENT)
         assert of.room.enter(5, CLIENT) == "address", "two are left, and this one"
+        for left in (2, 1):
+            of.room.leave(CLIENT)
+            assert of.room._of_address[CLIENT[0]] == left
+        assert [of.room.enter(5, CLIENT) for _ in range(2)] == ["any", "address"]
         for _ in range(2):
             of.room.leave(CLIENT)
         assert of.room.enter(5, CLIENT) == "any"
         for _ in range(2):
             of.room.leave(CLIENT)
         assert dict(of.room._of_address) == {"10.0.0.2": 1}
-        assert of.refused("address") == 2.0
+        assert of.refused("address") == 3.0
 
     run_virtual(main())
 
