@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.text import SpecError, counted
+from queueing.arguments import whole_number
 from queueing.distribution_files import read_counts
 from queueing.distribution_laws import LAWS, SUPPORT_LIMIT, TAIL_MASS, TooLongError, Vector, rounded_pmf, tailed_pmf
 from queueing.distribution_text import DistributionText, format_distribution, read_text
@@ -186,8 +187,8 @@ def parse_distribution(
     Raises SpecError: unknown name or key, value out of range, support too long; `remedy` says what to do about that, in the
     words of the command.
     """
-    if max_output_tokens is not None and max_output_tokens < 1:
-        raise SpecError(f"got max_output_tokens={max_output_tokens}; expected at least 1")
+    if max_output_tokens is not None:
+        max_output_tokens = whole_number("max_output_tokens", max_output_tokens)
     try:
         return _build(read_text(text), text, max_output_tokens, tail=tail and max_output_tokens is None)
     except TooLongError as error:

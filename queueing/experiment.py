@@ -16,12 +16,13 @@ import numpy as np
 
 from policies.core import Policy, Request
 from policies.text import SpecError, counted
+from queueing.arguments import whole_number
 from queueing.calls import draw_calls
 from queueing.distributions import TokenDistribution, Vector
 from queueing.gg1 import unit_gaps
 from queueing.heavy_tail import LARGEST_COUNT
 from queueing.latency import LatencyModel
-from queueing.model import Model, whole_number
+from queueing.model import Model
 from queueing.record import Record
 from queueing.result import Mean, Prediction, Quantiles
 from queueing.settling import tail_notes, without_unsettled

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Integral, Real
 
 from policies.core import Policy
 from policies.fixed import Fixed
 from policies.immediate import Continuous, Single
 from policies.text import LARGEST_BATCH, POLICIES, SpecError, format_policy, parse_policy, policy_batch_size
+from queueing.arguments import positive, real_number, shown, whole_number
 from queueing.batch_time import BatchTime
 from queueing.continuous import SlotTime
 from queueing.distributions import SET_LIMIT, SHORTER, TokenDistribution, parse_distribution
@@ -23,6 +23,7 @@ from queueing.service_time import ServiceTime
 from queueing.tandem import phase_means, phases
 
 SMALLEST_RATE, LARGEST_RATE = 1e-12, 1e12  # requests/s: beyond, sums of instants lose all digits
+LARGEST_SERVERS = 1_000_000  # the time of a prediction grows with them: below a second
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -42,8 +43,8 @@ class Model:
     disaggregated: bool = False  # prefill on one server, decode on a second one behind it
 
     def __post_init__(self) -> None:
-        if self.servers < 1:
-            raise SpecError(f"got servers={self.servers}; expected at least 1")
+        if not 1 <= self.servers <= LARGEST_SERVERS:
+            raise SpecError(f"got servers={self.servers}; expected a whole number from 1 to {LARGEST_SERVERS:,}")
         if self.max_num_seqs is not None and not 1 <= self.max_num_seqs <= LARGEST_BATCH:
             raise SpecError(f"got max_num_seqs={self.max_num_seqs}; expected a whole number from 1 to {LARGEST_BATCH:,}")
         if self.patience is not None and not self.patience > 0:
@@ -165,7 +166,7 @@ class Model:
             patience=None if patience is None else positive("patience", patience, "seconds"),
             sequences=None if sequences is None else _lengths("sequences", sequences, None),
             pad_prompts=pad_prompts,
-            arrival_scv=_ratio("arrival_scv", arrival_scv),
+            arrival_scv=real_number("arrival_scv", arrival_scv),
             disaggregated=disaggregated,
         )
 
@@ -267,31 +268,11 @@ class Model:
         return f"independent gaps between arrivals at a constant rate, squared coefficient of variation {self.arrival_scv:g}"
 
 
-def whole_number(name: str, value: int, least: int = 1) -> int:
-    """`value` as an int. Raises SpecError unless it is a whole number that is large enough."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-        raise SpecError(f"got {name}={value!r}; expected a whole number, at least {least}")
-    return int(value)
-
-
-def positive(name: str, value: float, unit: str) -> float:
-    """`value` as a float. Raises SpecError unless it is a finite number above 0."""
-    if not isinstance(value, Real) or isinstance(value, bool) or not 0 < value < math.inf:
-        raise SpecError(f"got {name}={value!r}; expected {unit} > 0")
-    return float(value)
-
-
-def _ratio(name: str, value: float) -> float:
-    if not isinstance(value, Real) or isinstance(value, bool):
-        raise SpecError(f"got {name}={value!r}; expected a number")
-    return float(value)
-
-
 def _lengths(name: str, given: TokenDistribution | str, limit: int | None, *, tail: bool = False) -> TokenDistribution:
     if isinstance(given, str):
         return parse_distribution(given, limit, tail=tail, remedy=SET_LIMIT if name == "output_tokens" else SHORTER)
     if not isinstance(given, TokenDistribution):
-        raise SpecError(f"got {name}={given!r}; expected a distribution or its text, for example 'deterministic:value=64'")
+        raise SpecError(f"got {name}={shown(given)}; expected a distribution or its text, for example 'deterministic:value=64'")
     return given if limit is None else given.clip(limit)
 
 
@@ -299,7 +280,7 @@ def _law(given: LatencyModel | str) -> LatencyModel:
     if isinstance(given, str):
         return load_law(given)
     if not isinstance(given, LatencyModel):
-        raise SpecError(f"got latency={given!r}; expected a latency law, its text ('a=..,c=..'), or a profile's name or path")
+        raise SpecError(f"got latency={shown(given)}; expected a latency law, its text ('a=..,c=..'), or a profile's name or path")
     return given
 
 
@@ -307,5 +288,5 @@ def _policy(given: Policy | str) -> Policy:
     if isinstance(given, str):
         return parse_policy(given)
     if type(given) not in POLICIES.values():  # a policy of another class has no model here
-        raise SpecError(f"got policy={given!r}; expected one of {', '.join(POLICIES)}, as a text or as parse_policy returns it")
+        raise SpecError(f"got policy={shown(given)}; expected one of {', '.join(POLICIES)}, as a text or as parse_policy returns it")
     return given

@@ -9,11 +9,12 @@ from rich.console import Console
 
 from policies.text import SpecError, policy_batch_size, short_form, short_number, suggest
 from queueing.advice.answer import SIMULATED, rough
+from queueing.arguments import whole_number
 from queueing.cli import EngineBound, Json, Latency, OutputTokens, PadPrompts, Patience, PromptTokens, Servers, TokenLimit, law_of, show
 from queueing.distributions import SUPPORT_LIMIT, parse_distribution
 from queueing.environment_twins import by_flag, defaults_named, fitting
 from queueing.errors import NoStableChoiceError
-from queueing.model import Model, whole_number
+from queueing.model import Model
 from queueing.optimisation.choices import best_batch_size, best_policy
 from queueing.optimisation.objective import Objective, Slo, parse_slo
 from queueing.optimisation.quantity import WORDS

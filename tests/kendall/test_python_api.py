@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,50 @@ def test_a_wrong_argument_says_what_it_got_and_what_is_expected(function: Any, c
 
 
 PARSERS = {"policy": kendall.parse_policy, "output_tokens": kendall.parse_distribution, "latency": kendall.parse_latency}
+
+
+HUGE = 10**400  # no float holds it
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("arrival_rate", HUGE, r"got arrival_rate=10{79}\.\.\.; expected requests per second > 0, a finite number$"),
+        ("arrival_rate", Fraction(HUGE), r"expected requests per second > 0, a finite number$"),
+        ("arrival_rate", Fraction(1, HUGE), r"expected requests per second > 0$"),
+        ("arrival_rate", 10**5000, "got arrival_rate=a number of thousands of digits; expected requests per second > 0"),
+        ("patience", HUGE, r"got patience=10{79}\.\.\.; expected seconds > 0, a finite number$"),
+        ("arrival_scv", HUGE, "got arrival_scv=inf; expected 0 "),
+        ("arrival_scv", -HUGE, "got arrival_scv=-inf; expected 0 "),
+        ("servers", HUGE, r"got servers=10{79}\.\.\.; expected a whole number of at most 39 digits$"),
+        ("servers", 10**12, "got servers=1000000000000; expected a whole number from 1 to 1,000,000"),
+        ("max_num_seqs", HUGE, "expected a whole number of at most 39 digits"),
+        ("max_output_tokens", HUGE, "expected a whole number of at most 39 digits"),
+        ("max_output_tokens", -(10**5000), "got max_output_tokens=a number of thousands of digits; expected a whole number, at least 1"),
+    ],
+    ids=lambda value: "" if isinstance(value, int) else None,  # pytest cannot write the largest
+)
+@pytest.mark.parametrize("function", [kendall.predict, kendall.simulate])
+def test_a_number_that_is_too_large_is_refused(function: Any, name: str, value: Any, message: str) -> None:
+    with pytest.raises(kendall.SpecError, match=message):
+        function(**{"policy": "single", "arrival_rate": 20, "output_tokens": LENGTHS, "latency": LAW, name: value})
+
+
+@pytest.mark.parametrize("name", ["num_requests", "seed", "replications"])
+def test_a_simulation_of_too_large_a_size_is_refused(name: str) -> None:
+    for value in (HUGE, 10**5000):
+        with pytest.raises(kendall.SpecError, match=f"got {name}=.*; expected a whole number of at most 39 digits"):
+            kendall.simulate("single", 20, LENGTHS, LAW, **{name: value})
+
+
+def test_numbers_of_the_objects_are_checked_too() -> None:
+    with pytest.raises(kendall.SpecError, match=r"got k1=10{79}\.\.\. in a latency law; expected a finite number"):
+        kendall.LatencyModel(k1=HUGE, k4=0.1)
+    with pytest.raises(kendall.SpecError, match=r"got k4='0\.1'; expected a number"):
+        kendall.LatencyModel(k4="0.1")  # type: ignore[arg-type]
+    for value in (2.5, "64", HUGE):
+        with pytest.raises(kendall.SpecError, match=r"got max_output_tokens=.*; expected a whole number"):
+            kendall.parse_distribution(LENGTHS, value)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("given", [None, 8, b"single"])
