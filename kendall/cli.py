@@ -177,10 +177,12 @@ def _failed(error: Exception, name: str, arguments: list[str]) -> int:
 
 
 def _as_typed(message: str, name: str) -> str:
-    """`got --arrival-rate -1` for `got arrival_rate=-1`, the name in Python."""
+    """`got --arrival-rate -1` for `got arrival_rate=-1`, and `set --patience` for `set patience`: names in Python."""
     flags = {parameter.name: parameter.opts[0] for parameter in _command(name).params if parameter.opts[0].startswith("--")}
     got, semicolon, expected = message.partition("; ")
-    return re.sub(r"\b([a-z_]+)=(?=\S)", lambda found: f"{flags[found[1]]} " if found[1] in flags else found[0], got) + semicolon + expected
+    got = re.sub(r"\b([a-z_]+)=(?=\S)", lambda found: f"{flags[found[1]]} " if found[1] in flags else found[0], got)
+    expected = re.sub(r"\bset ([a-z_]+)\b", lambda found: f"set {flags.get(found[1], found[1])}", expected)
+    return got + semicolon + expected
 
 
 def _command(name: str):  # type: ignore[no-untyped-def]

@@ -25,7 +25,7 @@ from queueing.distribution_text import DistributionText, format_distribution, re
 from queueing.heavy_tail import Tail
 
 # what to do about a law whose tail is too long: where the command has this option, and where it has none
-SET_LIMIT, SHORTER = "set --max-output-tokens", "choose a law of shorter lengths"
+SET_LIMIT, SHORTER = "set max_output_tokens", "choose a law of shorter lengths"
 
 __all__ = ["SUPPORT_LIMIT", "TAIL_MASS", "TokenDistribution", "Vector", "format_distribution", "parse_distribution"]
 

@@ -118,7 +118,7 @@ def _cautions(runs: Sequence[SimulatedRun]) -> Iterator[str]:
     batches = min(len(np.unique(run.batch_id[~run.lost])) for run in runs)
     if batches < BATCH_MEANS:
         seen = counted(batches, "batch", "batches")
-        yield f"TOO FEW BATCHES: only {seen} in a replication, expected at least {BATCH_MEANS}: ask for more --num-requests"
+        yield f"TOO FEW BATCHES: only {seen} in a replication, expected at least {BATCH_MEANS}: ask for more requests"
 
 
 def simulate_run(

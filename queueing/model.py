@@ -200,7 +200,7 @@ class Model:
         if self.endless and self.bound is None and self.policy.padded and self.law.k3:
             raise SpecError(
                 f"got policy {self.text} without a bound for lengths without one, so that the load is infinite at every arrival rate; "
-                "bound the batch size, or set --max-output-tokens"
+                "bound the batch size, or set max_output_tokens"
             )
         if self.disaggregated:
             return 1 / max(phase_means(self.law, self.output_tokens, self.prompt_tokens))

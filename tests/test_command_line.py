@@ -594,6 +594,12 @@ def test_a_law_that_is_too_long_names_what_this_command_has_for_it(
         assert complaint(capsys, *arguments, text, status=2).endswith(f"; expected at most 1e-12: {remedy}")
 
 
+@pytest.mark.parametrize("command", ["predict", "simulate"])
+def test_a_load_that_is_always_infinite_names_the_flag_of_the_limit(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    queue = ("--policy", "dynamic", "--arrival-rate", "1", "--latency", LAW, "--output-tokens", "pareto:alpha=1.5,minimum=20")
+    assert complaint(capsys, command, *queue, status=2).endswith("; bound the batch size, or set --max-output-tokens")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 @pytest.mark.parametrize(
     "arguments", [PREDICT, (*PREDICT, "--json"), ("help",), ("--version",), ("--show-completion", "bash"), ("predict", "--help")]

@@ -161,6 +161,15 @@ def test_a_number_that_is_too_large_is_refused(function: Any, name: str, value: 
         function(**{"policy": "single", "arrival_rate": 20, "output_tokens": LENGTHS, "latency": LAW, name: value})
 
 
+@pytest.mark.parametrize(("policy", "lengths"), [("single", "geometric:mean=1e9"), ("dynamic", "pareto:alpha=1.5,minimum=20")])
+def test_advice_names_the_argument_and_not_the_flag(policy: str, lengths: str) -> None:
+    for call in (kendall.predict, kendall.simulate):
+        with pytest.raises(kendall.SpecError, match=r"set max_output_tokens$") as caught:
+            call(policy, 0.001, lengths, LAW)
+        assert "--" not in str(caught.value)
+        assert call(policy, 0.001, lengths, LAW, max_output_tokens=64).stable
+
+
 @pytest.mark.parametrize("name", ["num_requests", "seed", "replications"])
 def test_a_simulation_of_too_large_a_size_is_refused(name: str) -> None:
     for value in (HUGE, 10**5000):

@@ -112,7 +112,7 @@ def test_counts_come_from_a_file_of_numbers_or_a_run_file(tmp_path: Path) -> Non
         ("uniform:low=3,high=3", "low < high"),
         ("geometric:mean=0.5", "mean >= 1"),
         ("exponential:mean=inf", "mean > 0"),
-        ("pareto:alpha=1.1,minimum=20", "--max-output-tokens"),
+        ("pareto:alpha=1.1,minimum=20", "set max_output_tokens"),
         ("empirical:path=/nowhere", "No such file"),
         ("exponential:mean=x", "expected a number"),
         ("mixture:weights=0.5+0.5,parts=geometric:mean=3", "2 weights and 1 part in"),
@@ -263,7 +263,7 @@ def test_counts_come_from_csv_json_lines_and_plain_numbers(tmp_path: Path, conte
         ('{"output_tokens": "x"}\n', "expected"),
         ("{nonsense\n", "expected"),
         ("id,output_tokens\na,3\nb\n", "row 3"),
-        ("200000\n", "--max-output-tokens"),
+        ("200000\n", "set max_output_tokens"),
     ],
 )
 def test_a_file_that_holds_no_counts_is_refused_with_the_reason(tmp_path: Path, content: str, part: str) -> None:

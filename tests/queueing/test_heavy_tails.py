@@ -266,8 +266,8 @@ def assert_means(answer: Prediction, *, settled: bool, patient: bool) -> None:
 @pytest.mark.parametrize(
     ("policy", "lengths", "what"),
     [
-        ("single", "pareto:alpha=0.8,minimum=20", r"whose mean is infinite \(alpha <= 1\).*set --max-output-tokens"),
-        ("single", "pareto:alpha=1,minimum=20", r"whose mean is infinite \(alpha <= 1\).*set --max-output-tokens"),
+        ("single", "pareto:alpha=0.8,minimum=20", r"whose mean is infinite \(alpha <= 1\).*set max_output_tokens"),
+        ("single", "pareto:alpha=1,minimum=20", r"whose mean is infinite \(alpha <= 1\).*set max_output_tokens"),
         ("single", "mixture:weights=0.5+0.5,parts=geometric:mean=3+pareto:alpha=1:minimum=2", "whose mean is infinite"),
         ("single", "lognormal:mu=12,sigma=3", "of which a share of 0.27 exceeds 1,048,576 tokens"),
         ("dynamic", "pareto:alpha=1.5,minimum=20", "without a bound for lengths without one.*bound the batch size, or set"),
