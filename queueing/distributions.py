@@ -51,8 +51,10 @@ class TokenDistribution:
     def from_counts(cls, counts: npt.ArrayLike) -> TokenDistribution:
         """The empirical law of the given counts."""
         values = np.asarray(counts)
-        if values.size == 0 or np.any(values < 1) or np.any(values != np.floor(values)):
-            raise SpecError("got no counts, or one that is no whole number >= 1; expected output token counts")
+        if values.size == 0:
+            raise SpecError("got no counts; expected at least one whole number >= 1")
+        if (wrong := values[~((values >= 1) & (values == np.floor(values)))]).size:
+            raise SpecError(f"got the count {wrong.flat[0]:g}; expected whole numbers >= 1")
         occurrences = np.bincount(values.astype(np.int64)).astype(float)
         return cls(occurrences / occurrences.sum())
 

@@ -1,6 +1,7 @@
 """Token distributions against their textbook moments, and their text form."""
 
 import math
+import re
 from fractions import Fraction
 from pathlib import Path
 from time import perf_counter
@@ -255,20 +256,33 @@ def test_counts_come_from_csv_json_lines_and_plain_numbers(tmp_path: Path, conte
 @pytest.mark.parametrize(
     ("content", "part"),
     [
-        ("", "no counts"),
-        ("1\n2.5\n", "2.5"),
-        ("a,b\n1,2\n", "2 columns"),
-        ("1\n-3\n", "whole number >= 1"),
-        ('{"tokens": 3}\n', "no field output_tokens"),
-        ('{"output_tokens": "x"}\n', "expected"),
-        ("{nonsense\n", "expected"),
-        ("id,output_tokens\na,3\nb\n", "row 3"),
-        ("200000\n", "set max_output_tokens"),
+        ("", "no counts; expected whole numbers >= 1: one per line"),
+        ("a text\n", "no counts, only 'a text'; expected whole numbers >= 1: "),
+        ("output_tokens\n", "no counts, only 'output_tokens'; "),
+        ("0\n0\n", "only counts of 0; "),
+        ("a\ntext\n", "line 2 has 'text'; "),
+        ("1\n2.5\n", "line 2 has '2.5'; "),
+        ("a,b\n1,2\n", "got 2 columns"),
+        ("1\n\n-3\n", "line 3 has '-3'; expected whole numbers >= 1: "),
+        ("1\nnan\n", "line 2 has 'nan'; "),
+        ('{"tokens": 3}\n', "line 1 has no field output_tokens"),
+        ('{"output_tokens": "x"}\n', "line 1 has 'x'; "),
+        ('{"output_tokens": 3}\n{"output_tokens": [3]}\n', r"line 2 has \[3\]; "),
+        ('{"output_tokens": null}\n', "no counts; "),
+        ('{"output_tokens": 3}\n{nonsense\n', "line 2: .*; expected"),
+        ("{nonsense\n", "JSON is malformed"),
+        ("id,output_tokens\na,3\nb\n", "line 3 has no output_tokens"),
     ],
 )
 def test_a_file_that_holds_no_counts_is_refused_with_the_reason(tmp_path: Path, content: str, part: str) -> None:
     (tmp_path / "counts").write_text(content)
-    with pytest.raises(SpecError, match=part):
+    with pytest.raises(SpecError, match=f"^got path={re.escape(str(tmp_path / 'counts'))}: {part}"):
+        parse_distribution(f"empirical:path={tmp_path / 'counts'}")
+
+
+def test_a_file_of_long_counts_needs_a_limit(tmp_path: Path) -> None:
+    (tmp_path / "counts").write_text("200000\n")
+    with pytest.raises(SpecError, match="set max_output_tokens"):
         parse_distribution(f"empirical:path={tmp_path / 'counts'}")
 
 
@@ -278,5 +292,8 @@ def test_long_empirical_counts_are_accepted_with_a_limit(tmp_path: Path) -> None
 
 
 def test_counts_that_are_not_whole_are_refused() -> None:
-    with pytest.raises(SpecError, match="whole number"):
-        TokenDistribution.from_counts([1, 2.7])
+    for counts, wrong in (([1, 2.7], "2.7"), ([0, 1], "0"), ([1, float("nan")], "nan")):
+        with pytest.raises(SpecError, match=f"got the count {wrong}; expected whole numbers >= 1"):
+            TokenDistribution.from_counts(counts)
+    with pytest.raises(SpecError, match="got no counts; expected at least one"):
+        TokenDistribution.from_counts([])
