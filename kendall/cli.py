@@ -77,13 +77,13 @@ def _status(arguments: list[str]) -> int:
 
         return answer(Root({name: about for name, (_, about) in COMMANDS.items()}, _command)) or 0
     match arguments:
-        case [] | ["-h" | "--help" | "help"] | ["help", "help", *_]:
+        case []:
             _print_usage()
-            return 0 if arguments else 2
-        case ["help", name]:
-            return _run(name, ["--help"])
-        case ["help", _, *more]:
-            return _complain(f"got {' '.join(more)!r:.80} too many; expected one command, as in `kendall help {arguments[1]}`", 2)
+            return 2
+        case ["-h" | "--help" | "help", "-V" | "--version", *_]:
+            return _status(arguments[1:])
+        case ["-h" | "--help" | "help", *names]:
+            return _help([name for name in names if name not in ("-h", "--help")])
         case ["-V" | "--version", *_]:
             from importlib.metadata import version
 
@@ -93,6 +93,17 @@ def _status(arguments: list[str]) -> int:
             return _set_up_completion(flag, rest[0] if rest else None)
         case _:
             return _run(arguments[0], arguments[1:])
+
+
+def _help(names: list[str]) -> int:
+    """Of `kendall` or of one command."""
+    if not names or names[0] in ("help", *OPTIONS):
+        _print_usage()
+        return 0
+    name, *more = names
+    if more:
+        return _complain(f"got {' '.join(more)!r:.80} too many; expected one command, as in `kendall help {name}`", 2)
+    return _run(name, ["--help"])
 
 
 def _exit(status: int) -> NoReturn:

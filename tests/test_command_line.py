@@ -101,7 +101,10 @@ def test_help_says_which_status_a_refused_key_has(name: str, capsys: pytest.Capt
 
 def test_help_command_is_command_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(capsys, "help", "advise") == shown(capsys, "advise", "--help") == shown(capsys, "advise", "-h")
+    assert shown(capsys, "help", "advise", "--help") == shown(capsys, "--help", "advise") == shown(capsys, "advise", "--help")
     assert shown(capsys, "help") == shown(capsys, "--help") == shown(capsys, "-h")
+    assert shown(capsys, "help") == shown(capsys, "help", "--help") == shown(capsys, "help", "-h") == shown(capsys, "help", "help")
+    assert shown(capsys, "help", "--install-completion") == shown(capsys, "help")
     assert "did you mean 'serve'?" in complaint(capsys, "help", "serv", status=2)
 
 
@@ -163,6 +166,7 @@ def test_calibrate_says_the_speed_first_where_only_that_was_measured() -> None:
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(capsys, "-V") == shown(capsys, "--version")
+    assert shown(capsys, "-V") == shown(capsys, "help", "--version") == shown(capsys, "help", "-V")
     assert re.fullmatch(r"kendall \d\S*\n", shown(capsys, "-V"))
 
 
