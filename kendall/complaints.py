@@ -28,6 +28,9 @@ def one_line(error: Any, command: Any, arguments: Sequence[str]) -> str:
         case "DEFAULT_MAP":
             file = context.params.get("config")
             return f"got {name} {context.default_map[parameter.name]!r:.80} from {file}; expected {_expected(parameter, message)}"
+        case "DEFAULT":
+            expected = f"{_expected(parameter, message)}; {name} {parameter.metavar} names another"
+            return f"got the default {name} {parameter.default}; expected {expected}"
         case _:
             value = _value(parameter, arguments)
             return message if value is None else f"got {name} {value:.80}; expected {_expected(parameter, message)}"

@@ -104,5 +104,5 @@ def folder_to_write(value: str | Path) -> Path:
     try:
         _check_folder(Path(value))
     except OSError as error:
-        raise SpecError(f"got the folder {value}; expected one that can be written to ({error.strerror})") from None
+        raise SpecError(f"got the folder {value}; expected a folder that can be written to ({error.strerror})") from None
     return Path(value)

@@ -486,6 +486,21 @@ def test_what_is_wrong_is_one_line_with_what_was_got_and_what_is_expected(
         assert part in said
 
 
+@pytest.mark.parametrize(
+    ("arguments", "default"),
+    [
+        (("sweep", "--policies", "dynamic", "--loads", "0.3"), "runs/sweep"),
+        (("demo",), "runs/demo"),
+    ],
+)
+def test_a_default_folder_that_cannot_be_written_is_called_the_default(
+    arguments: tuple[str, ...], default: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/proc/self")
+    expected = rf"got the default --output {default}; expected a folder that can be written to \(.*\); --output PATH names another"
+    assert re.fullmatch(expected, complaint(capsys, *arguments, status=2))
+
+
 def test_an_option_from_the_environment_is_not_called_a_default(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,6 @@ def test_a_folder_where_nothing_can_be_written_is_refused_before_anything_is_mea
     with pytest.raises(SpecError, match="got the file"):
         folder_to_write(tmp_path / "file")
     for path in ("/proc/x", tmp_path / "file" / "below"):
-        with pytest.raises(SpecError, match=r"got the folder .*; expected one that can be written to \(.*\)"):
+        with pytest.raises(SpecError, match=r"got the folder .*; expected a folder that can be written to \(.*\)"):
             folder_to_write(path)
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
