@@ -243,7 +243,7 @@ def _is_flag_of(parameter: Any, arguments: list[str]) -> bool:
 
 def _check_environment(name: str, command: Any, arguments: list[str]) -> None:
     """Raises SpecError: a variable KENDALL_... that no command reads, which is a typing error or a setting that is gone."""
-    from policies.text import SpecError, suggest
+    from policies.text import SpecError
 
     for variable in [variable for variable, value in os.environ.items() if _is_service_link(variable, value)]:
         del os.environ[variable]
@@ -254,8 +254,17 @@ def _check_environment(name: str, command: Any, arguments: list[str]) -> None:
     known = ours.union(*(_read_by(other, _command(other)) for other in COMMANDS))  # imports them all
     for variable in strange:
         if variable not in known:
-            near = suggest(variable, tuple(ours)) or suggest(variable, tuple(known))
+            near = _near_variable(variable, ours) or _near_variable(variable, known)
             raise SpecError(f"got {variable} in the environment; expected the name of an option{near}")
+
+
+def _near_variable(variable: str, known: frozenset[str]) -> str:
+    """`"; did you mean 'KENDALL_POLICY'?"`; what all variables, or all of one command, begin with does not make two of them alike."""
+    from policies.text import suggest
+
+    prefix = next((own for own in map(_variable, (f"{name}_" for name in COMMANDS)) if variable.startswith(own)), "KENDALL_")
+    rests = tuple(name.removeprefix(prefix) for name in sorted(known) if name.startswith(prefix))
+    return suggest(variable.removeprefix(prefix), rests).replace("mean '", f"mean '{prefix}")
 
 
 def _check_one_key(name: str, command: Any, arguments: list[str]) -> None:

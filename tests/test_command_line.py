@@ -133,6 +133,27 @@ def test_a_mistyped_variable_is_taken_for_one_of_the_same_command_first(
     assert complaint(capsys, "serve", status=2).endswith("did you mean 'KENDALL_POLICY'?")
 
 
+@pytest.mark.parametrize(
+    ("variable", "near"),
+    [
+        ("KENDALL_BAR", None),
+        ("KENDALL_XYZ", None),
+        ("KENDALL_FOO", None),
+        ("KENDALL_SERVE_FOO", None),
+        ("KENDALL_PROT", "KENDALL_PORT"),
+        ("KENDALL_SERVE_PROT", "KENDALL_SERVE_PORT"),
+        ("KENDALL_SEVRE_PORT", "KENDALL_SERVE_PORT"),
+        ("KENDALL_REQUEST_TIMEOTU", "KENDALL_REQUEST_TIMEOUT"),
+    ],
+)
+def test_what_all_variables_begin_with_does_not_make_them_alike(
+    variable: str, near: str | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "1")
+    expected = f"got {variable} in the environment; expected the name of an option"
+    assert complaint(capsys, "serve", status=2) == expected + (f"; did you mean {near!r}?" if near else "")
+
+
 def test_calibrate_prints_a_law_that_fits_80_columns() -> None:
     from io import StringIO
 
