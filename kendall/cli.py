@@ -129,11 +129,14 @@ def _print_usage() -> None:
 def _set_up_completion(flag: str, shell: str | None) -> int:
     from kendall.completion import set_up
     from policies.text import SpecError
+    from queueing.errors import CommandError
 
     try:
         return set_up(flag, shell)
     except SpecError as error:
         return _complain(str(error), 2)
+    except CommandError as error:
+        return _complain(str(error), 1)
 
 
 def _run(name: str, arguments: list[str]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from typer.core import TyperGroup
@@ -58,8 +59,11 @@ def answer(root: Root) -> int | None:
 
 
 def set_up(flag: str, shell: str | None) -> int:
-    """`--install-completion [SHELL]` and `--show-completion [SHELL]`. Raises SpecError: no such shell, or none detected."""
-    from typer.completion import _get_shell_name, get_completion_script, install  # type: ignore[attr-defined]
+    """`--install-completion [SHELL]` and `--show-completion [SHELL]`.
+
+    Raises SpecError: no such shell, or none detected; CommandError: nothing can be written for it.
+    """
+    from typer.completion import _get_shell_name, get_completion_script  # type: ignore[attr-defined]
 
     from policies.text import SpecError, suggest
 
@@ -70,6 +74,24 @@ def set_up(flag: str, shell: str | None) -> int:
     if flag == "--show-completion":
         print(get_completion_script(prog_name="kendall", complete_var=VARIABLE, shell=shell))
         return 0
-    _, path = install(shell=shell, prog_name="kendall", complete_var=VARIABLE)
-    print(f"completion for {shell} is installed in {path}; it works in the next terminal")
+    print(f"completion for {shell} is installed in {_install(shell)}; it works in the next terminal")
     return 0
+
+
+def _install(shell: str) -> Path:
+    from typer.completion import install  # type: ignore[attr-defined]
+
+    from queueing.errors import CommandError
+    from queueing.paths import cannot_write
+
+    try:
+        return Path(install(shell=shell, prog_name="kendall", complete_var=VARIABLE)[1])
+    except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home
+        match error:
+            case OSError() if error.filename == shell:  # PowerShell is asked where its profile lies
+                failed = f"cannot run {shell}: {error.strerror}"
+            case OSError():
+                failed = cannot_write(error.filename, error)
+            case _:
+                failed = f"cannot install completion: {str(error).rstrip('.')}"
+        raise CommandError(f"{failed}; `kendall --show-completion {shell}` prints the script") from None

@@ -262,6 +262,31 @@ def test_completion_is_installed(
     assert "_KENDALL_COMPLETE=complete_" in (tmp_path / written).read_text()
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_that_cannot_be_installed_is_one_line(
+    shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    for home, why in (("/proc/nohome", "No such file or directory"), (str(tmp_path / "file"), "(Not a directory|File exists)")):
+        monkeypatch.setenv("HOME", home)
+        said = complaint(capsys, "--install-completion", shell, status=1)
+        assert re.fullmatch(rf"cannot write {home}\S*: {why}; `kendall --show-completion {shell}` prints the script", said)
+
+
+def test_completion_for_a_user_without_a_home_or_a_shell_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said = complaint(capsys, "--install-completion", "pwsh", status=1)
+    assert said == "cannot run pwsh: No such file or directory; `kendall --show-completion pwsh` prints the script"
+    monkeypatch.setattr(Path, "home", homeless)
+    said = complaint(capsys, "--install-completion", "bash", status=1)
+    assert said.startswith("cannot install completion: Could not determine home directory; `kendall --show-completion bash`")
+
+
 def test_a_shell_without_completion_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert complaint(capsys, "--show-completion", "bsh", status=2).endswith("did you mean 'bash'?")
 
