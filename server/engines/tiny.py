@@ -19,6 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from queueing.errors import CommandError
+
 RECIPE = 1  # part of the folder's name: a changed recipe makes a new model
 SEED = 20260101
 VOCABULARY = 1024
@@ -35,16 +37,30 @@ _SPACE = "Ġ"  # byte-level BPE writes a space so
 
 
 def tiny_home() -> Path:
-    """Where the model lives: the user's cache."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    """Where the model lives: the user's cache. Raises CommandError: a user without a home."""
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        raise CommandError("got no home folder for the model `tiny`; expected one: set XDG_CACHE_HOME to a folder") from None
     return cache / "kendall" / "models" / f"tiny-{RECIPE}"
 
 
 def make_tiny(directory: Path | None = None) -> Path:
-    """Make the model folder if it is not there yet and return it. Safe beside others who do the same."""
+    """Make the model folder if it is not there yet and return it. Safe beside others who do the same.
+
+    Raises CommandError where it cannot be written.
+    """
     directory = tiny_home() if directory is None else directory
-    if (directory / "config.json").exists():
-        return directory
+    try:
+        if not (directory / "config.json").exists():
+            _make(directory)
+    except OSError as error:
+        expected = f"a folder that can be written to ({error.strerror or error}): set XDG_CACHE_HOME to another one"
+        raise CommandError(f"got {directory.parent} for the model `tiny`; expected {expected}") from None
+    return directory
+
+
+def _make(directory: Path) -> None:
     directory.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
     try:
@@ -56,7 +72,6 @@ def make_tiny(directory: Path | None = None) -> Path:
             raise
     finally:
         shutil.rmtree(building, ignore_errors=True)
-    return directory
 
 
 def _write(directory: Path) -> None:

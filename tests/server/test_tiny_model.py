@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from queueing.errors import CommandError
 from server.engines import tiny
 
 
@@ -71,10 +73,10 @@ def test_several_makers_at_once_leave_one_whole_model_and_nothing_else(tmp_path:
 def test_a_failed_making_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full_disk(directory: Path) -> None:
         (directory / "tokenizer.json").write_text("half")
-        raise OSError("No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(tiny, "_write", full_disk)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(CommandError, match=r"expected a folder that can be written to \(No space left on device\)"):
         tiny.make_tiny(tmp_path / "tiny")
     assert os.listdir(tmp_path) == []
 
@@ -82,6 +84,29 @@ def test_a_failed_making_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_cache_of_the_user_is_the_default_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert tiny.tiny_home() == tmp_path / "kendall" / "models" / f"tiny-{tiny.RECIPE}"
+
+
+@pytest.mark.parametrize("home", ["/proc/nohome", "file"])
+def test_a_cache_that_cannot_be_written_is_named_with_the_variable_that_moves_it(
+    home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    cache = tmp_path / home / ".cache"  # /proc/nohome stays as it is
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(cache.parent))
+    expected = rf"^got {cache}/kendall/models for the model `tiny`; expected a folder that can be written to \(.*\): set XDG_CACHE_HOME to "
+    with pytest.raises(CommandError, match=expected):
+        tiny.make_tiny()
+
+
+def test_a_user_without_a_home_is_told_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(CommandError, match="got no home folder for the model `tiny`; expected one: set XDG_CACHE_HOME"):
+        tiny.make_tiny()
 
 
 def test_the_weights_are_readable_by_the_safetensors_library_and_nearly_uniform_at_the_output(model: Path) -> None:
