@@ -21,7 +21,7 @@ from loadgen.termination import until_sigterm
 from policies.durations import Duration
 from queueing.environment_twins import flags_first, from_environment
 from queueing.paths import FileToWrite, cannot_write, file_or_folder, folder_to_write
-from queueing.remote import CACERT, INSECURE
+from queueing.remote import CACERT, INSECURE, checked_host
 from queueing.terminal import console
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -234,7 +234,7 @@ def load(
         max_failed=max_failed_fraction,
     )
     set_here = {
-        "base_url": f"http://{host}:{port}" if base_url is None else base_url,
+        "base_url": _url(host, port) if base_url is None else base_url,
         "token_times": token_times or save_detailed or wishes.token_times,
     }
     options = LoadOptions(**fields | set_here)
@@ -248,6 +248,12 @@ def load(
     else:
         report.print(console())
     raise typer.Exit(report.status)
+
+
+def _url(host: str, port: int) -> str:
+    """Raises SpecError."""
+    checked = checked_host(host, "; --base-url takes a URL")
+    return f"http://[{checked}]:{port}" if ":" in checked else f"http://{checked}:{port}"
 
 
 def _run(options: LoadOptions, plan: LoadPlan, wishes: Wishes, files: ResultFiles) -> Report:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import ipaddress
 import os
+import re
 import socket
 import ssl
 from collections.abc import Iterator
@@ -43,6 +44,23 @@ def is_loopback(host: str) -> bool:
         return False
     mapped: ipaddress.IPv4Address | None = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback
+
+
+def checked_host(host: str, advice: str = "") -> str:
+    """Without the brackets of an IPv6 address. Raises SpecError for what is no host: a URL, or one with a port; `advice` about URLs."""
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if re.fullmatch(r"[\w.-]+", host) or _is_address(bare):
+        return bare
+    told = "; --port takes the port" if re.fullmatch(r"[^/:]+:\d+", host) else advice
+    raise SpecError(f"got --host {host or repr('')}; expected a host name or address{told}")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def check_no_credentials(url: str, name: str) -> None:

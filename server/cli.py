@@ -14,7 +14,7 @@ from policies.text import one_of
 from queueing.environment_twins import by_flag
 from queueing.local_key import key_for_admin
 from queueing.paths import FileToWrite
-from queueing.remote import CACERT, INSECURE, Trust
+from queueing.remote import CACERT, INSECURE, Trust, checked_host
 from server.configuration.again import is_read_again, reader_of
 from server.configuration.file import ENGINE_TABLE, JSON, take_file
 from server.logs import LogFormat, LogSettings, check_level, configure_logs, end_logs
@@ -286,6 +286,8 @@ def serve_command(
     """Serve an OpenAI-compatible endpoint whose requests are queued and batched under a policy."""
     if json_output and not show_config and by_flag(ctx, "json_output"):
         raise SpecError("got --json without --show-config; expected both")
+    if host:  # an empty one is every address of the machine
+        host = checked_host(host)
     engine_args = parse_engine_args(engine_arg or [], ctx.meta.get(ENGINE_TABLE))
     shown_args = dict(engine_args)  # the options below have lines of their own
     for name, value in (("max_num_seqs", max_num_seqs), ("max_model_len", max_model_len)):

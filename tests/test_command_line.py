@@ -511,6 +511,14 @@ OPTIMIZE = ("optimize", "--arrival-rate", "1", *MODEL, "--target")
             ("predict", "--policy", "single", "--arrival-rate", "1", "--output-tokens", "geometric:64", "--latency", LAW),
             ("got '64' in 'geometric:64'; expected key=value, for example geometric:mean=64",),
         ),
+        (
+            ("load", "--request-rate", "5", "--host", "http://127.0.0.1", "--port", "19000"),
+            ("got --host http://127.0.0.1; expected a host name or address; --base-url takes a URL",),
+        ),
+        (("load", "--request-rate", "5", "--host", ""), ("got --host ''; expected a host name or address",)),
+        (("load", "--request-rate", "5", "--host", "h:80"), ("got --host h:80; expected a host name or address; --port takes the port",)),
+        (("serve", "--host", "http://127.0.0.1"), ("got --host http://127.0.0.1; expected a host name or address",)),
+        (("serve", "--host", "127.0.0.1:80"), ("got --host 127.0.0.1:80; expected a host name or address; --port takes the port",)),
         (("load", "--arrivals", "mmpp:5"), ("expected key=value, for example mmpp:rates=5/50,durations=10/1",)),
         (("load", "--request-rate", "5", "--duration", "3x"), ("1.5min (or 1.5m)",)),
         (("compare", "--html", "new/", "run.jsonl"), ("got --html new/; expected a file, for example new/report.html",)),
@@ -545,6 +553,15 @@ def test_a_default_folder_that_cannot_be_written_is_called_the_default(
     monkeypatch.chdir("/proc/self")
     expected = rf"got the default --output {default}; expected a folder that can be written to \(.*\); --output PATH names another"
     assert re.fullmatch(expected, complaint(capsys, *arguments, status=2))
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_an_address_with_colons_is_a_host(host: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:  # bound without listening: nobody answers here
+        taken.bind(("127.0.0.1", 0))
+        port = str(taken.getsockname()[1])
+        said = complaint(capsys, "load", "--request-rate", "5", "--no-save", "--host", host, "--port", port, status=1)
+    assert said.startswith(f"no answer from http://[::1]:{port}/v1/models: ")
 
 
 def test_an_option_from_the_environment_is_not_called_a_default(
