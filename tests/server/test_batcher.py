@@ -226,3 +226,35 @@ def test_a_batch_that_the_engine_refuses_fails_and_the_next_is_served() -> None:
         assert batcher.in_service == batcher.unrecorded == 0
 
     run_virtual(main())
+
+
+class Noting(EmulatedEngine):
+    """Notes how many it is given at once, and whether they join others."""
+
+    def dispatch(self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool) -> list[TokenStream]:
+        given.append((len(works), joining))
+        return super().dispatch(server_id, works, padded=padded, joining=joining)
+
+
+given: list[tuple[int, bool]] = []
+
+
+def test_a_batch_that_goes_on_begins_anew_and_a_part_of_it_joins_the_rest() -> None:
+    given.clear()
+
+    async def main() -> None:
+        engine, collector = Noting(LAW), Collector()
+        batcher = Batcher(engine, await engine.start(), Dynamic(), [collector])
+        submitted(batcher, [work_of(request(name, 0.0), 50) for name in ("one", "other")])
+        await asyncio.sleep(0.01)
+        (tickets,) = batcher.in_service_tickets()
+        for suspects in (tickets, tickets[:1]):
+            engine.cancel([ticket.id for ticket in suspects])
+            assert [ticket.detach() for ticket in suspects] == [None] * len(suspects)
+            batcher._restart(suspects)
+        await batcher.answered()
+        await asyncio.sleep(0)
+        assert [record.outcome for record in collector.records] == ["completed", "completed"]
+
+    run_virtual(main())
+    assert given == [(2, False), (2, False), (1, True)]
