@@ -83,7 +83,7 @@ class Boot:
         if forked:
             ended = await self._ends(ENGINE_ENDS, self._forks.kill) or await self._ends(FORK_SERVER_ENDS, kill_fork_server)
         else:  # it still imports vLLM, which nothing can end, and would fail where it forks
-            ended = await self._ends(RETURNS, kill_fork_server)
+            ended = await self._ends(RETURNS, lambda: kill_fork_server(idle=True))
         if forked and not ended:
             log.error("the thread that starts vLLM does not end; an engine that it starts later is killed at once")
         return None if not ended or self._core.exception() is not None else self._core.result()

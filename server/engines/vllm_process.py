@@ -103,9 +103,9 @@ def kill_tree(pid: int) -> None:
             os.kill(each, signal.SIGKILL)
 
 
-def kill_fork_server() -> None:
-    """With all that it has forked; the next start begins another one, and takes some seconds more."""
-    if (pid := _fork_server()._forkserver_pid) is not None:
+def kill_fork_server(*, idle: bool = False) -> None:
+    """With all that it has forked, or only an `idle` one; the next start begins another one, and takes some seconds more."""
+    if (pid := _fork_server()._forkserver_pid) is not None and not (idle and descendants(pid)):
         kill_tree(pid)
 
 

@@ -97,7 +97,11 @@ def test_a_thread_that_never_ends_is_left_alone_forks_no_more_and_ends_what_it_b
     began, goes_on, core = threading.Event(), threading.Event(), Core()
     tried: list[str] = []
     monkeypatch.setattr(vllm_boot, "ENGINE_ENDS", 0.2)
-    monkeypatch.setattr(vllm_boot, "kill_fork_server", lambda: tried.append("fork server killed"))
+
+    def kill(*, idle: bool = False) -> None:
+        tried.append(f"fork server killed{' if idle' * idle}")
+
+    monkeypatch.setattr(vllm_boot, "kill_fork_server", kill)
 
     def make(forks: Forks) -> Any:
         if forked:
@@ -120,7 +124,7 @@ def test_a_thread_that_never_ends_is_left_alone_forks_no_more_and_ends_what_it_b
             await boot.core()
 
     played(scene)
-    assert (set(tried), tried[-1], core.calls) == ({"fork server killed", GIVEN_UP}, GIVEN_UP, ["shutdown"])
+    assert (set(tried), tried[-1], core.calls) == ({f"fork server killed{' if idle' * (not forked)}", GIVEN_UP}, GIVEN_UP, ["shutdown"])
     assert ("does not end" in caplog.text) is forked
 
 
@@ -207,13 +211,15 @@ def test_a_tree_of_processes_is_killed_though_it_is_stopped() -> None:
 def test_a_terminals_ctrl_c_reaches_the_gateway_alone() -> None:
     """It once ended the engine, whose requests the gateway was to finish, or printed a traceback of the import of vLLM."""
     script = """
-import multiprocessing as mp, os, signal, sys
+import contextlib, multiprocessing as mp, os, signal
 from server.engines import vllm_process
 
 def engine(pipe):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.kill(os.getpid(), signal.SIGINT)
     pipe.send("lives")
+    with contextlib.suppress(EOFError):
+        pipe.recv()
 
 if __name__ == "__main__":
     vllm_process._PRELOAD, vllm_process.on_cpu = [], lambda: False
@@ -224,6 +230,9 @@ if __name__ == "__main__":
     process.start()
     there.close()
     print(here.recv())
+    vllm_process.kill_fork_server(idle=True)
+    assert process.is_alive()
+    here.close()
     process.join(90)
 """
     with tempfile.TemporaryDirectory() as folder:
