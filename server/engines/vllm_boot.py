@@ -10,8 +10,11 @@ import asyncio
 import contextlib
 import logging
 import multiprocessing as mp
+import os
 import threading
 from collections.abc import Callable
+from multiprocessing import popen_forkserver
+from multiprocessing.context import ForkServerProcess
 from typing import TYPE_CHECKING, Any
 
 from server.pools import in_daemon
@@ -28,6 +31,24 @@ FORK_SERVER_ENDS = 2.0  # once the fork server is, which may hang as well, or st
 RETURNS = 0.2  # seconds in which a thread that has told its result returns
 GIVEN_UP = "the start was cancelled"
 BOOTS, STOPS = "vllm-boot", "vllm-stop"  # names of threads
+
+
+class _Popen(popen_forkserver.Popen):
+    """Reads the exit code once: multiprocessing's, asked by two threads at once, reads past it and takes 255 for it."""
+
+    def __init__(self, process: Any) -> None:
+        self._reading = threading.Lock()
+        super().__init__(process)
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        with self._reading:
+            return super().poll(flag)
+
+
+class _Process(ForkServerProcess):
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:  # noqa: N802 - multiprocessing's name
+        return _Popen(process_obj)
 
 
 class Forks:
@@ -48,7 +69,7 @@ class Forks:
         with self._lock:
             if self.given_up:
                 raise RuntimeError(GIVEN_UP)
-            self._processes.append(self._context.Process(*args, **kwargs))
+            self._processes.append(_Process(*args, **kwargs))
             return self._processes[-1]
 
     def give_up(self) -> bool:

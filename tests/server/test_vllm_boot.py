@@ -128,6 +128,29 @@ def test_a_thread_that_never_ends_is_left_alone_forks_no_more_and_ends_what_it_b
     assert ("does not end" in caplog.text) is forked
 
 
+def test_how_a_process_ended_is_known_to_all_who_wait_for_it() -> None:
+    """vLLM's own threads wait as well: who came second read an end of file, and wrote 255 over the exit code."""
+    forks = Forks()
+    processes = [forks.Process(target=time.sleep, args=(600,)) for _ in range(8)]
+    for process in processes:
+        process.start()
+    codes: list[int | None] = []
+
+    def wait_for(process: Any) -> None:
+        process.join(60)
+        codes.append(process.exitcode)
+
+    waiting = [threading.Thread(target=wait_for, args=(process,)) for process in processes for _ in range(4)]
+    for thread in waiting:
+        thread.start()
+    for process in processes:
+        os.kill(process.pid, signal.SIGKILL)
+    for thread in waiting:
+        thread.join()
+    assert codes == [-signal.SIGKILL] * len(waiting)
+    assert [process.exitcode for process in processes] == [-signal.SIGKILL] * len(processes)
+
+
 def test_a_core_that_came_up_in_spite_of_it_is_handed_over() -> None:
     core = Core()
 
