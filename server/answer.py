@@ -53,11 +53,16 @@ class Choice:
         """Build the chunk once; the writer sends what has gathered."""
         call = self._call
         if call.stream:
-            if text or call.format.every_token:
-                call.add_chunk(self, call.format.text(self.index, text, tokens, self._offset))
-                if call.format.every_token:  # of the tokens' text: some of it may be held back for a stop string
+            every_token = call.format.every_token
+            if text or every_token:
+                chunk = call.format.text(self.index, text, tokens, self._offset)
+                if call.continuous_usage:
+                    chunk = call.with_usage_of(self, chunk)
+                call.chunks.append(chunk)
+                if every_token:  # of the tokens' text: some of it may be held back for a stop string
                     self._offset += sum(len(token.text) for token in tokens)
-                call.wake()
+                if call.sleeping is not None:
+                    call.wake()
         else:
             self.text.append(text)
             self.tokens += tokens
@@ -82,6 +87,7 @@ class Answer(Response):
         self.background = None
         self.format = answer_format
         self.stream = options.stream
+        self.continuous_usage = options.continuous_usage
         self.undispatched = len(works)
         self.chunks: list[bytes] = []
         self.finished: list[Choice] = []  # whole, not yet sent
@@ -93,29 +99,25 @@ class Answer(Response):
         self._options = options
         self._choices = [Choice(self, index) for index in range(len(works))]
         self._loop = asyncio.get_running_loop()
-        self._sleeping: asyncio.Future[None] | None = None  # the writer, while there is nothing for it to do
+        self.sleeping: asyncio.Future[None] | None = None  # the writer, while there is nothing for it to do
         self._gone = False
         self._deadlines: Deadlines | None = None
 
     def wake(self) -> None:
         """Something changed for the writer."""
-        sleeping = self._sleeping
+        sleeping = self.sleeping
         if sleeping is not None:
-            self._sleeping = None
+            self.sleeping = None
             if not sleeping.done():
                 sleeping.set_result(None)
 
-    def add_chunk(self, choice: Choice, chunk: bytes) -> None:
-        """Send it soon, with the choice's usage so far if that was asked for."""
-        if not self._options.continuous_usage:
-            self.chunks.append(chunk)
-            return
+    def with_usage_of(self, choice: Choice, chunk: bytes) -> bytes:
+        """The chunk with the choice's usage so far."""
         ticket = choice.ticket
-        if ticket is not None:
-            prompt, output = ticket.work.request.prompt_tokens, ticket.ending.output_tokens
-            usage = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
-            chunk = with_usage(chunk, usage)
-        self.chunks.append(chunk)
+        if ticket is None:
+            return chunk
+        prompt, output = ticket.work.request.prompt_tokens, ticket.ending.output_tokens
+        return with_usage(chunk, {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the call to its end; every ticket has an outcome afterwards."""
@@ -163,8 +165,8 @@ class Answer(Response):
             await self._next_change()
 
     def _next_change(self) -> asyncio.Future[None]:
-        self._sleeping = self._loop.create_future()
-        return self._sleeping
+        self.sleeping = self._loop.create_future()
+        return self.sleeping
 
     def _may_begin(self) -> bool:
         return not self.undispatched if self.stream else len(self.finished) == len(self._choices)
@@ -223,7 +225,8 @@ class Answer(Response):
                 return
             left -= len(self.finished)
             for choice in self.finished:
-                self.add_chunk(choice, self._finish(choice))
+                chunk = self._finish(choice)
+                self.chunks.append(self.with_usage_of(choice, chunk) if self.continuous_usage else chunk)
             if self.error:
                 self.chunks.append(b"data: " + JSONResponse(self.error.body()).body + b"\n\n")
                 left = 0

@@ -134,17 +134,16 @@ class Ticket:
         now = self._batcher.now()
         if self.at.first_token is None:
             self.at.first_token = now
-        ending, text, taken = self.ending, "", 0
-        for token in tokens:
-            text += ending.feed(token)
-            self.output_token_ids.append(token.id)
-            taken += 1
-            if ending.finish_reason is not None:
-                break
+        ending = self.ending
+        if len(tokens) == 1:  # nearly always
+            text = ending.feed(tokens[0])
+            self.output_token_ids.append(tokens[0].id)
+        else:
+            text, tokens = self._take(tokens)
         assert self.running is not None
         self.running.output_tokens_so_far = ending.output_tokens
         try:
-            self.consumer.on_text(text, tokens if taken == len(tokens) else tokens[:taken])
+            self.consumer.on_text(text, tokens)
         except Exception:
             log.exception("internal error while handling a token of an answer")
             self._batcher.lose(self, "failed", "internal_error", "internal error of the gateway; its log has the details")
@@ -154,6 +153,17 @@ class Ticket:
         if ending.finish_reason is not None:
             self.at.last_token = now
             self._batcher.member_ended(self)
+
+    def _take(self, tokens: Sequence[Token]) -> tuple[str, Sequence[Token]]:
+        """Those up to the own end, and the text they add."""
+        ending, text, taken = self.ending, "", 0
+        for token in tokens:
+            text += ending.feed(token)
+            self.output_token_ids.append(token.id)
+            taken += 1
+            if ending.finish_reason is not None:
+                break
+        return text, tokens[:taken]
 
     def on_end(self, end: EngineEnd) -> None:
         """The engine stopped by itself before we saw an end: at the edge of its context, or cancelled it."""
