@@ -12,10 +12,17 @@ from queueing.latency import parse_law
 from server import receiving
 from tests.eventually import eventually
 from tests.server import unruly
-from tests.server.test_unruly_clients import Site, site
+from tests.server.test_unruly_clients import Hasty, Site, site
 
 CALLS = 100
 SLOW = parse_law("k1=0,k2=0.1e-3,k3=1e-6,k4=50e-3")  # 2,000 tokens take 100 s
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients share the loop with the gateway: where it stands still between their connecting and their sending, they are not late."""
+    monkeypatch.setattr(Hasty, "head_timeout", 120.0)
+    monkeypatch.setattr(Hasty, "body_timeout", 120.0)
 
 
 async def half_closing(port: int, seed: int, *, stream: bool) -> unruly.Client:
