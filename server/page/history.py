@@ -27,14 +27,10 @@ class Rows:
         if len(self._values) >= 2 * self._most:
             del self._values[: -self._most]
 
-    def by_column(self) -> list[list[float | None]]:
-        """Oldest first."""
-        kept = self._values[-self._most :]
+    def by_column(self, last: int | None = None) -> list[list[float | None]]:
+        """Oldest first; of the `last` rows only, where that is given."""
+        kept = self._values[-(self._most if last is None else last * self._width) :]
         return [[_known(value) for value in kept[place :: self._width]] for place in range(self._width)] if kept else []
-
-    def means(self) -> list[float | None]:
-        """Of what is known of each column."""
-        return [_mean(column) for column in self.by_column()]
 
 
 class History:
@@ -43,18 +39,14 @@ class History:
     def __init__(self, columns: Sequence[str]) -> None:
         self._columns = tuple(columns)
         self._fine, self._coarse = Rows(FINE, len(self._columns)), Rows(COARSE, len(self._columns))
-        self._open = Rows(STEP, len(self._columns))  # of the coarse row that is not full
-        self._opened = 0
+        self._seconds = 0  # rows so far
 
     def add(self, row: Row) -> None:
         """The newest one."""
-        kept = [value if value is None else short(value, CHART) for value in row]
-        self._fine.add(kept)
-        self._open.add(kept)
-        self._opened += 1
-        if self._opened == STEP:
-            self._coarse.add(self._open.means())
-            self._opened = 0
+        self._fine.add([value if value is None else short(value, CHART) for value in row])
+        self._seconds += 1
+        if self._seconds % STEP == 0:
+            self._coarse.add([_mean(column) for column in self._fine.by_column(STEP)])
 
     def shown(self) -> dict[str, Any]:
         """By column, which compresses best. The instant of a coarse row is the mean of its rows' instants."""
