@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from policies.text import SpecError
-from queueing.arguments import shown
+from queueing.arguments import short_repr
 from queueing.record import cut_run_of
 
 FIELD = "output_tokens"
@@ -58,7 +58,7 @@ def _from_csv(text: str) -> Iterator[int]:
     first = rows[0][1]
     header = None if all(_is_number(cell) for cell in first) else rows.pop(0)[1]
     if header and not rows:
-        raise ValueError(f"no counts, only {shown(','.join(header))}")
+        raise ValueError(f"no counts, only {short_repr(','.join(header))}")
     if header and FIELD in header:
         column = header.index(FIELD)
     elif len(first) == 1:
@@ -99,5 +99,5 @@ def _count(value: Any, line: int) -> int:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not (number.is_integer() and number >= 0):
-        raise ValueError(f"line {line} has {shown(value)}")
+        raise ValueError(f"line {line} has {short_repr(value)}")
     return int(number)

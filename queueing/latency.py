@@ -23,7 +23,7 @@ import numpy as np
 
 from policies.durations import parse_duration
 from policies.text import SpecError, format_number, parse_number, short_number, split_pairs, suggest
-from queueing.arguments import real_number, shown
+from queueing.arguments import real_number, short_repr
 
 NEVER_NEGATIVE = {
     "k3": "seconds",
@@ -55,7 +55,7 @@ class LatencyModel:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if not math.isfinite(real_number(field.name, value)):
-                raise SpecError(f"got {field.name}={shown(value)} in a latency law; expected a finite number")
+                raise SpecError(f"got {field.name}={short_repr(value)} in a latency law; expected a finite number")
             if field.name in NEVER_NEGATIVE and value < 0:
                 raise SpecError(f"got {field.name}={format_number(value)} in a latency law; expected {NEVER_NEGATIVE[field.name]} >= 0")
         if self.speed == 0:

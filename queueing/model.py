@@ -10,7 +10,7 @@ from policies.core import Policy
 from policies.fixed import Fixed
 from policies.immediate import Continuous, Single
 from policies.text import LARGEST_BATCH, POLICIES, SpecError, format_policy, parse_policy, policy_batch_size
-from queueing.arguments import positive, real_number, shown, whole_number
+from queueing.arguments import positive, real_number, short_repr, whole_number
 from queueing.batch_time import BatchTime
 from queueing.continuous import SlotTime
 from queueing.distributions import SET_LIMIT, SHORTER, TokenDistribution, parse_distribution
@@ -272,7 +272,7 @@ def _lengths(name: str, given: TokenDistribution | str, limit: int | None, *, ta
     if isinstance(given, str):
         return parse_distribution(given, limit, tail=tail, remedy=SET_LIMIT if name == "output_tokens" else SHORTER)
     if not isinstance(given, TokenDistribution):
-        raise SpecError(f"got {name}={shown(given)}; expected a distribution or its text, for example 'deterministic:value=64'")
+        raise SpecError(f"got {name}={short_repr(given)}; expected a distribution or its text, for example 'deterministic:value=64'")
     return given if limit is None else given.clip(limit)
 
 
@@ -280,7 +280,7 @@ def _law(given: LatencyModel | str) -> LatencyModel:
     if isinstance(given, str):
         return load_law(given)
     if not isinstance(given, LatencyModel):
-        raise SpecError(f"got latency={shown(given)}; expected a latency law, its text ('a=..,c=..'), or a profile's name or path")
+        raise SpecError(f"got latency={short_repr(given)}; expected a latency law, its text ('a=..,c=..'), or a profile's name or path")
     return given
 
 
@@ -288,5 +288,5 @@ def _policy(given: Policy | str) -> Policy:
     if isinstance(given, str):
         return parse_policy(given)
     if type(given) not in POLICIES.values():  # a policy of another class has no model here
-        raise SpecError(f"got policy={shown(given)}; expected one of {', '.join(POLICIES)}, as a text or as parse_policy returns it")
+        raise SpecError(f"got policy={short_repr(given)}; expected one of {', '.join(POLICIES)}, as a text or as parse_policy returns it")
     return given

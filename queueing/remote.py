@@ -38,9 +38,7 @@ def is_loopback(host: str) -> bool:
     """Whether an address, or `localhost`, is one that only this machine reaches."""
     if host == "localhost":
         return True
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
+    if (address := _address(host)) is None:
         return False
     mapped: ipaddress.IPv4Address | None = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback
@@ -49,18 +47,17 @@ def is_loopback(host: str) -> bool:
 def checked_host(host: str, advice: str = "") -> str:
     """Without the brackets of an IPv6 address. Raises SpecError for what is no host: a URL, or one with a port; `advice` about URLs."""
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if re.fullmatch(r"[\w.-]+", host) or _is_address(bare):
+    if re.fullmatch(r"[\w.-]+", host) or _address(bare) is not None:
         return bare
     told = "; --port takes the port" if re.fullmatch(r"[^/:]+:\d+", host) else advice
     raise SpecError(f"got --host {host or repr('')}; expected a host name or address{told}")
 
 
-def _is_address(host: str) -> bool:
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        ipaddress.ip_address(host)
+        return ipaddress.ip_address(host)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def check_no_credentials(url: str, name: str) -> None:

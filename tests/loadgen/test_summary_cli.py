@@ -278,7 +278,7 @@ def piped(path: Path) -> Iterator[str]:
 
 
 def test_a_run_may_come_through_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Longer than the 4,096 bytes by which result files are told from run files."""
+    """It is longer than the 4,096 bytes that are read to recognise a result file of vLLM."""
     saved(tmp_path / "run.jsonl", answered_in(0.5, recorded=0.5, rows=60))
     whole = json_of("run.jsonl", capsys)
     with piped(tmp_path / "run.jsonl") as name:
