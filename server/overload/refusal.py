@@ -17,6 +17,7 @@ from server.errors import ApiError
 MOST_BYTES = 1 << 20  # of a body that are read for the sake of the connection
 MOST_SECONDS = 5.0  # that a client may take over them
 LINGER = 1.0  # seconds before a close
+LINGER_BYTES = 16 << 20  # that are read meanwhile: a client that sends more is left to wait for the close
 
 
 class Refusal(JSONResponse):
@@ -35,7 +36,7 @@ class Refusal(JSONResponse):
         await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
         await send({"type": "http.response.body", "body": self.body, "more_body": True})
         if length != 0 and not expects:
-            await _pass(receive, MOST_SECONDS if keeps else LINGER)
+            await (_pass(receive, MOST_BYTES, MOST_SECONDS) if keeps else _pass(receive, LINGER_BYTES, LINGER))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -53,13 +54,15 @@ def _announced(scope: Scope) -> tuple[int | None, bool]:
     return length, expects
 
 
-async def _pass(receive: Receive, seconds: float) -> None:
-    """Read to the end of the body, or for so long, or until the client is gone; nothing is kept."""
+async def _pass(receive: Receive, most: int, seconds: float) -> None:
+    """Read to the end of the body, but no more than `most` bytes, for at most so long, or until the client is gone; nothing is kept."""
     try:
         async with asyncio.timeout(seconds):
-            while True:
+            while most > 0:
                 message = await receive()
                 if message["type"] == "http.disconnect" or not message.get("more_body", False):
                     return
+                most -= len(message["body"])
+            await asyncio.Event().wait()
     except TimeoutError:
         return

@@ -29,7 +29,7 @@ LAW = "k1=0.25e-3,k2=2e-3,k3=25e-6,k4=0.9e-3"
 KEY = "sk-client-0123456789"
 TIMES = 10  # of each attack
 KEPT = 20.0  # MiB that may stay
-PIECES = 2048  # of 16 KiB: 32 MiB an attack, where it is read
+PIECES = 8192  # of 16 KiB: 128 MiB an attack, where it is read
 WAITING = 1_000  # callers that leave
 MANY = 8_000
 LEFT_CALL, LEFT_CALLS = 8.0, 12.0  # KiB that may stay of a call that left (17 while it waits): after one such crowd, after three

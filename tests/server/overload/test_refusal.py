@@ -85,6 +85,14 @@ def test_nobody_holds_a_refused_connection_for_long(headers: list[tuple[bytes, b
     assert sent[-1]["more_body"] is False
 
 
+def test_of_a_body_that_is_refused_no_more_is_read_than_a_body_may_have() -> None:
+    endless = [part(1 << 20, more=True)] * 100
+    sent, read_before, took = run_virtual(refuse(endless, [(b"transfer-encoding", b"chunked")]))
+    assert read_before == [0, 0, refusal.LINGER_BYTES >> 20]
+    assert took == pytest.approx(refusal.LINGER), "the client has the time to read the refusal"
+    assert sent[-1]["more_body"] is False
+
+
 def test_a_client_that_leaves_ends_it_at_once() -> None:
     _, _, took = run_virtual(refuse([part(1, more=True), {"type": "http.disconnect"}], [(b"content-length", b"20")]))
     assert took == 0.0
