@@ -246,7 +246,7 @@ def _text(content: Any) -> str:
 
 def token_ids_of(text: str) -> list[int]:
     """One for each word."""
-    return [1 + hash_word(word[0][:8]) % (len(VOCABULARY) - 1) for word in re.finditer(r"\S+", text)] or [1]
+    return [1 + hash_word(word[0]) % (len(VOCABULARY) - 1) for word in re.finditer(r"\S+", text)] or [1]
 
 
 def hash_word(word: str) -> int:

@@ -169,6 +169,43 @@ def test_the_curve_is_the_prediction(data: ReportData) -> None:
             assert nearest[1] == pytest.approx(a_priori.mean * 1e3, rel=0.05)
 
 
+def test_a_curve_begins_and_ends_where_it_was_solved(data: ReportData) -> None:
+    (line,) = traces(over_load_figure([cell for cell in data.cells if cell.comparison.policy == "dynamic"]), "line")
+    assert (line["x"][0], line["x"][-1]) == (0.05, 0.97)
+
+
+def test_every_number_of_the_csv_is_the_comparisons(data: ReportData) -> None:
+    for cell in data.cells:
+        row, comparison = {column.key: column.value(cell) for column in COLUMNS}, cell.comparison
+        quantity, speed = comparison.quantity, comparison.speed
+        assert speed is not None
+        assert (row["speed"], row["cv"]) == (speed.factor, speed.cv)
+        assert row["speed"] == pytest.approx(SPEEDS[comparison.policy], rel=0.1)
+        assert (row["policy"], row["load"], row["n"], row["arrival_rate"]) == (
+            comparison.policy,
+            cell.load,
+            comparison.n,
+            comparison.arrival_rate,
+        )
+        assert (row["observed_ms"], row["half_width_ms"]) == (quantity.observed.mean * 1e3, quantity.observed.half_width * 1e3)
+        assert quantity.predicted is not None
+        assert row["predicted_ms"] == quantity.predicted.mean * 1e3
+        assert quantity.live is not None
+        assert row["live_ms"] == quantity.live.mean * 1e3
+        assert 0 <= float(row["p50_ms"] or 0) <= float(row["p90_ms"] or 0) <= float(row["p99_ms"] or 0)
+        assert 0 < float(row["p90_ms"] or 0) < 10 * quantity.observed.mean * 1e3
+        assert (row["batch_size"], row["utilisation"]) == (comparison.batch_size, comparison.utilisation)
+        assert row["verdict"] == cell.verdict.text
+
+
+def test_a_hover_names_the_mean_that_was_compared(data: ReportData) -> None:
+    cell = data.cells[0]
+    assert cell.comparison.compared == "queueing_delay"
+    assert "mean queueing delay: " in hover(cell)
+    sojourn = dataclasses.replace(cell, comparison=dataclasses.replace(cell.comparison, compared="sojourn_time"))
+    assert "mean sojourn: " in hover(sojourn)
+
+
 @pytest.mark.parametrize("policy", ["capped:max_batch_size=4", "single", "elastic:max_batch_size=4"])
 def test_a_slower_machine_is_the_same_curve_scaled_in_both_directions(policy: str) -> None:
     """W(s, x) = s W(1, s x): what the band rests on."""

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from server.exposition import exposition
 from server.live.gauges import STATS, LiveGauges
 from server.metrics import MAX_POLICIES, Metrics
-from tests.server.asgi import Call, completion, running
+from tests.server.asgi import Call, call, completion, running
 from tests.virtual_time import run_virtual
 
 
@@ -35,6 +35,24 @@ def test_vllms_collectors_are_shown_and_a_library_of_the_same_process_is_not() -
     assert found["kendall_queueing_delay_seconds"] == 1
     assert "kendall_queue_length" not in found, "ours comes from our registry, and no gateway has started"
     assert set(found.values()) == {1}
+
+
+def test_the_gauges_of_the_queue_are_the_batchers() -> None:
+    """One call in service and two behind it."""
+    names = ("queue_length", "in_service", "requests_in_system", "engine_up", "engine_restarts", "max_clipped_fraction")
+
+    async def main() -> list[float | None]:
+        async with running("single") as (app, _):
+            calls = [Call(app, "POST", "/v1/completions", completion()) for _ in range(3)]
+            await asyncio.sleep(0.001)
+            text = (await call(app, "GET", "/metrics")).body.decode()
+            for each in calls:
+                each.leave()
+            await asyncio.gather(*(each.task for each in calls))
+            values = {family.name: [sample.value for sample in family.samples] for family in text_string_to_metric_families(text)}
+            return [value for name in names for value in values[f"kendall_{name}"]]
+
+    assert run_virtual(main()) == [2, 1, 3, 1, 0, 0.05]
 
 
 def test_a_second_gateway_in_the_process_is_no_clash() -> None:
