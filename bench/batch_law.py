@@ -24,14 +24,14 @@ from pathlib import Path
 
 import numpy as np
 
-from loadgen.run import hardware, versions
+from loadgen.sending.run import hardware, versions
 from policies import Elastic, Fixed, Policy, Request
-from queueing.fit import Measured, fit_law
-from queueing.latency import LatencyModel
-from server.batcher import Batcher
+from queueing.latency.fit import Measured, fit_law
+from queueing.latency.law import LatencyModel
+from server.calibration.designed import Awaited
 from server.engines.base import Capabilities, Engine, Sampling, Step, Work
-from server.law.designed import Awaited
-from server.serving import choose_engine
+from server.operations.serving import choose_engine
+from server.queue.batcher import Batcher
 from server.settings import Settings
 
 PROMPT_TOKENS = 32

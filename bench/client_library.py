@@ -1,4 +1,4 @@
-"""What does a client library cost? aiohttp, httpx, httpcore, and what Kendall has instead (httptools, loadgen/wire.py).
+"""What does a client library cost? aiohttp, httpx, httpcore, and what Kendall has instead (httptools, loadgen/sending/client/wire.py).
 
 All read the same answers of the same server (a child that writes server-sent events by hand) in one run, in turn, eight
 streams at a time, connections kept open. Two lengths of answers give two numbers:
@@ -31,12 +31,12 @@ import aiohttp
 import httpcore
 import httpx
 
-from loadgen.client import Exchange
-from loadgen.gateway_process import free_port
-from loadgen.pool import Pool
-from loadgen.run import hardware, versions
-from loadgen.urgency import urgent
-from loadgen.wire import Address
+from loadgen.gateway.gateway_process import free_port
+from loadgen.sending.client.client import Exchange
+from loadgen.sending.client.pool import Pool
+from loadgen.sending.client.wire import Address
+from loadgen.sending.run import hardware, versions
+from loadgen.sending.urgency import urgent
 
 LONG = 51
 STREAMS = 8

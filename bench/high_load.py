@@ -92,7 +92,7 @@ def _how() -> str:
         "## How\n\n"
         f"- Output tokens `{LENGTHS}`, loads {', '.join(f'{load:g}' for load in LOADS)} of the largest stable rate at the mean speed; in "
         "brackets what the estimators took it for.\n"
-        "- A cell is as long as `queueing.run_length` advises for ±10 % at a constant speed, and is doubled while it is "
+        "- A cell is as long as `queueing.simulation.run_length` advises for ±10 % at a constant speed, and is doubled while it is "
         f"too short, up to {MOST:,} requests.\n"
         "- The trace: `bench/live/speed-trace.json`. The cells on the real engine: [live-validation.md](live-validation.md).\n\n"
         "    .venv/bin/python bench/high_load.py\n"

@@ -20,17 +20,17 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from loadgen.chance import sampling
-from loadgen.comparison import Predicted
+from loadgen.compare.chance import sampling
+from loadgen.compare.comparison import Predicted
 from policies import parse_policy
-from queueing.delay_variance import AsymptoticVariance, single_server_variance
-from queueing.distributions import parse_distribution
-from queueing.experiment import simulate_run
-from queueing.fast_simulation import SimulatedRun
-from queueing.latency import LatencyModel
+from queueing.distributions.token_distribution import parse_distribution
+from queueing.latency.law import LatencyModel
+from queueing.measurement.delay_variance import AsymptoticVariance, single_server_variance
+from queueing.measurement.statistics import Interval, find_warm_up, mean_interval
 from queueing.model import Model
 from queueing.prediction import predict_model
-from queueing.statistics import Interval, find_warm_up, mean_interval
+from queueing.simulation.experiment import simulate_run
+from queueing.simulation.fast import SimulatedRun
 
 ONE = parse_distribution("deterministic:value=1")
 LENGTHS = parse_distribution("uniform:low=1,high=60")

@@ -36,19 +36,19 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 
-from loadgen.run import hardware
+from loadgen.sending.run import hardware
 from policies import parse_policy
-from queueing.advice.forecast import Knobs
-from queueing.advice.what_if import what_ifs
-from queueing.distributions import parse_distribution
+from queueing.control.advice.forecast import Knobs
+from queueing.control.advice.what_if import what_ifs
+from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Assessment, Limits, assess
-from queueing.estimation.feed import MOST, Feed, News
-from queueing.estimation.mirror import Mirror
-from queueing.experiment import simulate_run
-from queueing.latency import LatencyModel
+from queueing.estimation.window.feed import MOST, Feed, News
+from queueing.estimation.window.mirror import Mirror
+from queueing.latency.law import LatencyModel
+from queueing.measurement.record import Record
 from queueing.model import Model
 from queueing.prediction import predict_model
-from queueing.record import Record
+from queueing.simulation.experiment import simulate_run
 
 RATE = 500.0  # requests/s
 LOAD = 0.6

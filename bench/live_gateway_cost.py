@@ -30,11 +30,11 @@ from typing import Any
 import numpy as np
 
 from bench.live.pinged_gateway import PINGS_FILE, PingedGateway
-from loadgen.gateway_process import free_port
-from loadgen.run import hardware, run_load
-from loadgen.target import Target
-from loadgen.timetable import draw
-from queueing.distributions import parse_distribution
+from loadgen.arrivals.timetable import draw
+from loadgen.gateway.gateway_process import free_port
+from loadgen.sending.client.target import Target
+from loadgen.sending.run import hardware, run_load
+from queueing.distributions.token_distribution import parse_distribution
 
 RATE = 500.0  # requests/s
 LAW = "k1=1e-5,k2=1e-3,k3=1e-6,k4=1e-3,cv=0.1"

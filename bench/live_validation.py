@@ -51,7 +51,7 @@ async def measure(options: argparse.Namespace) -> int:
     """Measure what is left; the exit status."""
     from bench.live.design import FAST, QUIET_MACHINE, chosen, gateway_arguments, plan_of, points
     from bench.live.session import Session
-    from loadgen.gateway_process import GatewayError
+    from loadgen.gateway.gateway_process import GatewayError
     from loadgen.sweep.apparatus import Apparatus
     from loadgen.sweep.gateway import OwnGateway
     from loadgen.sweep.session import cancelled_by_signals

@@ -27,11 +27,11 @@ from pathlib import Path
 
 import numpy as np
 
-from loadgen.gateway_process import GatewayProcess, free_port
-from loadgen.run import hardware, versions
-from loadgen.timetable import delivered_rate
-from queueing.arrival_audit import audit_arrivals
-from queueing.record import Record, read_run
+from loadgen.arrivals.timetable import delivered_rate
+from loadgen.gateway.gateway_process import GatewayProcess, free_port
+from loadgen.sending.run import hardware, versions
+from queueing.measurement.arrival_audit import audit_arrivals
+from queueing.measurement.record import Record, read_run
 from server.engines.tiny import make_tiny
 
 RATES = (50, 100, 200, 300, 400, 500, 600, 800, 1000, 1250, 1500)

@@ -19,13 +19,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from loadgen import pacing
-from loadgen.client import Target
-from loadgen.gateway_process import GatewayProcess, free_port
-from loadgen.pacing import Clock, Spin, pacing_clock
-from loadgen.run import hardware, run_load, versions
-from loadgen.timetable import draw
-from queueing.distributions import parse_distribution
+from loadgen.arrivals.timetable import draw
+from loadgen.gateway.gateway_process import GatewayProcess, free_port
+from loadgen.sending import pacing
+from loadgen.sending.client.client import Target
+from loadgen.sending.pacing import Clock, Spin, pacing_clock
+from loadgen.sending.run import hardware, run_load, versions
+from queueing.distributions.token_distribution import parse_distribution
 
 LAW = "k1=1e-5,k2=1e-4,k3=1e-5,k4=1e-4"
 

@@ -17,8 +17,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from policies import parse_policy
-from queueing.distributions import parse_distribution
-from queueing.latency import LatencyModel
+from queueing.distributions.token_distribution import parse_distribution
+from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.prediction import predict_model
 

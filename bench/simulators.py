@@ -30,12 +30,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from loadgen.run import hardware
+from loadgen.sending.run import hardware
 from policies import parse_policy
-from queueing.distributions import Vector, parse_distribution
-from queueing.experiment import simulate_run
-from queueing.latency import LatencyModel
+from queueing.distributions.token_distribution import Vector, parse_distribution
+from queueing.latency.law import LatencyModel
 from queueing.model import Model
+from queueing.simulation.experiment import simulate_run
 
 LOAD = 0.8
 OURS_PER_ROUND = 20  # replications, so that a round of ours can be timed

@@ -24,14 +24,14 @@ from typing import TypedDict, Unpack
 from policies.core import Policy
 from policies.text import SpecError, parse_policy, suggest
 from queueing.arguments import positive
-from queueing.distributions import TokenDistribution, parse_distribution
+from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from queueing.errors import NotConvergedError, PredictionError, UnstableQueueError
-from queueing.experiment import NUM_REQUESTS, simulate_model
-from queueing.latency import LatencyModel
+from queueing.latency.law import LatencyModel
+from queueing.latency.profile import load_law
 from queueing.model import Model
 from queueing.prediction import predict_model
-from queueing.profile import load_law
 from queueing.result import Mean, Prediction, Quantiles
+from queueing.simulation.experiment import NUM_REQUESTS, simulate_model
 
 __all__ = [
     "LatencyModel",

@@ -13,19 +13,19 @@ import sys
 from typing import Any, NoReturn
 
 COMMANDS = {
-    "demo": ("loadgen.demo_cli", "measure an engine under every policy and compare with predictions"),
-    "serve": ("server.cli", "serve an OpenAI-compatible endpoint with a queue and a policy"),
-    "load": ("loadgen.load_cli", "send open-loop load and report the delays that clients see"),
-    "summary": ("loadgen.summary_cli", "print the report of a saved load run, complete or killed"),
-    "sweep": ("loadgen.sweep_cli", "measure policies x loads x token limits; resumable, with a report"),
-    "compare": ("loadgen.compare_cli", "compare the observed queueing delay of a run with predictions"),
-    "audit": ("loadgen.audit_cli", "test whether the arrivals of a run are the process asked for"),
-    "calibrate": ("server.cli", "measure the latency law of an engine"),
-    "predict": ("queueing.cli", "predict the queueing delay of a policy"),
-    "simulate": ("queueing.cli", "simulate a policy on Poisson arrivals"),
-    "optimize": ("queueing.optimize_cli", "choose a token limit, batch size, policy, number of servers or rate"),
-    "advise": ("server.advising", "ask a running gateway which settings its model recommends"),
-    "reproduce": ("queueing.reproduction.cli", "compute the papers' tables and figures and compare them"),
+    "demo": ("loadgen.commands.demo_cli", "measure an engine under every policy and compare with predictions"),
+    "serve": ("server.operations.cli", "serve an OpenAI-compatible endpoint with a queue and a policy"),
+    "load": ("loadgen.commands.load_cli", "send open-loop load and report the delays that clients see"),
+    "summary": ("loadgen.commands.summary_cli", "print the report of a saved load run, complete or killed"),
+    "sweep": ("loadgen.commands.sweep_cli", "measure policies x loads x token limits; resumable, with a report"),
+    "compare": ("loadgen.commands.compare_cli", "compare the observed queueing delay of a run with predictions"),
+    "audit": ("loadgen.commands.audit_cli", "test whether the arrivals of a run are the process asked for"),
+    "calibrate": ("server.operations.cli", "measure the latency law of an engine"),
+    "predict": ("queueing.commands.cli", "predict the queueing delay of a policy"),
+    "simulate": ("queueing.commands.cli", "simulate a policy on Poisson arrivals"),
+    "optimize": ("queueing.commands.optimize_cli", "choose a token limit, batch size, policy, number of servers or rate"),
+    "advise": ("server.operations.advising", "ask a running gateway which settings its model recommends"),
+    "reproduce": ("queueing.commands.reproduce_cli", "compute the papers' tables and figures and compare them"),
 }
 OPTIONS = ("--help", "--version", "--install-completion", "--show-completion")  # of `kendall` itself
 NO_OPTIONS = frozenset(
@@ -108,7 +108,7 @@ def _help(names: list[str]) -> int:
 
 def _exit(status: int) -> NoReturn:
     """Without tidying up where a thread was left in the middle of starting or ending vLLM: that could abort the process."""
-    boot = sys.modules.get("server.engines.vllm_boot")
+    boot = sys.modules.get("server.engines.vllm.boot")
     if boot is not None and boot.left_behind():
         sys.stdout.flush()
         sys.stderr.flush()
@@ -118,7 +118,7 @@ def _exit(status: int) -> NoReturn:
 
 def _print_usage() -> None:
     """As wide as the terminal, a line of it as its own where that has the room."""
-    from queueing.terminal import console, say
+    from queueing.commands.terminal import console, say
 
     to = console()
     names = {f"  {name} " for name in COMMANDS}
@@ -206,7 +206,7 @@ def _command(name: str):  # type: ignore[no-untyped-def]
     import typer.main
 
     from kendall.help import show_as_written
-    from server.configuration.file import key_of
+    from server.operations.configuration.file import key_of
 
     command = typer.main.get_command(importlib.import_module(COMMANDS[name][0]).app)
     command = getattr(command, "commands", {name: command})[name]

@@ -87,7 +87,7 @@ def _near_option(flag: str, command: Any) -> str:
 
 
 def _engine_arguments() -> frozenset[str]:
-    from server.engines.vllm_options import argument_names
+    from server.engines.vllm.options import argument_names
 
     return argument_names()
 

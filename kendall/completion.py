@@ -82,7 +82,7 @@ def _install(shell: str) -> Path:
     from typer.completion import install  # type: ignore[attr-defined]
 
     from queueing.errors import CommandError
-    from queueing.paths import cannot_write
+    from queueing.measurement.paths import cannot_write
 
     try:
         return Path(install(shell=shell, prog_name="kendall", complete_var=VARIABLE)[1])

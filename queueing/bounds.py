@@ -9,7 +9,7 @@ elastic   the same with alpha = k1 + k3 E[N], beta = k2 + k4 m (after Eq. 26). P
 fixed     Eq. 25, 20 terms, H replaced by its mean. Printed as the queueing delay; it is the sojourn minus the forming delay:
           the queueing delay is Eq. 25 - H + (b - 1)/(2 lam).
 single    Eq. 1-5 are right and are the exact answer; other arrivals than Poisson: Kingman's bound, and the serving chapter's 25.4 as
-          "paper" (queueing.gg1); with patience de Kok and Tijms's interpolation (Eq. 6-9), queueing.mg1d.
+          "paper" (queueing.models.gg1); with patience de Kok and Tijms's interpolation (Eq. 6-9), queueing.models.mg1d.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import numpy as np
 from policies.core import Policy
 from policies.fixed import Fixed
 from policies.immediate import Continuous, Dynamic, Elastic, Single
-from queueing.gg1 import TwoMomentDelay, kingman
-from queueing.mg1d import de_kok_tijms
+from queueing.latency.service_time import ServiceTime
 from queueing.model import Model
-from queueing.printed import fixed_batch_delay, kingman_delay, psi
+from queueing.models.gg1 import TwoMomentDelay, kingman
+from queueing.models.mg1d import de_kok_tijms
+from queueing.models.printed import fixed_batch_delay, kingman_delay, psi
 from queueing.result import Quantiles
-from queueing.service_time import ServiceTime
 
 
 def has_bound(model: Model) -> bool:

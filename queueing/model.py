@@ -11,16 +11,16 @@ from policies.fixed import Fixed
 from policies.immediate import Continuous, Single
 from policies.text import LARGEST_BATCH, POLICIES, SpecError, format_policy, parse_policy, policy_batch_size
 from queueing.arguments import positive, real_number, short_repr, whole_number
-from queueing.batch_time import BatchTime
-from queueing.continuous import SlotTime
-from queueing.distributions import SET_LIMIT, SHORTER, TokenDistribution, parse_distribution
-from queueing.durations import check_durations
+from queueing.distributions.token_distribution import SET_LIMIT, SHORTER, TokenDistribution, parse_distribution
 from queueing.errors import UnstableQueueError
-from queueing.gg1 import LARGEST_SCV
-from queueing.latency import LatencyModel
-from queueing.profile import load_law
-from queueing.service_time import ServiceTime
-from queueing.tandem import phase_means, phases
+from queueing.latency.batch_time import BatchTime
+from queueing.latency.durations import check_durations
+from queueing.latency.law import LatencyModel
+from queueing.latency.profile import load_law
+from queueing.latency.service_time import ServiceTime
+from queueing.models.continuous import SlotTime
+from queueing.models.gg1 import LARGEST_SCV
+from queueing.models.tandem import phase_means, phases
 
 SMALLEST_RATE, LARGEST_RATE = 1e-12, 1e12  # requests/s: beyond, sums of instants lose all digits
 LARGEST_SERVERS = 1_000_000  # the time of a prediction grows with them: below a second
@@ -83,7 +83,7 @@ class Model:
 
     @property
     def endless(self) -> bool:
-        """Whether the lengths have a tail beyond their table (queueing.heavy_tail)."""
+        """Whether the lengths have a tail beyond their table (queueing.distributions.heavy_tail)."""
         return self.output_tokens.tail is not None
 
     @property

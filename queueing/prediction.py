@@ -9,7 +9,8 @@ single, other than Poisson        approximation    gg1, GI/G/1; other policies w
 prefill and decode on two servers exact where Burke's or Friedman's theorem holds, else approximation, tandem
 calls of several sequences        exact means for single, dynamic, capped, elastic on one server: call_chain; else simulation
 
-`bound`: a value that the mean delay does not exceed, where one is known. `paper`: the formula that the documents print (queueing.printed).
+`bound`: a value that the mean delay does not exceed, where one is known. `paper`: the formula that the documents print
+(queueing.models.printed).
 """
 
 from __future__ import annotations
@@ -25,25 +26,25 @@ from policies.fixed import Fixed
 from policies.immediate import Continuous, Single
 from policies.text import SpecError
 from queueing.answer_check import checked_answer
-from queueing.batch_chain import solve_batch_chain
-from queueing.batch_delay import batch_quantiles
 from queueing.bounds import delay_bound, has_bound, has_paper, is_renewal, paper_values, two_moments
-from queueing.call_chain import solve_call_chain
-from queueing.calls import Calls
-from queueing.continuous import doubt, solve_continuous
-from queueing.distributions import TokenDistribution
+from queueing.distributions.token_distribution import TokenDistribution
 from queueing.errors import INFINITE_MEAN, InfiniteMeanError, NotConvergedError
-from queueing.experiment import simulate_model
-from queueing.gg1 import best_estimate
-from queueing.latency import LatencyModel
-from queueing.mg1 import solve_mg1
-from queueing.mg1d import solve_mg1d
-from queueing.mgb1 import solve_fixed_batches
-from queueing.mgc import solve_mgc
+from queueing.latency.law import LatencyModel
 from queueing.model import Model
+from queueing.models.batches.batch_chain import solve_batch_chain
+from queueing.models.batches.batch_delay import batch_quantiles
+from queueing.models.batches.call_chain import solve_call_chain
+from queueing.models.batches.calls import Calls
+from queueing.models.batches.mgb1 import solve_fixed_batches
+from queueing.models.continuous import doubt, solve_continuous
+from queueing.models.gg1 import best_estimate
+from queueing.models.mg1 import solve_mg1
+from queueing.models.mg1d import solve_mg1d
+from queueing.models.mgc import solve_mgc
+from queueing.models.tandem import is_exact, solve_tandem
 from queueing.result import FALLBACK, LEVELS, MEANLESS, PARTIAL, Mean, Prediction, Quantiles, Station
-from queueing.settling import no_second_moment, tail_notes
-from queueing.tandem import is_exact, solve_tandem
+from queueing.simulation.experiment import simulate_model
+from queueing.simulation.settling import no_second_moment, tail_notes
 
 SIMULATED_REQUESTS = 1_000_000
 QUANTILE_REQUESTS = 300_000
@@ -91,7 +92,7 @@ def _with_quantiles(found: Prediction, model: Model, arrival_rate: float, *, sim
     missing = [name for name in _DURATIONS if _lacks_quantiles(getattr(found, name))]
     if found.method != "exact" or not missing:
         return found
-    from queueing.simulation_budget import affordable_requests  # noqa: PLC0415 - loads numba
+    from queueing.simulation.budget import affordable_requests  # noqa: PLC0415 - loads numba
 
     count = affordable_requests(model, arrival_rate, QUANTILE_REQUESTS) if simulating else 0
     noted = dataclasses.replace(found, assumptions=(*found.assumptions, _without(model, missing, count)))
@@ -123,7 +124,7 @@ def _without(model: Model, missing: list[str], simulated: int) -> str:
 
 
 def _simulated(model: Model, arrival_rate: float, *notes: str) -> Prediction:
-    from queueing.simulation_budget import affordable_requests, enough_slots  # noqa: PLC0415 - loads numba
+    from queueing.simulation.budget import affordable_requests, enough_slots  # noqa: PLC0415 - loads numba
 
     count = affordable_requests(model, arrival_rate, SIMULATED_REQUESTS)
     simulated = checked_answer(lambda: simulate_model(enough_slots(model, arrival_rate), arrival_rate, num_requests=count))

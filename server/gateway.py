@@ -10,33 +10,33 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from policies import Policy, SpecError, format_policy, parse_policy, policy_batch_size
-from queueing.latency import LatencyModel, parse_law
-from queueing.profile import Profile
-from queueing.record import Header
-from server.api.request_id import RandomIds
-from server.arrivals_seen import ArrivalsSeen
-from server.batch import Observer
-from server.batcher import Batcher
-from server.clock import clock_of
-from server.cost.stages import Timing
+from queueing.latency.law import LatencyModel, parse_law
+from queueing.latency.profile import Profile
+from queueing.measurement.record import Header
+from server.admission.control import Overload
 from server.engines.base import Capabilities, Engine
 from server.errors import ApiError
+from server.http.api.request_id import RandomIds
+from server.http.schema import PolicyChange
 from server.live import LiveModel
-from server.metrics import Metrics
-from server.overload.control import Overload
-from server.recorder import Recorder
-from server.schema import PolicyChange
+from server.live.arrivals_seen import ArrivalsSeen
+from server.queue.batch import Observer
+from server.queue.batcher import Batcher
+from server.runtime.clock import clock_of
 from server.settings import Settings
 from server.supervision import poison, stalls
 from server.supervision.progress import StuckWatch
 from server.supervision.steady import Steady
 from server.supervision.supervisor import Supervisor
+from server.telemetry.cost.stages import Timing
+from server.telemetry.metrics import Metrics
+from server.telemetry.recorder import Recorder
 
 if TYPE_CHECKING:
+    from server.calibration.calibration import Calibrator
+    from server.calibration.idle_probes import IdleProbes
+    from server.calibration.offer import Offer
     from server.engines.base import Work
-    from server.law.calibration import Calibrator
-    from server.law.idle_probes import IdleProbes
-    from server.law.offer import Offer
 
 log = logging.getLogger("kendall")
 
@@ -130,11 +130,11 @@ class Gateway:
         log.info("ready: %s, %s://%s:%d", named, scheme, self.settings.host, self.settings.port)
         self.live.restore()
         if self.settings.calibrate:
-            from server.law.calibration import calibrate_at_start  # noqa: PLC0415 - it needs scipy, and few start with it
+            from server.calibration.calibration import calibrate_at_start  # noqa: PLC0415 - it needs scipy, and few start with it
 
             await calibrate_at_start(self)
         if self.settings.idle_probes:
-            from server.law.idle_probes import IdleProbes  # noqa: PLC0415 - it needs scipy
+            from server.calibration.idle_probes import IdleProbes  # noqa: PLC0415 - it needs scipy
 
             self.probes = IdleProbes(self, on_offer=self._on_offer)
             self._tasks.append(asyncio.create_task(self.probes.run()))

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from server.logs import LogSettings
-from server.overload.limits import OverloadSettings
+from server.admission.limits import OverloadSettings
 from server.security.settings import SecuritySettings
 from server.supervision.settings import SupervisionSettings
+from server.telemetry.logs import LogSettings
 
 AutopilotMode = Literal["off", "advise", "act"]
 EngineName = Literal["auto", "vllm", "emulated"]

@@ -157,10 +157,10 @@ def test_what_all_variables_begin_with_does_not_make_them_alike(
 def test_calibrate_prints_a_law_that_fits_80_columns() -> None:
     from io import StringIO
 
-    from queueing.latency import parse_law
-    from queueing.profile import Profile
-    from queueing.terminal import console
-    from server.law.command import show
+    from queueing.commands.terminal import console
+    from queueing.latency.law import parse_law
+    from queueing.latency.profile import Profile
+    from server.calibration.command import show
 
     law = parse_law("k1=0.00012345678901234567,k2=0.0012345678901234567,k3=1.2345678901234567e-05,k4=0.0023456789012345678")
     to = StringIO()
@@ -173,10 +173,10 @@ def test_calibrate_prints_a_law_that_fits_80_columns() -> None:
 def test_calibrate_says_the_speed_first_where_only_that_was_measured() -> None:
     from io import StringIO
 
-    from queueing.latency import parse_law
-    from queueing.profile import Profile
-    from queueing.terminal import console
-    from server.law.command import show
+    from queueing.commands.terminal import console
+    from queueing.latency.law import parse_law
+    from queueing.latency.profile import Profile
+    from server.calibration.command import show
 
     to = StringIO()
     show(Profile(name="x", law=parse_law(f"{LAW},speed=0.663"), r2=0.99, mape=0.01), "not saved", console(to), speed_only=True)
@@ -360,14 +360,14 @@ def test_serve_says_where_it_listens_before_the_engine_starts(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from policies.text import SpecError
-    from server import serving
+    from server.operations import serving
 
     def no_engine(*_: Any) -> Any:
         raise SpecError("no engine")
 
     monkeypatch.setattr(serving, "choose_engine", lambda _: (None, None))
     monkeypatch.setattr(serving, "Gateway", no_engine)
-    monkeypatch.setattr("server.cli.configure_logs", lambda _: None)
+    monkeypatch.setattr("server.operations.cli.configure_logs", lambda _: None)
     caplog.set_level("INFO", logger="kendall")
     assert complaint(capsys, "serve", "--port", "0", status=2) == "no engine"
     said = next(record.getMessage() for record in caplog.records if "listening" in record.getMessage())
@@ -385,9 +385,9 @@ def test_calibrate_says_at_once_that_an_address_is_no_url(target: str, capsys: p
 def test_calibrate_shows_what_it_measured_where_it_cannot_be_saved(
     flags: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from queueing.latency import parse_law
-    from queueing.profile import Profile
-    from server.law import command
+    from queueing.latency.law import parse_law
+    from queueing.latency.profile import Profile
+    from server.calibration import command
 
     profile = Profile(name="x", law=parse_law(LAW), r2=0.99, mape=0.01)
     monkeypatch.setattr(command, "_remote", lambda *_: profile)
@@ -624,7 +624,7 @@ def test_a_law_in_milliseconds_draws_a_warning(capsys: pytest.CaptureFixture[str
 def test_the_folder_of_a_sweep_has_two_names_on_the_command_line_and_in_the_environment(
     flag: str, variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from loadgen import sweep_cli
+    from loadgen.commands import sweep_cli
 
     found: list[Path] = []
     plan = sweep_cli._plan
@@ -714,7 +714,7 @@ def test_a_full_disk_behind_stderr_leaves_the_exit_status() -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_a_file_that_cannot_be_written_is_not_taken_for_stdout(tmp_path: Path) -> None:
     from policies import parse_policy
-    from queueing.record import Header, write_run
+    from queueing.measurement.record import Header, write_run
     from tests.loadgen.driver import drive
 
     write_run(tmp_path / "run.jsonl", Header(writer="simulator"), drive(parse_policy("dynamic"), 40.0, n=300))

@@ -58,8 +58,9 @@ def test_the_page_of_versions_says_the_versions_that_the_code_has() -> None:
 
     from grafana_foundation_sdk.models.dashboard import Dashboard
 
-    from queueing import profile, record
     from queueing.estimation import estimates
+    from queueing.latency import profile
+    from queueing.measurement import record
     from server.live import state_file
 
     text = (ROOT / "docs/versions.md").read_text()

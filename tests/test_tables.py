@@ -21,16 +21,16 @@ import pytest
 from rich.console import Console
 
 from kendall import cli
-from loadgen.comparison import Comparison
-from loadgen.demo_report import Cell, print_report
-from loadgen.report import show as show_comparisons
-from loadgen.summary import LoadSummary, summarise_records
-from loadgen.summary_text import load_table
-from queueing.profile import Profile
-from queueing.record import Header, Record, write_run
-from queueing.terminal import NO_TERMINAL, console
-from server.advising import show as show_advice
-from server.law.command import show as show_law
+from loadgen.commands.demo_report import Cell, print_report
+from loadgen.compare.comparison import Comparison
+from loadgen.report.report import show as show_comparisons
+from loadgen.report.summary import LoadSummary, summarise_records
+from loadgen.report.summary_text import load_table
+from queueing.commands.terminal import NO_TERMINAL, console
+from queueing.latency.profile import Profile
+from queueing.measurement.record import Header, Record, write_run
+from server.calibration.command import show as show_law
+from server.operations.advising import show as show_advice
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden"

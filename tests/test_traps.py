@@ -35,15 +35,15 @@ TRAPS: dict[str, tuple[str, ...]] = {
         "server/test_http_traps.py::test_trap_3_a_caller_who_leaves_at_the_instant_of_any_token_or_of_the_end_breaks_nothing",
     ),
     "bodies are parsed before they are refused (SMG #2247)": (
-        "server/overload/test_admission.py::test_a_full_queue_refuses_before_it_reads_and_says_when_there_is_room",
-        "server/overload/test_refusal.py::test_the_refusal_is_whole_before_the_body_is_read_and_the_body_is_read_before_it_ends",
+        "server/admission/test_admission.py::test_a_full_queue_refuses_before_it_reads_and_says_when_there_is_room",
+        "server/admission/test_refusal.py::test_the_refusal_is_whole_before_the_body_is_read_and_the_body_is_read_before_it_ends",
         "server/test_security.py::test_the_hot_routes_refuse_before_the_body_is_read",
     ),
     "overflow leaves clients without an answer (SGLang #33858)": (
-        "server/overload/test_admission.py::test_a_full_queue_refuses_before_it_reads_and_says_when_there_is_room",
-        "server/overload/test_admission.py::test_every_call_has_one_outcome_and_one_record",
-        "server/overload/test_twenty_fold.py::test_the_short_form_of_it",
-        "server/overload/test_twenty_fold.py::test_a_minute_of_it",
+        "server/admission/test_admission.py::test_a_full_queue_refuses_before_it_reads_and_says_when_there_is_room",
+        "server/admission/test_admission.py::test_every_call_has_one_outcome_and_one_record",
+        "server/admission/test_twenty_fold.py::test_the_short_form_of_it",
+        "server/admission/test_twenty_fold.py::test_a_minute_of_it",
     ),
     "error bodies and labels grow with what clients send": (
         "server/test_security.py::test_an_error_repeats_at_most_80_characters_of_what_was_sent",
@@ -81,7 +81,7 @@ TRAPS: dict[str, tuple[str, ...]] = {
         "server/test_questions.py::test_trap_a_question_whose_askers_have_left_is_not_asked",
     ),
     "5 KB ask for 131,072 sequences, and everybody waits while they are built": (
-        "server/overload/test_one_call.py::test_a_small_body_that_asks_for_131072_sequences_is_refused_before_anything_is_built",
+        "server/admission/test_one_call.py::test_a_small_body_that_asks_for_131072_sequences_is_refused_before_anything_is_built",
         "server/test_real_gateway.py::test_what_one_client_sizes_holds_up_nobody_else",
         "server/test_real_chaos.py::test_a_thousand_calls_beside_a_fault_have_one_outcome_each",
     ),
@@ -101,7 +101,7 @@ TRAPS: dict[str, tuple[str, ...]] = {
         "server/test_status_table.py::test_status_headers_and_body_are_as_the_table_says",
     ),
     "what a client sizes (bad words, messages) is tokenised or parsed on the event loop": (
-        "server/overload/test_one_call.py::test_what_a_client_sizes_is_bounded_before_the_engine_hears_of_it",
+        "server/admission/test_one_call.py::test_what_a_client_sizes_is_bounded_before_the_engine_hears_of_it",
         "server/test_real_gateway.py::test_what_one_client_sizes_holds_up_nobody_else",
         "server/test_bodies.py::test_a_body_of_too_many_values_reaches_no_parser",
         "server/test_bodies.py::test_a_large_body_is_parsed_in_a_thread",
@@ -162,7 +162,7 @@ TRAPS: dict[str, tuple[str, ...]] = {
     ),
     "the time in the queue is looked at only when a server is free (Triton #7512)": (
         "server/test_http.py::test_patience_runs_out_in_the_queue_while_the_engine_is_busy",
-        "server/overload/test_admission.py::test_patience_of_a_call_runs_out_while_the_engine_is_busy",
+        "server/admission/test_admission.py::test_patience_of_a_call_runs_out_while_the_engine_is_busy",
         "server/test_faults.py::test_patience_runs_out_while_the_engine_restarts",
     ),
     "counters drift with timeouts and cancellations, over hours (Triton #8870)": (
@@ -307,8 +307,8 @@ DEFENDED: dict[str, tuple[str, ...]] = {  # each row of SECURITY.md's table
         "server/test_security.py::test_json_without_end_is_one_400",
         "server/test_bodies.py::test_a_body_of_too_many_values_reaches_no_parser",
         "server/test_bodies.py::test_a_large_body_is_parsed_in_a_thread",
-        "server/overload/test_one_call.py::test_a_small_body_that_asks_for_131072_sequences_is_refused_before_anything_is_built",
-        "server/overload/test_one_call.py::test_what_a_client_sizes_is_bounded_before_the_engine_hears_of_it",
+        "server/admission/test_one_call.py::test_a_small_body_that_asks_for_131072_sequences_is_refused_before_anything_is_built",
+        "server/admission/test_one_call.py::test_what_a_client_sizes_is_bounded_before_the_engine_hears_of_it",
         "server/test_real_gateway.py::test_what_one_client_sizes_holds_up_nobody_else",
         "page/test_feed.py::test_viewers_from_one_address_are_bounded_and_others_are_not_shut_out",
         "page/test_feed.py::test_viewers_are_bounded_in_all_and_no_address_is_kept",

@@ -121,7 +121,7 @@ def measure(folder: Path, rounds: int, seconds: float, seed: int, before: Path |
 def launches(folder: Path, before: Path | None) -> list[AbstractContextManager[Server]]:
     """The servers of a round, not yet started."""
     law = ["--engine", "emulated", "--latency", LAW, "--policy", "continuous:max_batch_size=64"]
-    gateway = ["loadgen.gateway_child", str(os.getpid()), "serve", "tiny", *law, "--max-num-queued-reqs", BOUND, "--port", "{port}"]
+    gateway = ["loadgen.gateway.gateway_child", str(os.getpid()), "serve", "tiny", *law, "--max-num-queued-reqs", BOUND, "--port", "{port}"]
     found = [serving("bare", ["bench.gateway.bare", "{port}"], folder), serving("gateway", gateway, folder)]
     return found if before is None else [*found, serving("before", gateway, folder, checkout=before)]
 

@@ -21,7 +21,7 @@ from bench.gateway.judging import LEAST_BEFORE, Finding, difference_of, mean_of,
 from bench.gateway.servers import Server, serving, used
 from bench.gateway.wire import Pool, post
 from server.engines.tiny import make_tiny
-from server.engines.vllm_options import engine_arguments, on_cpu
+from server.engines.vllm.options import engine_arguments, on_cpu
 
 PEERS = ("default", "uni")
 OURS, BEFORE = "gateway", "before"  # this checkout, and an earlier one
@@ -105,7 +105,18 @@ def _servers(folder: Path, before: Path | None) -> Iterator[Any]:
     quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
     vllm = ["bench.gateway.peer", parent, "serve", model, "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", "{port}"]
     vllm += ["--disable-uvicorn-access-log", *peer_flags(model)]
-    gateway = ["loadgen.gateway_child", parent, "serve", "tiny", "--policy", "continuous", "--max-num-seqs", str(SLOTS), "--port", "{port}"]
+    gateway = [
+        "loadgen.gateway.gateway_child",
+        parent,
+        "serve",
+        "tiny",
+        "--policy",
+        "continuous",
+        "--max-num-seqs",
+        str(SLOTS),
+        "--port",
+        "{port}",
+    ]
     yield serving("default", vllm, folder, quiet)
     one = {"OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     yield serving("uni", [*vllm, "--distributed-executor-backend", "uni"], folder, quiet | one)

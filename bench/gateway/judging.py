@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from queueing.batch_means import student
+from queueing.measurement.batch_means import student
 
 LEAST_BEFORE = 0.97  # of the throughput and the rates of an earlier checkout
 

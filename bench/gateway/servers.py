@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadgen.gateway_process import free_port
+from loadgen.gateway.gateway_process import free_port
 
 ROOT = Path(__file__).parents[2]
 START_LIMIT = 240.0  # seconds

@@ -1,6 +1,6 @@
 """From a run's measurements to the law, and what the law leaves out.
 
-    H = k1 b + k2 + kp sum(prompt) + (k3 b + k4) l                     the padded law: queueing.fit, on all batches
+    H = k1 b + k2 + kp sum(prompt) + (k3 b + k4) l                     the padded law: queueing.latency.fit, on all batches
     s = g b n + k3 b + k4                                              a step whose context is n tokens per sequence
     H = the padded law + g b sum of the contexts of its steps          the law with that growth
 
@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from policies.text import SpecError
-from queueing.energy import EnergyFit, fit_energy
-from queueing.fit import Fit, Measured, fit_law
-from queueing.profile import Profile
-from queueing.regression import LeastSquares, least_squares
+from queueing.latency.energy import EnergyFit, fit_energy
+from queueing.latency.fit import Fit, Measured, fit_law
+from queueing.latency.profile import Profile
+from queueing.latency.regression import LeastSquares, least_squares
 
 from .design import Cell, Shape
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from policies.text import SpecError
-from queueing.fit import COEFFICIENTS, Fit
-from queueing.measured_laws import YANG, yang_times
-from queueing.measurements import load_measurement
-from queueing.regression import fit_line
-from queueing.reproduction.yang_batches import SETS
+from queueing.latency.fit import COEFFICIENTS, Fit
+from queueing.latency.regression import fit_line
+from queueing.papers.measured_laws import YANG, yang_times
+from queueing.papers.measurements import load_measurement
+from queueing.papers.reproduction.yang_batches import SETS
 
 from .design import Cell, Shape
 from .fit import Batch, Run, batch_energy, grown_law, mean_time, repeat_cv, round_speeds, step_growth, window_steps

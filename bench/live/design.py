@@ -3,8 +3,8 @@
 The loads are fractions of each policy's largest stable rate under the calibrated law at the speed of a pilot under load just before the
 cell: an engine that was idle is 5 to 30 % faster than under load, and a cell meant for 0.75 would run near 1. Answers have 16 tokens on
 average: geometric in half of the cells, uniform in the others; in two cells every call asks for two sequences of 16 tokens each (the
-length that a call forces is that of both). Two longer cells, at loads 0.75 and 0.9, run as long as `queueing.run_length` advises; they
-are measured where they are asked for. The plan that a folder is bound to is that of a sweep.
+length that a call forces is that of both). Two longer cells, at loads 0.75 and 0.9, run as long as `queueing.simulation.run_length`
+advises; they are measured where they are asked for. The plan that a folder is bound to is that of a sweep.
 """
 
 from __future__ import annotations

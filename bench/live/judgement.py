@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from queueing.batch_means import TOO_WIDE
+from queueing.measurement.batch_means import TOO_WIDE
 
 SERVICE, SERVICE_FLOOR = 0.02, 0.3e-3
 CLOSE = 0.05

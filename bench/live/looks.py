@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from loadgen.gateway_process import GatewayClient
-from queueing.record import Record
-from queueing.statistics import Interval, mean_interval, warm_up
+from loadgen.gateway.gateway_process import GatewayClient
+from queueing.measurement.record import Record
+from queueing.measurement.statistics import Interval, mean_interval, warm_up
 
 
 @dataclass(slots=True)

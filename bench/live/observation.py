@@ -21,19 +21,19 @@ from typing import Any
 import numpy as np
 
 from bench.live.speed_path import LoadedQueue, speed_path
-from loadgen.compare import compare
+from loadgen.compare.compare import compare
 from policies import Policy, parse_policy
-from queueing.continuous import solve_continuous
 from queueing.errors import PredictionError
 from queueing.estimation.assess import Assessment, Limits, assess
-from queueing.estimation.batch_times import BatchTimes, batch_times
 from queueing.estimation.estimates import Estimates
-from queueing.estimation.window import Snapshot, snapshot_of
-from queueing.experiment import simulate_run
-from queueing.latency import LatencyModel
+from queueing.estimation.speed.batch_times import BatchTimes, batch_times
+from queueing.estimation.window.window import Snapshot, snapshot_of
+from queueing.latency.law import LatencyModel
+from queueing.measurement.record import Record, call_of
 from queueing.model import Model
+from queueing.models.continuous import solve_continuous
 from queueing.prediction import predict_model
-from queueing.record import Record, call_of
+from queueing.simulation.experiment import simulate_run
 
 WAITED = 1e-3  # seconds: a slot that is free is given within less
 SIMULATED = 200_000  # requests

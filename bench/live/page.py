@@ -38,7 +38,7 @@ as the live approximation has none. live verdict: what the live model itself sai
 machine was not quiet. The estimates with their intervals are in the files.
 """
 
-LONGER_SAYS = "As long as `queueing.run_length` advises; not counted above."
+LONGER_SAYS = "As long as `queueing.simulation.run_length` advises; not counted above."
 HEAD = (
     *("policy", "load", "lengths", "n", "s", "observed (ms)", "predicted (ms)", "error", "at its speeds (ms)"),
     *("band (ms)", "gateway", "p99 (ms)", "live verdict", "result"),

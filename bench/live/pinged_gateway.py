@@ -14,8 +14,8 @@ import time
 from collections import deque
 from itertools import chain
 
-from loadgen.gateway_child import end_with
-from loadgen.gateway_process import GatewayProcess
+from loadgen.gateway.gateway_child import end_with
+from loadgen.gateway.gateway_process import GatewayProcess
 from server.engines import emulated
 from server.engines.base import Capabilities
 

@@ -9,12 +9,12 @@ from bench.live.cell import model_of
 from bench.live.design import Point, Rules
 from loadgen.sweep.grid import Basis
 from policies.text import SpecError
-from queueing.run_length import ASSURANCE, advise_model
+from queueing.simulation.run_length import ASSURANCE, advise_model
 
 
 @dataclass(slots=True)
 class Schedule:
-    """Seconds of load by cell name, from `queueing.run_length` at the calibrated law."""
+    """Seconds of load by cell name, from `queueing.simulation.run_length` at the calibrated law."""
 
     basis: Basis
     rules: Rules

@@ -21,10 +21,10 @@ from bench.live.design import Point, Rules
 from bench.live.judgement import judge, source_of
 from bench.live.results import Result, read_results
 from bench.live.schedule import Schedule
-from loadgen.gateway_process import GatewayError
+from loadgen.gateway.gateway_process import GatewayError
 from loadgen.sweep.apparatus import Apparatus
 from loadgen.sweep.gateway import stop_left_behind
-from queueing.profile import Profile
+from queueing.latency.profile import Profile
 
 ATTEMPTS = 3  # of a cell whose gateway is lost
 

@@ -26,9 +26,9 @@ import numpy.typing as npt
 from numba import njit
 
 from policies.fixed import Fixed
-from queueing.estimation.batch_times import BatchTimes
-from queueing.fast_simulation import SimulatedRun, draw_trace
+from queueing.estimation.speed.batch_times import BatchTimes
 from queueing.model import Model
+from queueing.simulation.fast import SimulatedRun, draw_trace
 
 Vector = npt.NDArray[np.float64]
 WIDTH = 1.0  # seconds
@@ -161,7 +161,7 @@ def _end(start, work, done, first_block, width):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def _run(arrived_at, lengths, prompts, call_ends, law, residuals, done, place, bound, wait_for, padded, starts, ends, batches, sizes):  # type: ignore[no-untyped-def]
-    """From batch to batch, as `queueing.kernels.run_padded`, on the engine's clock; `place`: first block, width."""
+    """From batch to batch, as `queueing.simulation.kernels.run_padded`, on the engine's clock; `place`: first block, width."""
     n, free, head, batch = len(arrived_at), -np.inf, 0, 0
     k1, k2, k3, k4, kp, speed = law
     while head < n:

@@ -2,8 +2,8 @@
 
 The trace (speed-trace.json beside this file) is the speed of a real engine on a machine that was not quiet, in blocks of 0.2 s, and
 is repeated: once its calm first two minutes, once the whole of it. What a run at load 0.3 shows of it, second by second, is the hour
-before the cells: it gives their bands. A cell is as long as `queueing.run_length` advises for +-10 % at a constant speed, and is doubled
-while it is too short, up to `MOST` requests. What is measured is given to the estimators of the live model; no delay enters a
+before the cells: it gives their bands. A cell is as long as `queueing.simulation.run_length` advises for +-10 % at a constant speed, and is
+doubled while it is too short, up to `MOST` requests. What is measured is given to the estimators of the live model; no delay enters a
 prediction.
 """
 
@@ -20,14 +20,14 @@ import numpy as np
 from bench.live.judgement import verdict
 from bench.live.observation import at_its_speeds
 from bench.live.speed_path import Band, LoadedQueue, Vector, speed_path
-from queueing.batch_means import TOO_WIDE
 from queueing.estimation.assess import Assessment, Limits, assess
-from queueing.estimation.batch_times import batch_times
-from queueing.estimation.snapshot import FIELDS, Snapshot
-from queueing.fast_simulation import SimulatedRun
-from queueing.latency import LatencyModel, parse_law
+from queueing.estimation.speed.batch_times import batch_times
+from queueing.estimation.window.snapshot import FIELDS, Snapshot
+from queueing.latency.law import LatencyModel, parse_law
+from queueing.measurement.batch_means import TOO_WIDE
 from queueing.model import Model
-from queueing.run_length import advise_model
+from queueing.simulation.fast import SimulatedRun
+from queueing.simulation.run_length import advise_model
 
 TRACE = Path(__file__).with_name("speed-trace.json")
 POLICIES = ("single", "fixed:batch_size=4", "capped:max_batch_size=8", "elastic:max_batch_size=8")

@@ -13,19 +13,19 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from loadgen.client import LoadError, Target
-from loadgen.endpoint import look_at
-from loadgen.gateway_process import GatewayError
-from loadgen.keys import NO_KEYS, Keys
-from loadgen.lengths import with_lengths
+from loadgen.gateway.gateway_process import GatewayError
+from loadgen.sending.client.client import LoadError, Target
+from loadgen.sending.client.endpoint import look_at
+from loadgen.sending.client.keys import NO_KEYS, Keys
+from loadgen.sending.client.lengths import with_lengths
 from loadgen.sweep.gateway import GivenGateway, OwnGateway, SweptGateway, bounds_of, until_idle
 from loadgen.sweep.grid import Basis, Bounds
 from loadgen.sweep.plan import Plan
 from loadgen.sweep.status import Status
 from loadgen.sweep.store import Store
 from policies.text import SpecError
-from queueing.latency import LatencyModel
-from queueing.profile import Profile, load_law, poor_fit_of
+from queueing.latency.law import LatencyModel
+from queueing.latency.profile import Profile, load_law, poor_fit_of
 
 RESTARTS = 5  # of the gateway, in one session
 BACK_OFF = 1.0  # seconds before the first; doubled each time

@@ -11,15 +11,15 @@ from typing import Any, Literal
 
 import msgspec
 
-from loadgen.client import LoadError, Target
-from loadgen.gateway_process import GatewayClient, GatewayError
-from loadgen.run import LoadResult, Tally, run_load
+from loadgen.arrivals.timetable import Timetable
+from loadgen.gateway.gateway_process import GatewayClient, GatewayError
+from loadgen.measures.stability import Growth, Watch
+from loadgen.sending.client.client import LoadError, Target
+from loadgen.sending.run import LoadResult, Tally, run_load
 from loadgen.sweep.gateway import Note, header_of, let_remainder_go, records_since, until_idle
 from loadgen.sweep.grid import Cell
-from loadgen.sweep.stability import Growth, Watch
 from loadgen.sweep.status import Status
-from loadgen.timetable import Timetable
-from queueing.record import Header, Record
+from queueing.measurement.record import Header, Record
 
 SAMPLE = 0.1  # seconds between looks at the number in the system
 FLUSH = 1.0  # between flushes of the gateway's run file: what a kill can take from it

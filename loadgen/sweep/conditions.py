@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from loadgen.assertions import Assertion, broken_lines, parse_assertion, require_known
-from loadgen.cell_values import values_of
-from loadgen.cells import ReportCell
-from loadgen.compare import compare
-from loadgen.html_report import ReportData
-from queueing.record import Record
+from loadgen.compare.assertions import Assertion, broken_lines, parse_assertion, require_known
+from loadgen.compare.cell_values import values_of
+from loadgen.compare.cells import ReportCell
+from loadgen.compare.compare import compare
+from loadgen.report.html import ReportData
+from queueing.measurement.record import Record
 
 
 def parse_conditions(texts: Iterable[str]) -> list[Assertion]:

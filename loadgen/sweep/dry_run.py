@@ -14,8 +14,8 @@ from loadgen.sweep.saturation import first_rate, predicted_rate, probe_cell, pro
 from loadgen.sweep.slo import slo_of
 from loadgen.sweep.status import duration
 from policies.text import counted, short_form, short_number
-from queueing.profile import load_law
-from queueing.terminal import Column, Table, say
+from queueing.commands.terminal import Column, Table, say
+from queueing.latency.profile import load_law
 
 GUESS = "reference"  # the law of a small engine on a small machine
 CONTEXT = 2048  # tokens, of an engine that is not asked

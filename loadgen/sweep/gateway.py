@@ -17,14 +17,14 @@ from typing import Any, Protocol
 
 import msgspec
 
-from loadgen.gateway_process import GatewayClient, GatewayError, GatewayLostError, GatewayProcess, KeyRefusedError, free_port
-from loadgen.keys import NO_KEYS, Keys
+from loadgen.gateway.gateway_process import GatewayClient, GatewayError, GatewayLostError, GatewayProcess, KeyRefusedError, free_port
+from loadgen.sending.client.keys import NO_KEYS, Keys
 from loadgen.sweep.grid import Bounds
 from loadgen.sweep.plan import Plan
 from policies import Fixed, parse_policy
 from policies.text import counted
-from queueing.paths import writing
-from queueing.record import Header, Record
+from queueing.measurement.paths import writing
+from queueing.measurement.record import Header, Record
 
 POLL = 0.05  # seconds between looks at a gateway that must become idle
 IDLE_LIMIT = 120.0

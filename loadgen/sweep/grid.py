@@ -18,16 +18,16 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from loadgen.arrivals import Deterministic, Poisson
+from loadgen.arrivals.processes import Deterministic, Poisson
+from loadgen.arrivals.timetable import Timetable, draw_timetable
 from loadgen.sweep.plan import Plan
-from loadgen.timetable import Timetable, draw_timetable
 from policies import parse_policy
 from policies.fixed import Fixed
 from policies.text import SpecError, short_number
-from queueing.distributions import SHORTER, TokenDistribution, parse_distribution
-from queueing.latency import LatencyModel
+from queueing.distributions.token_distribution import SHORTER, TokenDistribution, parse_distribution
+from queueing.latency.law import LatencyModel
 from queueing.model import Model
-from queueing.run_length import advise_model
+from queueing.simulation.run_length import advise_model
 
 LEAST_SECONDS = 15.0  # of an advised length: the speed of a machine wanders over seconds, which the advice does not know
 ENDLESS = 10**9  # requests of a point without a steady state: only its limit of time ends it

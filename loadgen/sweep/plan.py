@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from loadgen.options import check_base_url
+from loadgen.sending.options import check_base_url
 from loadgen.sweep.slo import SATURATION, parse_slo
 from policies import format_policy, parse_policy
 from policies.text import SpecError, counted
-from queueing.batch_means import TOO_WIDE
-from queueing.distributions import SHORTER, parse_distribution
-from queueing.paths import writing
+from queueing.distributions.token_distribution import SHORTER, parse_distribution
+from queueing.measurement.batch_means import TOO_WIDE
+from queueing.measurement.paths import writing
 
 POLICIES = ("single", "dynamic", "fixed:batch_size=4", "capped:max_batch_size=8", "elastic:max_batch_size=8", "continuous:max_batch_size=4")
 LOADS = (0.3, 0.5, 0.7, 0.8)

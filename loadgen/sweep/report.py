@@ -8,13 +8,13 @@ from typing import Any
 
 from rich.console import Console
 
-from loadgen.html_report import ReportData, write_report
-from loadgen.report import show_table
+from loadgen.report.html import ReportData, write_report
+from loadgen.report.report import show_table
 from loadgen.sweep.journal import Event
 from loadgen.sweep.results import Results
 from loadgen.sweep.store import Store
 from policies.text import short_number
-from queueing.terminal import say
+from queueing.commands.terminal import say
 
 WANDER = 0.1  # change of speed around a cell beyond which its mean says more about the machine than about the queue
 

@@ -13,16 +13,16 @@ from typing import Any
 
 import msgspec
 
-from loadgen.compare import Comparison, compare
-from loadgen.report import as_object
+from loadgen.compare.compare import Comparison, compare
+from loadgen.compare.theory import theory_of
+from loadgen.report.report import as_object
 from loadgen.sweep.grid import Basis, Bounds, Cell, planned_cells
 from loadgen.sweep.journal import CellProgress, Event, Progress, read_journal
 from loadgen.sweep.plan import Plan, load_plan, searches_of
-from loadgen.theory import theory_of
 from policies.text import SpecError
-from queueing.latency import LatencyModel
-from queueing.profile import load_law
-from queueing.record import Record, read_run
+from queueing.latency.law import LatencyModel
+from queueing.latency.profile import load_law
+from queueing.measurement.record import Record, read_run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

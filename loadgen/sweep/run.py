@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from loadgen.gateway_process import GatewayError
-from loadgen.run import versions
+from loadgen.gateway.gateway_process import GatewayError
+from loadgen.sending.run import versions
 from loadgen.sweep.apparatus import Apparatus
 from loadgen.sweep.cell import Begun, CellRun, Sending, begin, gateway_side
 from loadgen.sweep.gateway import stop_left_behind

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from loadgen.gateway_process import GatewayError
+from loadgen.gateway.gateway_process import GatewayError
 from loadgen.sweep.journal import Event
 from loadgen.sweep.plan import searches_of
 from loadgen.sweep.run import Sweep

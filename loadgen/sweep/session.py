@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen.gateway_process import GatewayError, KeyRefusedError
-from loadgen.html_report import of_folder
-from loadgen.keys import NO_KEYS, Keys
+from loadgen.gateway.gateway_process import GatewayError, KeyRefusedError
+from loadgen.report.html import of_folder
+from loadgen.sending.client.keys import NO_KEYS, Keys
 from loadgen.sweep.apparatus import Apparatus
 from loadgen.sweep.conditions import broken, parse_conditions
 from loadgen.sweep.gateway import GivenGateway
@@ -24,7 +24,7 @@ from loadgen.sweep.results import Results, results_of
 from loadgen.sweep.run import Sweep
 from loadgen.sweep.status import Status
 from loadgen.sweep.store import Store
-from queueing.terminal import console, say
+from queueing.commands.terminal import console, say
 
 DONE, FAILED, CHECK_FAILED, INTERRUPTED = 0, 1, 3, 130
 

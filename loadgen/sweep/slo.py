@@ -11,9 +11,9 @@ import numpy as np
 
 from policies.durations import parse_duration
 from policies.text import SpecError, suggest
-from queueing.record import Record, read_run
+from queueing.measurement.record import Record, read_run
+from queueing.measurement.statistics import warm_up
 from queueing.result import LEVELS, Prediction
-from queueing.statistics import warm_up
 
 SATURATION = "saturation"  # the goal of a search without an SLO
 QUANTITIES = ("queueing_delay", "sojourn_time", "time_to_first_token")

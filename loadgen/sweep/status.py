@@ -11,14 +11,14 @@ import shutil
 from contextlib import suppress
 from typing import Self, TextIO
 
-from loadgen.run import Tally
+from loadgen.sending.run import Tally
 
 LINE_PERIOD = 1.9  # seconds
 DRAW_PERIOD = 0.5
 
 
 class Status:
-    """Also shows the tally of a load run (`loadgen.run.Progress`)."""
+    """Also shows the tally of a load run (`loadgen.sending.run.Progress`)."""
 
     def __init__(self, stream: TextIO, period: float | None = None) -> None:
         self._stream = stream

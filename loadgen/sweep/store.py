@@ -25,9 +25,9 @@ from loadgen.sweep.cell import CellRun
 from loadgen.sweep.journal import Event, Journal, Progress, digest, read_journal
 from loadgen.sweep.plan import Plan, differences, load_plan, save_plan
 from policies.text import SpecError
-from queueing.paths import writing
-from queueing.profile import Profile, poor_fit_of
-from queueing.record import Header, Record, write_run
+from queueing.latency.profile import Profile, poor_fit_of
+from queueing.measurement.paths import writing
+from queueing.measurement.record import Header, Record, write_run
 
 
 @dataclass(frozen=True, slots=True)

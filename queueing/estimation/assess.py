@@ -14,26 +14,26 @@ from typing import Any
 import numpy as np
 
 from policies import Policy, parse_policy
-from queueing.distributions import TokenDistribution
+from queueing.distributions.token_distribution import TokenDistribution
 from queueing.errors import PredictionError
 from queueing.estimation.anchor import Anchor
-from queueing.estimation.assumption import Assumption
+from queueing.estimation.assumptions.assumption import Assumption
+from queueing.estimation.assumptions.client_assumptions import client_assumptions
+from queueing.estimation.assumptions.engine_assumptions import StalledDelay, engine_assumptions, settled, stable_queue
+from queueing.estimation.assumptions.verdict import Compared, compare, judged
 from queueing.estimation.band import Ask, Sensitivity, WanderBand, relaxation_time, sensitivity, wander_band
-from queueing.estimation.client_assumptions import client_assumptions
-from queueing.estimation.engine_assumptions import StalledDelay, engine_assumptions, settled, stable_queue
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.interval import UNKNOWN, Estimate
-from queueing.estimation.snapshot import Snapshot
-from queueing.estimation.speed_curve import SpeedCurve
-from queueing.estimation.speed_history import SpeedHistory
-from queueing.estimation.speeds import Speeds
+from queueing.estimation.speed.speed_curve import SpeedCurve
+from queueing.estimation.speed.speed_history import SpeedHistory
+from queueing.estimation.speed.speeds import Speeds
 from queueing.estimation.stall_backlog import behind_stalls, stall_backlog
-from queueing.estimation.verdict import Compared, compare, judged
-from queueing.experiment import simulate_run
-from queueing.latency import LatencyModel
+from queueing.estimation.window.snapshot import Snapshot
+from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.prediction import predict_model
 from queueing.result import Prediction, Quantiles
+from queueing.simulation.experiment import simulate_run
 
 SIMULATED = 30_000  # requests per simulation of the sensitivity
 FEWEST_ARRIVALS = 10

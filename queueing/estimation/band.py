@@ -24,11 +24,11 @@ import numpy as np
 from numpy.polynomial.hermite_e import hermegauss
 from scipy.special import stdtrit
 
-from queueing.distributions import TokenDistribution
+from queueing.distributions.token_distribution import TokenDistribution
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.interval import NORMAL, Estimate
-from queueing.estimation.speed_curve import SpeedCurve, speed_curve
-from queueing.latency import LatencyModel
+from queueing.estimation.speed.speed_curve import SpeedCurve, speed_curve
+from queueing.latency.law import LatencyModel
 
 STEP = 0.05  # relative, to either side: what the sample path's luck adds to an elasticity falls with it
 FREE = 0.25  # of what is free at this load, at most
@@ -150,7 +150,7 @@ class WanderBand:
 def wander_band(
     at_speed: Callable[[float], float], factor: float, sigma: float, tau: float, *, relaxation: float, window: float
 ) -> WanderBand:
-    """`at_speed(f)`: mean delay at speed f, infinite where unstable; sigma, tau as in `queueing.estimation.wander`; seconds."""
+    """`at_speed(f)`: mean delay at speed f, infinite where unstable; sigma, tau as in `queueing.estimation.speed.wander`; seconds."""
     slow = sigma * math.sqrt(tau / (tau + relaxation)) if sigma else 0.0
     plain = at_speed(factor)
     if not slow:

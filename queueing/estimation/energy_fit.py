@@ -13,7 +13,7 @@ import numpy as np
 from policies.text import SpecError
 from queueing.estimation.change import Vector
 from queueing.estimation.interval import NORMAL, Estimate, symmetric
-from queueing.regression import fit_line
+from queueing.latency.regression import fit_line
 
 FEWEST = 20  # batches
 

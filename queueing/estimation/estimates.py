@@ -19,18 +19,18 @@ import numpy as np
 
 from policies import Policy, parse_policy
 from policies.text import counted
-from queueing.distributions import TokenDistribution
+from queueing.distributions.token_distribution import TokenDistribution
 from queueing.estimation.arrivals import arrival_rate, dispersion
-from queueing.estimation.batch_times import SLOT_ERROR, BatchTimes
 from queueing.estimation.change import FEW_CHANGES, Change, changes
 from queueing.estimation.interval import NORMAL, Estimate, symmetric
 from queueing.estimation.lengths import Lengths, lengths, weigh
 from queueing.estimation.same_lengths import lengths_from, outputs, prompts
-from queueing.estimation.snapshot import Snapshot
-from queueing.estimation.speed_process import Stalls, residual_cv, speed
-from queueing.estimation.speeds import Speeds
-from queueing.estimation.wander import Wander
-from queueing.latency import LatencyModel
+from queueing.estimation.speed.batch_times import SLOT_ERROR, BatchTimes
+from queueing.estimation.speed.speed_process import Stalls, residual_cv, speed
+from queueing.estimation.speed.speeds import Speeds
+from queueing.estimation.speed.wander import Wander
+from queueing.estimation.window.snapshot import Snapshot
+from queueing.latency.law import LatencyModel
 
 SCHEMA_VERSION = 2
 LEVELS = {"p50": 0.5, "p90": 0.9, "p99": 0.99}

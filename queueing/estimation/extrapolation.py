@@ -3,7 +3,7 @@
     P(N > n) = S(n)                                  up to the limit c that is known (product-limit)
              = S(c - 1) Q(n) / Q(c - 1)              beyond; Q(n) = P(N > n) of the family fitted to all, clipped ones as "at least"
 
-The family's parameters are those of largest likelihood (queueing.distribution_fit); requests count alike, whatever their weight.
+The family's parameters are those of largest likelihood (queueing.distributions.fit); requests count alike, whatever their weight.
 The interval of the mean is a jackknife over groups, each refitted: it holds what sampling leaves open, NOT that the family
 may be another one. Compare families by their AIC, and say "extrapolated" with every number that rests on this.
 """
@@ -17,8 +17,8 @@ import numpy as np
 from scipy.special import stdtrit
 
 from policies.text import SpecError
-from queueing.distribution_fit import FittedDistribution, fit_distribution
-from queueing.distributions import TokenDistribution
+from queueing.distributions.fit import FittedDistribution, fit_distribution
+from queueing.distributions.token_distribution import TokenDistribution
 from queueing.estimation.interval import Estimate, symmetric
 from queueing.estimation.lengths import Lengths
 

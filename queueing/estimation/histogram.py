@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from queueing.distributions import Vector
-from queueing.experiment import WARM_UP, simulate_run
-from queueing.fast_simulation import is_compiled
+from queueing.distributions.token_distribution import Vector
 from queueing.model import Model
+from queueing.simulation.experiment import WARM_UP, simulate_run
+from queueing.simulation.fast import is_compiled
 
 DRAWN = 60_000  # requests; some 20 ms
 DRAWN_ONE_BY_ONE = 6_000  # where the policy's own code is driven

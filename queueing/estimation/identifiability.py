@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from queueing.estimation.batch_times import BatchTimes
 from queueing.estimation.change import Vector
-from queueing.fit import Measured
+from queueing.estimation.speed.batch_times import BatchTimes
+from queueing.latency.fit import Measured
 
 ILL = 100.0
 VAGUE = 0.5

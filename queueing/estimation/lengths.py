@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.text import SpecError
-from queueing.distributions import TokenDistribution
+from queueing.distributions.token_distribution import TokenDistribution
 from queueing.estimation.change import Vector
 from queueing.estimation.interval import NORMAL, Estimate, symmetric
 

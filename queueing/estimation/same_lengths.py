@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from queueing.estimation.lengths import Lengths, weigh
-from queueing.estimation.snapshot import CENSORED, WITHOUT_LENGTH, Snapshot
+from queueing.estimation.window.snapshot import CENSORED, WITHOUT_LENGTH, Snapshot
 
 CHANCE = 1.95
 MATERIAL = 0.05

@@ -15,10 +15,10 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from queueing.continuous import solve_continuous
 from queueing.errors import NotConvergedError
-from queueing.estimation.speed_process import Stalls
+from queueing.estimation.speed.speed_process import Stalls
 from queueing.model import Model
+from queueing.models.continuous import solve_continuous
 from queueing.result import Prediction
 
 

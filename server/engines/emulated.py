@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 
 from policies import SpecError
-from queueing.latency import LatencyModel
-from queueing.service import Member, ServiceProcess
-from server.clock import clock_of
+from queueing.latency.law import LatencyModel
+from queueing.latency.service import Member, ServiceProcess
 from server.engines.base import (
     Capabilities,
     InvalidPromptError,
@@ -32,6 +31,7 @@ from server.engines.base import (
     UnsupportedError,
     Work,
 )
+from server.runtime.clock import clock_of
 
 EOS = 0
 BOUNDS = {"max_model_len": 2048, "max_num_seqs": 64, "max_num_batched_tokens": 131072, "kv_cache_tokens": 131072}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.numbers import Numbers
+from server.live.numbers import Numbers
 
 
 class BusyTime:

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from server.metrics import MAX_POLICIES, Metrics
+from server.telemetry.metrics import MAX_POLICIES, Metrics
 
 if TYPE_CHECKING:
-    from queueing.estimation.checks import Check
-    from server.energy.meter import EnergyMeter
+    from queueing.estimation.assumptions.checks import Check
+    from server.telemetry.energy.meter import EnergyMeter
 
 VERDICTS = ("agree", "disagree", "not enough data")
 STATS = ("mean", "p50", "p90", "p95", "p99")

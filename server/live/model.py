@@ -14,12 +14,9 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from queueing.advice.forecast import Knobs
-from queueing.estimation.feed import Feed
-from queueing.record import Record, call_of
-from server.batch import Batch
-from server.energy.batches import MeteredBatches
-from server.energy.meter import EnergyMeter
+from queueing.control.advice.forecast import Knobs
+from queueing.estimation.window.feed import Feed
+from queueing.measurement.record import Record, call_of
 from server.engines.base import Capabilities
 from server.errors import ApiError
 from server.live.busy import BusyTime
@@ -32,14 +29,17 @@ from server.live.questions import Questions
 from server.live.recent_arrivals import RecentArrivals
 from server.live.self_checks import SelfChecks
 from server.live.state_file import load_state, save_state
-from server.pools import in_a_thread
+from server.queue.batch import Batch
+from server.queue.ticket import Ticket
+from server.runtime.pools import in_a_thread
 from server.settings import AutopilotMode
-from server.ticket import Ticket
+from server.telemetry.energy.batches import MeteredBatches
+from server.telemetry.energy.meter import EnergyMeter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from queueing.wait_ahead import BatchService, SlotService
+    from queueing.control.wait_ahead import BatchService, SlotService
     from server.gateway import Gateway
 
 log = logging.getLogger("kendall.live")

@@ -1,6 +1,6 @@
 """The autopilot's hands: what it may turn, putting its decisions in force, and telling of each.
 
-It decides in the predicting process with every look (`queueing.autopilot`); here its decisions are logged, kept and carried out.
+It decides in the predicting process with every look (`queueing.control.autopilot`); here its decisions are logged, kept and carried out.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from policies import parse_policy
-from queueing.advice.forecast import Knobs
-from queueing.autopilot.bounds import Bounds
-from server.schema import PolicyChange
+from queueing.control.advice.forecast import Knobs
+from queueing.control.autopilot.bounds import Bounds
+from server.http.schema import PolicyChange
 from server.settings import AutopilotMode
 
 if TYPE_CHECKING:

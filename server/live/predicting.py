@@ -15,25 +15,25 @@ from typing import Any
 
 from policies import SpecError, parse_policy
 from policies.text import counted
-from queueing.advice.advise import TARGETS, advise, parse_objective
-from queueing.advice.situation import Situation
-from queueing.advice.what_if import what_ifs
-from queueing.autopilot.controller import Autopilot, Mode
-from queueing.autopilot.decision import Decision
-from queueing.autopilot.look import look as pilot_look
+from queueing.control.advice.advise import TARGETS, advise, parse_objective
+from queueing.control.advice.situation import Situation
+from queueing.control.advice.what_if import what_ifs
+from queueing.control.autopilot.controller import Autopilot, Mode
+from queueing.control.autopilot.decision import Decision
+from queueing.control.autopilot.look import look as pilot_look
+from queueing.control.service_ahead import service_ahead
+from queueing.control.wait_ahead import BatchService, SlotService
 from queueing.errors import PredictionError
 from queueing.estimation.assess import Assessment, Limits, assess
+from queueing.estimation.assumptions.verdict import judged, observed_mean
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.identifiability import beyond
 from queueing.estimation.interval import Estimate
-from queueing.estimation.mirror import Mirror
-from queueing.estimation.snapshot import Snapshot
-from queueing.estimation.speed_history import SpeedHistory
-from queueing.estimation.verdict import judged, observed_mean
-from queueing.latency import LatencyModel
-from queueing.optimisation.quantity import compared_by
-from queueing.service_ahead import service_ahead
-from queueing.wait_ahead import BatchService, SlotService
+from queueing.estimation.speed.speed_history import SpeedHistory
+from queueing.estimation.window.mirror import Mirror
+from queueing.estimation.window.snapshot import Snapshot
+from queueing.latency.law import LatencyModel
+from queueing.optimization.quantity import compared_by
 from server.live.question import ENOUGH, Question
 
 Answer = dict[str, Any]
@@ -262,7 +262,7 @@ def _doubts(question: Question, seen: Snapshot) -> tuple[str, ...]:
 
 def _quantiles(found: Assessment, delays: Any, *, joins: bool) -> Answer:
     """Of the queueing delay; the comparison has them, unless it compares sojourns."""
-    from queueing.estimation.verdict import observed_quantiles  # noqa: PLC0415
+    from queueing.estimation.assumptions.verdict import observed_quantiles  # noqa: PLC0415
 
     given: Mapping[str, Estimate] = observed_quantiles(delays) if joins else found.compared.observed_quantiles
     return {name: each.to_dict() for name, each in given.items()}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from queueing.advice.forecast import Knobs
-from queueing.autopilot.bounds import Bounds
-from queueing.estimation.feed import News
-from queueing.latency import LatencyModel
+from queueing.control.advice.forecast import Knobs
+from queueing.control.autopilot.bounds import Bounds
+from queueing.estimation.window.feed import News
+from queueing.latency.law import LatencyModel
 
 ENOUGH = 50  # requests of the epoch that met their end, before anything is predicted from them
 

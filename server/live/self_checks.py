@@ -1,7 +1,7 @@
 """Laws that hold whatever the queue, evaluated on one stretch of time after another: the gateway's counters against its records.
 
 The counters are moved by events as they happen; the records are what tickets say of themselves afterwards. Conservation, Little's law
-and the utilisation law tie the two (`queueing.estimation.checks`). Where one breaks, the measurement is wrong, not the theory.
+and the utilisation law tie the two (`queueing.estimation.assumptions.checks`). Where one breaks, the measurement is wrong, not the theory.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from queueing.record import Record
+from queueing.measurement.record import Record
 from server.live.busy import BusyTime
 
 if TYPE_CHECKING:
-    from queueing.estimation.checks import Check
-    from server.ticket import Ticket
+    from queueing.estimation.assumptions.checks import Check
+    from server.queue.ticket import Ticket
 
 log = logging.getLogger("kendall.live")
 NEVER = float("inf")
@@ -73,7 +73,7 @@ class SelfChecks:
         """Judge the stretch that ends now and begin the next; a law that breaks is logged once."""
         import numpy as np  # noqa: PLC0415 - the gateway answers `--help` without numerics
 
-        from queueing.estimation.checks import conservation, little_law, utilisation_law  # noqa: PLC0415
+        from queueing.estimation.assumptions.checks import conservation, little_law, utilisation_law  # noqa: PLC0415
 
         self._count(now)
         here = list(unanswered)

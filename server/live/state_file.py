@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from policies import SpecError
-from queueing.paths import put_aside
+from queueing.measurement.paths import put_aside
 
 log = logging.getLogger("kendall.live")
 SCHEMA_VERSION = 1

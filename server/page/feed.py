@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from server.clock import clock_of
 from server.page.assets import load_assets
 from server.page.history import History
 from server.page.minute import NOTHING, LastMinute
 from server.page.state import COLUMNS, topics
+from server.runtime.clock import clock_of
 
 if TYPE_CHECKING:
-    from queueing.latency import LatencyModel
+    from queueing.latency.law import LatencyModel
     from server.gateway import Gateway
 
 log = logging.getLogger("kendall.page")

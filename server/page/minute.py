@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
+from server.admission.control import REASONS
 from server.errors import FAILURES
-from server.overload.control import REASONS
 
 if TYPE_CHECKING:
     from prometheus_client import Counter

@@ -15,7 +15,7 @@ from server.page.minute import MINUTE_COLUMNS, NOTHING
 
 if TYPE_CHECKING:
     from server.gateway import Gateway
-    from server.ticket import Ticket
+    from server.queue.ticket import Ticket
 
 MEMBERS = 48  # of a server's batch that are drawn
 SERVERS = 8

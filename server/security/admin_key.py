@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from queueing.local_key import key_file
+from queueing.commands.local_key import key_file
 from server.security.keys import read_keys
 from server.security.settings import SecuritySettings
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from policies.text import SpecError
-from queueing.remote import is_loopback
+from queueing.commands.remote import is_loopback
 from server.security.keys import SHORT
 from server.security.settings import SecuritySettings, TlsSettings
 

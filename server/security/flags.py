@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from policies.text import SpecError
-from queueing.remote import is_loopback
+from queueing.commands.remote import is_loopback
 from server.security.cors import read_origins
 from server.security.exposure import check_exposure, check_tls
 from server.security.keys import read_keys

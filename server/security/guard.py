@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from starlette.responses import Response
 from starlette.types import Scope
 
-from queueing.remote import is_loopback
+from queueing.commands.remote import is_loopback
 from server.security import refusals
 from server.security.keys import holder
 from server.security.routes import ADMIN, PAGE_FILES, WORK, paths

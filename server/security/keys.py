@@ -12,7 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from policies.text import SpecError
-from queueing.remote import check_key
+from queueing.commands.remote import check_key
 
 SHORT = 16  # characters: a shorter key can be guessed
 

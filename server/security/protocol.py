@@ -15,7 +15,7 @@ import json
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from server.errors import ApiError
-from server.receiving import StampedProtocol
+from server.http.receiving import StampedProtocol
 
 MAX_HEAD_BYTES = 64 << 10  # beyond the first reading, which the kernel bounds; of a body's framing and trailers too
 MAX_HEADERS = 256  # as vLLM

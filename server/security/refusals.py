@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from server.admission.refusal import Refusal
 from server.errors import ApiError
-from server.overload.refusal import Refusal
 
 
 class Denial(Refusal):

@@ -27,7 +27,7 @@ import msgspec
 from server.engines.base import EngineEnd, FailureCode, Sampling, Token, TokenListener, TokenStream, Work
 
 if TYPE_CHECKING:
-    from server.ticket import Ticket
+    from server.queue.ticket import Ticket
 
 Way = Literal["behind", "again", "none"]
 FREE_OF_STATE = frozenset(

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from server.errors import ApiError
 
 if TYPE_CHECKING:
-    from server.batcher import Batcher
-    from server.ticket import Ticket
+    from server.queue.batcher import Batcher
+    from server.queue.ticket import Ticket
 
 WHOLE, FIRST_TOKEN = "deadline_exceeded", "first_token_timeout"  # codes of the errors
 ENVOY, ENVOY_EXPECTED = b"x-envoy-upstream-rq-timeout-ms", b"x-envoy-expected-rq-timeout-ms"

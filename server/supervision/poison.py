@@ -22,13 +22,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from server.clock import clock_of
 from server.errors import ApiError
+from server.runtime.clock import clock_of
 
 if TYPE_CHECKING:
     from server.engines.base import Work
+    from server.queue.ticket import Ticket
     from server.supervision.proof import Proof
-    from server.ticket import Ticket
 
 log = logging.getLogger("kendall.supervision")
 TRIAL_TOKENS = 16  # more than an engine has under way when it dies

@@ -15,12 +15,12 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
 from policies.text import counted
-from server.clock import clock_of
+from server.runtime.clock import clock_of
 
 if TYPE_CHECKING:
-    from queueing.latency import LatencyModel
-    from server.batcher import Batcher
-    from server.ticket import Ticket
+    from queueing.latency.law import LatencyModel
+    from server.queue.batcher import Batcher
+    from server.queue.ticket import Ticket
 
 log = logging.getLogger("kendall.supervision")
 EVERY = 1.0  # seconds between looks

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from policies import Request
-from server.clock import clock_of
 from server.engines.base import EngineEnd, FailureCode, Sampling, Token, TokenStream, Work
+from server.runtime.clock import clock_of
 
 if TYPE_CHECKING:
     from server.engines.base import Engine

@@ -6,8 +6,8 @@ import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from server.batcher import Batcher
-    from server.ticket import Ticket
+    from server.queue.batcher import Batcher
+    from server.queue.ticket import Ticket
 
 log = logging.getLogger("kendall.supervision")
 CODE = "sequence_stalled"

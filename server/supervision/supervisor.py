@@ -18,9 +18,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal, TypeVar
 
-from server.clock import clock_of
 from server.engines.base import Capabilities, Engine, EngineStartError, InvalidPromptError, InvalidSamplingError
 from server.errors import ApiError
+from server.runtime.clock import clock_of
 from server.supervision.bounded import OverdueError, UnendingError, within
 from server.supervision.restarts import RestartBudget
 from server.supervision.settings import SupervisionSettings

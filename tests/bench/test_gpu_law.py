@@ -30,7 +30,7 @@ from bench.gpu.fit import (
 )
 from bench.gpu.report import measured_alone, report
 from policies.text import SpecError
-from queueing.profile import load_law
+from queueing.latency.profile import load_law
 from tests.support import missing
 
 ROOT = Path(__file__).parents[2]

@@ -23,17 +23,17 @@ from bench.live.observation import Cell as Observed
 from bench.live.observation import block_speeds, seen_in
 from bench.live.page import write_page
 from bench.live.schedule import Schedule
-from loadgen.gateway_process import free_port
+from loadgen.gateway.gateway_process import free_port
 from loadgen.sweep.grid import Basis, Bounds
 from policies import parse_policy
-from queueing.distributions import parse_distribution
+from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Limits
-from queueing.estimation.batch_times import BatchTimes
-from queueing.latency import parse_law
+from queueing.estimation.speed.batch_times import BatchTimes
+from queueing.latency.law import parse_law
+from queueing.measurement.record import Record, to_line
+from queueing.measurement.statistics import Interval, mean_interval
 from queueing.model import Model
-from queueing.record import Record, to_line
-from queueing.run_length import advise_model
-from queueing.statistics import Interval, mean_interval
+from queueing.simulation.run_length import advise_model
 
 ROOT = Path(__file__).parents[2]
 

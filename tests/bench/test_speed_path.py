@@ -9,12 +9,12 @@ import pytest
 
 from bench.live.speed_path import STEADY, LoadedQueue, speed_path
 from policies import parse_policy
-from queueing.distributions import parse_distribution
-from queueing.estimation.batch_times import BatchTimes
-from queueing.experiment import simulate_run
-from queueing.latency import parse_law
+from queueing.distributions.token_distribution import parse_distribution
+from queueing.estimation.speed.batch_times import BatchTimes
+from queueing.latency.law import parse_law
 from queueing.model import Model
 from queueing.prediction import predict_model
+from queueing.simulation.experiment import simulate_run
 
 LAW = parse_law("k1=0.0003,k2=0.0044,k3=0.00013,k4=0.0035,kp=0.00005")
 POLICIES = ("single", "dynamic", "fixed:batch_size=4", "capped:max_batch_size=8", "elastic:max_batch_size=8")

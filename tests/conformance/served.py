@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from loadgen.gateway_process import GatewayProcess, free_port
+from loadgen.gateway.gateway_process import GatewayProcess, free_port
 from tests.serving import started
 
 NAMES = ("tiny", "gpt-3.5-turbo-instruct", "gpt-6-astra", "gpt-4o-mini")  # ours, and those in the pinned tests of openai-python

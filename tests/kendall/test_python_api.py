@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import kendall
 import kendall.api
 from policies import Dynamic
-from queueing.cli import app
+from queueing.commands.cli import app
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LAW = "k1=3e-4,k2=1.4e-3,k3=25e-6,k4=9.2e-4,cv=0.12"

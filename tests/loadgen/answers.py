@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from queueing.record import Record
+from queueing.measurement.record import Record
 
 
 def answered(index: int, at: float, late: float = 0.01, first: float = 0.1, gap: float = 0.02, tokens: int = 3, **more: object) -> Record:

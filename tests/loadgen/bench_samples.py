@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from loadgen.bench_json import BenchOptions, parse_bench_metrics
-from loadgen.goodput import parse_goodput
+from loadgen.measures.goodput import parse_goodput
+from loadgen.report.files.bench_json import BenchOptions, parse_bench_metrics
 
 SAMPLES = Path(__file__).parent / "samples"
 DETAILED = SAMPLES / "vllm_bench_detailed.json"  # 24 requests, one answered 429

@@ -9,12 +9,12 @@ import math
 
 import numpy as np
 
-from loadgen.timetable import Timetable, draw
+from loadgen.arrivals.timetable import Timetable, draw
 from policies import Dispatch, Policy, QueueState, Request, Running, Server, Waiting, WaitUntil, format_policy
-from queueing.distributions import TokenDistribution, parse_distribution
-from queueing.latency import LatencyModel
-from queueing.record import Record
-from queueing.service import Member, ServiceProcess
+from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from queueing.latency.law import LatencyModel
+from queueing.latency.service import Member, ServiceProcess
+from queueing.measurement.record import Record
 
 LAW = LatencyModel(k1=0.002, k2=0.01, k3=0.0002, k4=0.002)
 LENGTHS = parse_distribution("uniform:low=1,high=60")

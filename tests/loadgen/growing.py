@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from queueing.record import Record, read_run
+from queueing.measurement.record import Record, read_run
 
 
 def records_in(path: Path) -> list[Record]:

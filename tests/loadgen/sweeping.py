@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from loadgen.gateway_process import free_port
+from loadgen.gateway.gateway_process import free_port
 from loadgen.sweep.journal import read_journal
 
 LAW = "k1=0.0003,k2=0.001,k3=0.00002,k4=0.001"

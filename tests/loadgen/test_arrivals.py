@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from loadgen.arrival_modulated import Mmpp
-from loadgen.arrival_rates import Piecewise, Ramp, invert_steps, knots
-from loadgen.arrival_text import EXAMPLES, Process, at_rate, format_arrivals, parse_arrivals
-from loadgen.arrivals import Arrivals, Deterministic, FloatArray, Gamma, Poisson, Recorded, delivered_rate, renewal
+from loadgen.arrivals.modulated import Mmpp
+from loadgen.arrivals.processes import Arrivals, Deterministic, FloatArray, Gamma, Poisson, Recorded, delivered_rate, renewal
+from loadgen.arrivals.rates import Piecewise, Ramp, invert_steps, knots
+from loadgen.arrivals.text import EXAMPLES, Process, at_rate, format_arrivals, parse_arrivals
 from policies.text import SpecError
 
 SIGNIFICANCE = 1e-3

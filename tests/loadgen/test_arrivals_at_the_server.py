@@ -14,16 +14,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.audit import Stream, streams_of
-from loadgen.gateway_process import GatewayProcess, free_port
-from loadgen.load_verdict import BUDGET
-from loadgen.run import run_load
-from loadgen.target import Target
-from loadgen.timetable import draw
-from queueing import arrival_tests
-from queueing.arrival_audit import Budget
-from queueing.distributions import parse_distribution
-from queueing.record import read_run
+from loadgen.arrivals.timetable import draw
+from loadgen.gateway.gateway_process import GatewayProcess, free_port
+from loadgen.report.audit import Stream, streams_of
+from loadgen.report.load_verdict import BUDGET
+from loadgen.sending.client.target import Target
+from loadgen.sending.run import run_load
+from queueing.distributions.token_distribution import parse_distribution
+from queueing.measurement import arrival_tests
+from queueing.measurement.arrival_audit import Budget
+from queueing.measurement.record import read_run
 from tests.server.asgi import Call, call, completion, running
 from tests.support import missing
 from tests.virtual_time import run_virtual

@@ -6,12 +6,12 @@ import math
 
 import pytest
 
-from loadgen.assertions import Assertion, broken_lines, check, parse_assertion, percentiles_of, require_known
-from loadgen.goodput import parse_goodput
-from loadgen.summary import summarise_records
-from loadgen.summary_values import flat, names
+from loadgen.compare.assertions import Assertion, broken_lines, check, parse_assertion, percentiles_of, require_known
+from loadgen.measures.goodput import parse_goodput
+from loadgen.report.summary import summarise_records
+from loadgen.report.summary_values import flat, names
 from policies.text import SpecError
-from queueing.record import Record
+from queueing.measurement.record import Record
 from tests.loadgen.answers import answered
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from kendall import cli
-from loadgen.audit import asked, streams_of
-from queueing.record import Header, Record, read_run, write_run
+from loadgen.report.audit import asked, streams_of
+from queueing.measurement.record import Header, Record, read_run, write_run
 
 RATE = 20.0
 

@@ -12,7 +12,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from loadgen.bench_json import (
+from loadgen.measures.failures import is_failure
+from loadgen.measures.metrics import lateness
+from loadgen.report.files.bench_json import (
     bench_file_name,
     bench_result,
     bench_runs,
@@ -21,11 +23,9 @@ from loadgen.bench_json import (
     parse_bench_metrics,
     write_bench_json,
 )
-from loadgen.failures import is_failure
-from loadgen.metrics import lateness
-from loadgen.summary import summarise_records
+from loadgen.report.summary import summarise_records
 from policies.text import SpecError
-from queueing.record import Header, Record, write_run
+from queueing.measurement.record import Header, Record, write_run
 from tests.loadgen.answers import answered
 from tests.loadgen.bench_samples import DETAILED, OURS, SAMPLES, options
 

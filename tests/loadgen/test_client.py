@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from loadgen.client import LoadError, Target, timing
-from loadgen.endpoint import look_at
-from loadgen.outbox import Outbox
-from loadgen.pacing import BURST
-from loadgen.run import LoadResult, Tally, run_load
-from loadgen.stream import Answer
-from loadgen.timetable import Timetable
+from loadgen.arrivals.timetable import Timetable
+from loadgen.sending.client.client import LoadError, Target, timing
+from loadgen.sending.client.endpoint import look_at
+from loadgen.sending.client.stream import Answer
+from loadgen.sending.outbox import Outbox
+from loadgen.sending.pacing import BURST
+from loadgen.sending.run import LoadResult, Tally, run_load
 from tests.eventually import eventually
 from tests.loadgen.fake_server import DONE, FakeServer, Handler, answer, chat_chunk, chunk, event, serving, stream, usage
 

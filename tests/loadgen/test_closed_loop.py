@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-import loadgen.closed_loop
-from loadgen.client import Target
-from loadgen.job import row_of
-from loadgen.pacing import Clock, Spin, TimerFd
-from loadgen.run import ClosedLoop, LoadResult, run_load
-from loadgen.target import LoadError
-from loadgen.timetable import Timetable
-from queueing.record import Record
+import loadgen.sending.closed_loop
+from loadgen.arrivals.timetable import Timetable
+from loadgen.sending.client.client import Target
+from loadgen.sending.client.target import LoadError
+from loadgen.sending.job import row_of
+from loadgen.sending.pacing import Clock, Spin, TimerFd
+from loadgen.sending.run import ClosedLoop, LoadResult, run_load
+from queueing.measurement.record import Record
 from tests.eventually import eventually
 from tests.loadgen.fake_server import FakeServer, answer, serving
 from tests.virtual_time import run_virtual

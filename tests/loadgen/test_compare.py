@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from loadgen.compare import Comparison, Estimate, Predicted, Theory, compare
-from loadgen.report import as_object, notes, show
-from loadgen.residual import verdict
-from loadgen.timetable import Timetable
+from loadgen.arrivals.timetable import Timetable
+from loadgen.compare.compare import Comparison, Estimate, Predicted, Theory, compare
+from loadgen.compare.residual import verdict
+from loadgen.report.report import as_object, notes, show
 from policies import Policy, parse_policy
-from queueing.latency import LatencyModel
-from queueing.record import Record
-from queueing.recursion import Served, measured_starts, served
-from queueing.statistics import Interval
+from queueing.latency.law import LatencyModel
+from queueing.measurement.record import Record
+from queueing.measurement.recursion import Served, measured_starts, served
+from queueing.measurement.statistics import Interval
 from tests.loadgen.driver import LAW, Driver, drive, timetable
 from tests.loadgen.policy_cases import CASES, each_policy
 

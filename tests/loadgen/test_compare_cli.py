@@ -11,11 +11,11 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from loadgen.compare_cli import app
+from loadgen.commands.compare_cli import app
 from policies import parse_policy
 from policies.text import SpecError
-from queueing.profile import load_profile
-from queueing.record import Header, Record, write_run
+from queueing.latency.profile import load_profile
+from queueing.measurement.record import Header, Record, write_run
 from queueing.result import LEVELS
 from tests.loadgen.driver import LAW, drive
 
@@ -157,8 +157,8 @@ def test_arguments_that_contradict_each_other_raise_a_spec_error(tmp_path: Path)
 
 
 def test_every_part_and_theory_of_the_tables_is_explained_below_them_and_in_the_documentation() -> None:
-    from loadgen.report import PART_NOTES, QUANTILE_NOTES
-    from loadgen.residual import PARTS
+    from loadgen.compare.residual import PARTS
+    from loadgen.report.report import PART_NOTES, QUANTILE_NOTES
 
     notes, page = " ".join((*QUANTILE_NOTES, *PART_NOTES)), (ROOT / "docs" / "agreement.md").read_text(encoding="utf-8")
     for name in (*PARTS, "live", "as printed"):

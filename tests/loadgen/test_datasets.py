@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.arrivals import Poisson
-from loadgen.datasets import Prompt, draw_dataset, load_token_counter, random_prompts, read_dataset
-from loadgen.timetable import Timetable, draw_prompts, draw_timetable, split
+from loadgen.arrivals.datasets import Prompt, draw_dataset, load_token_counter, random_prompts, read_dataset
+from loadgen.arrivals.processes import Poisson
+from loadgen.arrivals.timetable import Timetable, draw_prompts, draw_timetable, split
 from policies.text import SpecError
-from queueing.distributions import parse_distribution
+from queueing.distributions.token_distribution import parse_distribution
 
 SAMPLES = Path(__file__).parent / "samples"
 SHAREGPT, LINES = SAMPLES / "sharegpt.json", SAMPLES / "prompts.jsonl"

@@ -19,16 +19,16 @@ import pytest
 from rich.console import Console
 
 from kendall import cli
-from loadgen.comparison import Comparison, Estimate, Part, Quantity, Split
-from loadgen.demo import LOADS, POLICIES, Plan, Progress, _Demo
-from loadgen.demo_report import Cell, conclusion, print_report
-from loadgen.gateway_process import GatewayProcess, free_port
-from loadgen.job import Tally
-from loadgen.residual import verdict
-from queueing.latency import LatencyModel
-from queueing.profile import Profile
-from queueing.speed import Speed
-from queueing.statistics import Interval
+from loadgen.commands.demo import LOADS, POLICIES, Plan, Progress, _Demo
+from loadgen.commands.demo_report import Cell, conclusion, print_report
+from loadgen.compare.comparison import Comparison, Estimate, Part, Quantity, Split
+from loadgen.compare.residual import verdict
+from loadgen.gateway.gateway_process import GatewayProcess, free_port
+from loadgen.sending.job import Tally
+from queueing.latency.law import LatencyModel
+from queueing.latency.profile import Profile
+from queueing.latency.speed import Speed
+from queueing.measurement.statistics import Interval
 from tests.eventually import eventually_here
 from tests.loadgen.sweeping import is_alive
 from tests.virtual_time import VirtualTimeLoop, run_virtual
@@ -84,7 +84,7 @@ def test_every_cell_has_the_engines_speed_before_and_after_it(monkeypatch: pytes
 
     gateway = GatewayProcess([], 1, Path("gateway.log"))
     monkeypatch.setattr(gateway, "ready", lambda: asyncio.sleep(0))
-    monkeypatch.setattr("loadgen.demo.share_the_gateways_cpus", lambda: None)
+    monkeypatch.setattr("loadgen.commands.demo.share_the_gateways_cpus", lambda: None)
     for name, stand_in in (("_speed", speeds), ("_cell", sent), ("_calibrated", calibrated)):
         monkeypatch.setattr(_Demo, name, stand_in)
     monkeypatch.setattr(_Demo, "_compare", lambda *_: cell("single", 0.3).comparison)

@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-import loadgen.endpoint
-from loadgen.gateway_process import GatewayClient, free_port
-from loadgen.keys import Keys
-from loadgen.load_cli import app
+import loadgen.sending.client.endpoint
+from loadgen.commands.load_cli import app
+from loadgen.gateway.gateway_process import GatewayClient, free_port
+from loadgen.sending.client.keys import Keys
 from policies.text import SpecError
+from queueing.commands.remote import Trust
 from queueing.errors import CommandError
-from queueing.record import read_run
-from queueing.remote import Trust
-from server import advising
-from server.law.command import calibrate
+from queueing.measurement.record import read_run
+from server.calibration.command import calibrate
+from server.operations import advising
 from tests.loadgen.failing_server import failing_server
 from tests.serving import self_signed
 
@@ -84,7 +84,7 @@ def test_a_server_that_never_becomes_ready_ends_the_wait(monkeypatch: pytest.Mon
 
 def test_a_server_that_starts_later_is_loaded(tmp_path: Path) -> None:
     port = free_port(0)
-    command = [sys.executable, "-m", "loadgen.load_cli", "--base-url", local(port), "--ready-check-timeout", "120"]
+    command = [sys.executable, "-m", "loadgen.commands.load_cli", "--base-url", local(port), "--ready-check-timeout", "120"]
     flags = ["--request-rate", "100", "--num-prompts", "5", "--max-tokens", "2", "--output", "late.jsonl"]
     with subprocess.Popen([*command, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from loadgen.goodput import Limit, goodput, parse_goodput
+from loadgen.measures.goodput import Limit, goodput, parse_goodput
 from policies.text import SpecError
-from queueing.record import Record
+from queueing.measurement.record import Record
 from tests.loadgen.answers import answered
 
 

@@ -15,26 +15,26 @@ from typing import Any
 
 import pytest
 
-from loadgen.cells import Asked, MissingCell, ReportCell, RunFile
-from loadgen.comparison import TOO_SHORT
-from loadgen.html_report import ReportData, of_files, of_folder, write_report
-from loadgen.html_report.beside import beside_figure
-from loadgen.html_report.columns import COLUMNS
-from loadgen.html_report.marks import Panel, hover
-from loadgen.html_report.over_load import curve_of, over_load_figure
-from loadgen.html_report.page import ROOT, page
-from loadgen.html_report.parts import PALE, parts_figure
-from loadgen.html_report.tables import matrix
-from loadgen.html_report.tails import tails_figure
-from loadgen.html_report.words import accuracy, causes, headline
-from loadgen.report import notes
-from loadgen.residual import cause_of
+from loadgen.compare.cells import Asked, MissingCell, ReportCell, RunFile
+from loadgen.compare.comparison import TOO_SHORT
+from loadgen.compare.residual import cause_of
+from loadgen.report.html import ReportData, of_files, of_folder, write_report
+from loadgen.report.html.beside import beside_figure
+from loadgen.report.html.columns import COLUMNS
+from loadgen.report.html.marks import Panel, hover
+from loadgen.report.html.over_load import curve_of, over_load_figure
+from loadgen.report.html.page import ROOT, page
+from loadgen.report.html.parts import PALE, parts_figure
+from loadgen.report.html.tables import matrix
+from loadgen.report.html.tails import tails_figure
+from loadgen.report.html.words import accuracy, causes, headline
+from loadgen.report.report import notes
 from policies import parse_policy
 from policies.text import SpecError
+from queueing.latency.profile import Profile
+from queueing.measurement.record import Header, Record, write_run
 from queueing.model import Model
 from queueing.prediction import predict_model
-from queueing.profile import Profile
-from queueing.record import Header, Record, write_run
 from tests.loadgen.driver import LAW, LENGTHS, drive
 from tests.page.browser import chromium
 from tests.support import require_program

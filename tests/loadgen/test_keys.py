@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from kendall import cli
-from loadgen.gateway_process import GatewayClient, GatewayError, GatewayProcess, free_port
-from loadgen.keys import Keys
+from loadgen.gateway.gateway_process import GatewayClient, GatewayError, GatewayProcess, free_port
+from loadgen.sending.client.keys import Keys
 from loadgen.sweep.gateway import GivenGateway
 from policies.text import SpecError
-from server import advising
-from server.law.command import calibrate
+from server.calibration.command import calibrate
+from server.operations import advising
 from tests.serving import started
 
 API, ADMIN = "sk-client-0123456789", "sk-admin-0123456789"

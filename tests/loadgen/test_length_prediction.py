@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from loadgen.arrivals import Poisson
-from loadgen.length_prediction import EXAMPLES, LengthPrediction, OneBit, format_length_prediction, parse_length_prediction
-from loadgen.timetable import draw_timetable, with_predictions
+from loadgen.arrivals.length_prediction import EXAMPLES, LengthPrediction, OneBit, format_length_prediction, parse_length_prediction
+from loadgen.arrivals.processes import Poisson
+from loadgen.arrivals.timetable import draw_timetable, with_predictions
 from policies.text import SpecError
-from queueing.distributions import parse_distribution
+from queueing.distributions.token_distribution import parse_distribution
 
 LENGTHS = parse_distribution("uniform:low=1,high=2000")
 TRUE = LENGTHS.sample(np.random.default_rng(7), 20_000)

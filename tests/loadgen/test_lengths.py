@@ -12,21 +12,21 @@ from typing import Any, cast
 import pytest
 from typer.testing import CliRunner
 
-from loadgen.endpoint import UNKNOWN, Endpoint
-from loadgen.gateway_process import GatewayProcess, free_port
-from loadgen.lengths import with_lengths
-from loadgen.load_cli import app
-from loadgen.options import LoadOptions
-from loadgen.plan import plan_load
-from loadgen.run import LoadResult
+from loadgen.arrivals.timetable import save_timetable
+from loadgen.commands.load_cli import app
+from loadgen.gateway.gateway_process import GatewayProcess, free_port
+from loadgen.sending.client.endpoint import UNKNOWN, Endpoint
+from loadgen.sending.client.lengths import with_lengths
+from loadgen.sending.client.target import FORCED_FIELD, LoadError, Target
+from loadgen.sending.options import LoadOptions
+from loadgen.sending.plan import plan_load
+from loadgen.sending.run import LoadResult
 from loadgen.sweep.apparatus import Apparatus
 from loadgen.sweep.gateway import GivenGateway
 from loadgen.sweep.plan import Plan
 from loadgen.sweep.status import Status
-from loadgen.target import FORCED_FIELD, LoadError, Target
-from loadgen.timetable import save_timetable
 from policies.text import SpecError
-from queueing.record import read_run
+from queueing.measurement.record import read_run
 from tests.loadgen.fake_server import serving
 from tests.serving import started
 

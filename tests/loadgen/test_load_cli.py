@@ -21,17 +21,17 @@ from click.testing import Result
 from typer.main import get_command
 from typer.testing import CliRunner
 
-import loadgen.plan
-import loadgen.result_files
-from loadgen.flags import spelled_out
-from loadgen.load_cli import app
-from loadgen.options import LoadOptions
-from loadgen.plan import plan_load
-from loadgen.target import LoadError
-from loadgen.timetable import save_timetable
+import loadgen.report.files.result_files
+import loadgen.sending.plan
+from loadgen.arrivals.timetable import save_timetable
+from loadgen.commands.flags import spelled_out
+from loadgen.commands.load_cli import app
+from loadgen.sending.client.target import LoadError
+from loadgen.sending.options import LoadOptions
+from loadgen.sending.plan import plan_load
 from policies.text import SpecError
-from queueing.paths import file_or_folder
-from queueing.record import read_run
+from queueing.measurement.paths import file_or_folder
+from queueing.measurement.record import read_run
 from tests.eventually import eventually_here
 from tests.loadgen.fake_server import Handler, answer, serving
 from tests.loadgen.growing import completed_in
@@ -392,7 +392,7 @@ def test_ctrl_c_keeps_what_was_recorded(server_url: str, tmp_path: Path) -> None
     # a shell's background job inherits SIGINT ignored; this process must not
     start = (
         "import signal, runpy; signal.signal(signal.SIGINT, signal.default_int_handler);"
-        "runpy.run_module('loadgen.load_cli', run_name='__main__')"
+        "runpy.run_module('loadgen.commands.load_cli', run_name='__main__')"
     )
     command = [sys.executable, "-c", start, "--base-url", server_url, "--request-rate", "20", "--num-prompts", "5000"]
     process = subprocess.Popen([*command, "--save-result", str(tmp_path / "run.jsonl")], stdout=subprocess.PIPE, stderr=subprocess.PIPE)

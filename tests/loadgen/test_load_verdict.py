@@ -17,17 +17,17 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from loadgen.failures import Failures, count_failures
-from loadgen.load_cli import app
-from loadgen.load_verdict import LoadVerdict, judge
-from loadgen.progress import Lines
-from loadgen.run import LoadResult, Tally, held_back, lateness, run_load
-from loadgen.saved_run import read_results
-from loadgen.target import LoadError, Target
-from loadgen.timetable import Timetable
+from loadgen.arrivals.timetable import Timetable
+from loadgen.commands.load_cli import app
+from loadgen.commands.progress import Lines
+from loadgen.measures.failures import Failures, count_failures
+from loadgen.report.files.saved_run import read_results
+from loadgen.report.load_verdict import LoadVerdict, judge
+from loadgen.sending.client.target import LoadError, Target
+from loadgen.sending.run import LoadResult, Tally, held_back, lateness, run_load
 from policies.text import SpecError
-from queueing.arrival_audit import Budget, audit_arrivals
-from queueing.record import Header, Record, read_run, write_run
+from queueing.measurement.arrival_audit import Budget, audit_arrivals
+from queueing.measurement.record import Header, Record, read_run, write_run
 from tests.eventually import eventually_here
 from tests.loadgen.failing_server import failing_server
 from tests.loadgen.growing import completed_in
@@ -152,7 +152,7 @@ def test_a_burst_is_judged_by_order_and_number(flags: tuple[str, ...]) -> None:
 def test_sigterm_ends_the_run_prints_the_table_and_keeps_the_file(tmp_path: Path) -> None:
     with failing_server() as port:
         flags = ["--base-url", f"http://127.0.0.1:{port}", "--request-rate", "50", "--num-prompts", "9000", "--max-tokens", "2"]
-        command = [sys.executable, "-m", "loadgen.load_cli", *flags, "--output", "run.jsonl"]
+        command = [sys.executable, "-m", "loadgen.commands.load_cli", *flags, "--output", "run.jsonl"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             assert process.stderr is not None
             assert b" s: sent " in process.stderr.readline(), "the first line of progress"
@@ -254,7 +254,7 @@ def test_an_interrupted_run_is_invalid_and_says_how_far_it_came(tmp_path: Path) 
 LIMITED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-from loadgen.load_cli import app
+from loadgen.commands.load_cli import app
 app()
 """
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-import loadgen.pacing
-from loadgen.pacing import Alarms, Clock, Spin, TimerFd, pace, pacing_clock, quiet_garbage_collector
+import loadgen.sending.pacing
+from loadgen.sending.pacing import Alarms, Clock, Spin, TimerFd, pace, pacing_clock, quiet_garbage_collector
 from tests.virtual_time import VirtualTimeLoop, run_virtual
 
 CLOCKS = [Spin, TimerFd] if sys.platform == "linux" else [Spin]

@@ -10,17 +10,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from loadgen.compare import Comparison, Estimate, Part, Predicted, Quantity, Split, Theory, compare
-from loadgen.comparison import Sampling
-from loadgen.residual import PARTS, SERVICE_LAW, cause_of, largest, verdict, verdict_at_speed
-from loadgen.theory import theory_of
-from loadgen.timetable import Timetable
+from loadgen.arrivals.timetable import Timetable
+from loadgen.compare.compare import Comparison, Estimate, Part, Predicted, Quantity, Split, Theory, compare
+from loadgen.compare.comparison import Sampling
+from loadgen.compare.residual import PARTS, SERVICE_LAW, cause_of, largest, verdict, verdict_at_speed
+from loadgen.compare.theory import theory_of
 from policies import Policy, parse_policy
-from queueing.latency import LatencyModel
-from queueing.record import Record
-from queueing.recursion import Served, served
-from queueing.speed import Speed
-from queueing.statistics import Interval
+from queueing.latency.law import LatencyModel
+from queueing.latency.speed import Speed
+from queueing.measurement.record import Record
+from queueing.measurement.recursion import Served, served
+from queueing.measurement.statistics import Interval
 from tests.loadgen.driver import LAW, LENGTHS, Driver, timetable
 
 RATES = {"single": 6.0, "dynamic": 40.0, "capped:max_batch_size=4": 15.0, "fixed:batch_size=4": 15.0, "elastic:max_batch_size=4": 16.0}

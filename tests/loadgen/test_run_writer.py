@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from loadgen.descriptors import SPARE, raise_file_limit
-from loadgen.run_writer import RunWriter, replace_run
-from loadgen.target import LoadError
-from queueing.record import Header, Record, read_run, to_line, write_run
+from loadgen.sending.client.target import LoadError
+from loadgen.sending.descriptors import SPARE, raise_file_limit
+from loadgen.sending.run_writer import RunWriter, replace_run
+from queueing.measurement.record import Header, Record, read_run, to_line, write_run
 from tests.eventually import eventually_here
 from tests.loadgen.fake_server import answer
 from tests.loadgen.growing import completed_in
@@ -84,7 +84,7 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_killed_generator_keeps_what_it_measured(server_url: str, tmp_path: Path, processes: int) -> None:
     """SIGKILL in mid-run: every answer that had ended is in a run file, and no sender goes on alone."""
-    command = [sys.executable, "-m", "loadgen.load_cli", "--base-url", server_url, "--request-rate", "30", "--num-prompts", "6000"]
+    command = [sys.executable, "-m", "loadgen.commands.load_cli", "--base-url", server_url, "--request-rate", "30", "--num-prompts", "6000"]
     flags = ["--processes", str(processes), "--max-tokens", "2", "--save-result", str(tmp_path / "run.jsonl")]
     names = ["run.jsonl"] if processes == 1 else ["run.sender0.jsonl", "run.sender1.jsonl"]
     with subprocess.Popen([*command, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
@@ -132,9 +132,9 @@ def test_too_few_descriptors_are_named(slow_server_url: str) -> None:
         import asyncio, resource
         resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60))
         import numpy as np
-        from loadgen.client import Target
-        from loadgen.run import run_load
-        from loadgen.timetable import Timetable
+        from loadgen.sending.client.client import Target
+        from loadgen.sending.run import run_load
+        from loadgen.arrivals.timetable import Timetable
         table = Timetable(np.zeros(100), np.full(100, 4), np.full(100, 2))
         result = asyncio.run(run_load(Target(base_url="{slow_server_url}", model="m"), table, seed=0))
         print(len(result.records), {{r.error for r in result.records if r.outcome != "completed"}})

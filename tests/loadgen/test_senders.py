@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-import loadgen.senders
-from loadgen.client import Target
-from loadgen.job import ClosedLoop, row_of
-from loadgen.run import LoadResult, run_load
-from loadgen.target import LoadError
-from loadgen.timetable import Timetable
-from queueing.record import read_run
+import loadgen.sending.senders
+from loadgen.arrivals.timetable import Timetable
+from loadgen.sending.client.client import Target
+from loadgen.sending.client.target import LoadError
+from loadgen.sending.job import ClosedLoop, row_of
+from loadgen.sending.run import LoadResult, run_load
+from queueing.measurement.record import read_run
 from tests.eventually import eventually
 from tests.loadgen import fake_server
 from tests.loadgen.fake_server import FakeServer, serving

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.stream import Answer, StreamError, read_error
+from loadgen.sending.client.stream import Answer, StreamError, read_error
 from tests.loadgen.fake_server import DONE, chat_chunk, chunk, event, usage
 
 WHOLE = (

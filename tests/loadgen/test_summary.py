@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from loadgen.client import CUT_SHORT
-from loadgen.failures import count_failures
-from loadgen.goodput import Limit
-from loadgen.little_check import LittleCheck, little_check
-from loadgen.mean_variance import variances_of_records
-from loadgen.metrics import ORDER, parse_metrics, parse_percentiles, percentile_name, values
-from loadgen.run import LoadResult
-from loadgen.summary import LoadSummary, measure, summarise_load, summarise_records
-from loadgen.summary_text import load_lines, load_notes, load_table
+from loadgen.measures.failures import count_failures
+from loadgen.measures.goodput import Limit
+from loadgen.measures.little_check import LittleCheck, little_check
+from loadgen.measures.mean_variance import variances_of_records
+from loadgen.measures.metrics import ORDER, parse_metrics, parse_percentiles, percentile_name, values
+from loadgen.report.summary import LoadSummary, measure, summarise_load, summarise_records
+from loadgen.report.summary_text import load_lines, load_notes, load_table
+from loadgen.sending.client.client import CUT_SHORT
+from loadgen.sending.run import LoadResult
 from policies.text import SpecError
-from queueing.record import Header, Record
-from queueing.statistics import mean_interval, quantile_interval, summarise
-from queueing.terminal import say
+from queueing.commands.terminal import say
+from queueing.measurement.record import Header, Record
+from queueing.measurement.statistics import mean_interval, quantile_interval, summarise
 from tests.loadgen.answers import answered
 
 

@@ -16,10 +16,10 @@ import msgspec
 import pytest
 
 from kendall import cli
-from loadgen.saved_run import read_results
+from loadgen.report.files.saved_run import read_results
 from policies.text import SpecError
-from queueing.distribution_files import read_counts
-from queueing.record import Header, Record, write_run
+from queueing.distributions.files import read_counts
+from queueing.measurement.record import Header, Record, write_run
 from tests.eventually import eventually_here
 from tests.loadgen.bench_samples import DETAILED
 from tests.loadgen.failing_server import failing_server
@@ -75,7 +75,7 @@ def test_the_table_and_the_exit_status_are_those_of_the_run(capsys: pytest.Captu
 def test_a_run_that_was_killed_is_reported_as_far_as_it_came(processes: str, capsys: pytest.CaptureFixture[str]) -> None:
     with failing_server() as port:
         flags = ["--base-url", f"http://127.0.0.1:{port}", "--request-rate", "100", "--num-prompts", "9000", "--max-tokens", "2"]
-        command = [sys.executable, "-m", "loadgen.load_cli", *flags, "--processes", processes, "--output", "run.jsonl"]
+        command = [sys.executable, "-m", "loadgen.commands.load_cli", *flags, "--processes", processes, "--output", "run.jsonl"]
         names = ("run.jsonl",) if processes == "1" else ("run.sender0.jsonl", "run.sender1.jsonl")
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
             eventually_here(lambda: process.poll() is not None or all(completed_in(Path(name)) > 20 for name in names), seconds=60)

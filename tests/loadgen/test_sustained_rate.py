@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from loadgen.client import Target
-from loadgen.gateway_process import GatewayProcess, free_port
-from loadgen.load_verdict import BUDGET, judge
-from loadgen.pacing import pacing_clock
-from loadgen.run import LoadResult, run_load
-from loadgen.timetable import Timetable, draw
-from queueing.distributions import parse_distribution
+from loadgen.arrivals.timetable import Timetable, draw
+from loadgen.gateway.gateway_process import GatewayProcess, free_port
+from loadgen.report.load_verdict import BUDGET, judge
+from loadgen.sending.client.client import Target
+from loadgen.sending.pacing import pacing_clock
+from loadgen.sending.run import LoadResult, run_load
+from queueing.distributions.token_distribution import parse_distribution
 from tests.loadgen.fake_server import DONE, chunk, serving, stream, usage
 from tests.support import missing
 

@@ -13,9 +13,9 @@ from loadgen.sweep.plan import Plan, load_plan, save_plan
 from loadgen.sweep.store import Store
 from policies.text import SpecError
 from queueing.errors import CommandError
-from queueing.latency import LatencyModel
-from queueing.profile import Profile
-from queueing.record import Header, Record, to_line, write_run
+from queueing.latency.law import LatencyModel
+from queueing.latency.profile import Profile
+from queueing.measurement.record import Header, Record, to_line, write_run
 
 
 def journal_of(path: Path, *events: tuple[str, dict[str, object]]) -> Journal:

@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from loadgen.flags import SweepCommand, in_a_row
-from loadgen.run import VOCABULARY
+from loadgen.arrivals.timetable import draw_prompts
+from loadgen.commands.flags import SweepCommand, in_a_row
+from loadgen.commands.sweep_cli import app, sweep_command
+from loadgen.sending.run import VOCABULARY
 from loadgen.sweep.conditions import parse_conditions
 from loadgen.sweep.dry_run import plan_as_object
 from loadgen.sweep.grid import Basis, Bounds, Cell, cell_name
 from loadgen.sweep.plan import POLICIES, Plan, differences, load_plan, save_plan, searches_of
 from loadgen.sweep.slo import parse_slo
 from loadgen.sweep.status import duration
-from loadgen.sweep_cli import app, sweep_command
-from loadgen.timetable import draw_prompts
 from policies.text import SpecError
-from queueing.latency import LatencyModel
-from queueing.record import Record
-from queueing.run_length import advise_model
+from queueing.latency.law import LatencyModel
+from queueing.measurement.record import Record
+from queueing.simulation.run_length import advise_model
 
 LAW = LatencyModel(k1=0.0003, k2=0.0014, k3=0.000025, k4=0.00092)
 BOUNDS = Bounds(max_num_seqs=16, max_model_len=512)

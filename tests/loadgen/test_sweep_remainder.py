@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from loadgen.gateway_process import GatewayClient, GatewayError
-from loadgen.job import Tally
+from loadgen.gateway.gateway_process import GatewayClient, GatewayError
+from loadgen.measures.stability import Watch
+from loadgen.sending.job import Tally
 from loadgen.sweep.cell import _Guard, _Seen
 from loadgen.sweep.gateway import IDLE_LIMIT, until_idle
-from loadgen.sweep.stability import Watch
 from loadgen.sweep.status import Status
 from tests.virtual_time import run_virtual
 

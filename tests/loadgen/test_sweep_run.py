@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.gateway_process import GatewayLostError, GatewayProcess, free_port
+from loadgen.gateway.gateway_process import GatewayLostError, GatewayProcess, free_port
 from loadgen.sweep.apparatus import Apparatus
 from loadgen.sweep.gateway import GivenGateway
 from loadgen.sweep.journal import Progress
@@ -24,9 +24,9 @@ from loadgen.sweep.results import results_of
 from loadgen.sweep.run import Sweep
 from loadgen.sweep.status import Status
 from loadgen.sweep.store import Store
-from queueing.latency import LatencyModel
-from queueing.profile import Profile
-from queueing.record import read_run
+from queueing.latency.law import LatencyModel
+from queueing.latency.profile import Profile
+from queueing.measurement.record import read_run
 from tests.eventually import eventually_here
 from tests.loadgen.failing_server import failing_server
 from tests.loadgen.growing import completed_in

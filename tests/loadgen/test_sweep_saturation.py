@@ -9,17 +9,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from loadgen.gateway_process import free_port
+from loadgen.gateway.gateway_process import free_port
 from loadgen.sweep.plan import Plan
 from loadgen.sweep.saturation import Found, bisect, predicted_rate, probe_requests
 from loadgen.sweep.search import Search
 from loadgen.sweep.slo import parse_slo
 from policies import parse_policy
-from queueing.distributions import parse_distribution
-from queueing.latency import parse_law
+from queueing.distributions.token_distribution import parse_distribution
+from queueing.latency.law import parse_law
+from queueing.measurement.record import Header, Record, write_run
 from queueing.model import Model
 from queueing.prediction import predict_model
-from queueing.record import Header, Record, write_run
 from tests.loadgen.sweeping import LAW, events, finish, start
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loadgen.sweep.stability import BLOCKS, LEAST_ARRIVALS, Growth, Watch, growth
+from loadgen.measures.stability import BLOCKS, LEAST_ARRIVALS, Growth, Watch, growth
 from policies import parse_policy
-from queueing.distributions import parse_distribution
-from queueing.experiment import simulate_run
-from queueing.latency import parse_law
+from queueing.distributions.token_distribution import parse_distribution
+from queueing.latency.law import parse_law
 from queueing.model import Model
+from queueing.simulation.experiment import simulate_run
 
 LAW = parse_law("k1=0.0003,k2=0.0014,k3=0.000025,k4=0.00092,cv=0.12,turnaround=0.00155")
 POLICIES = ("single", "dynamic", "fixed:batch_size=4", "capped:max_batch_size=8", "elastic:max_batch_size=8", "continuous:max_batch_size=4")

@@ -8,12 +8,12 @@ import math
 import numpy as np
 import pytest
 
-from loadgen.compare import compare
-from loadgen.theory import predict_means, replay_arrivals, theory_of
+from loadgen.compare.compare import compare
+from loadgen.compare.theory import predict_means, replay_arrivals, theory_of
 from policies import parse_policy
-from queueing.distributions import TokenDistribution
-from queueing.latency import LatencyModel
-from queueing.recursion import served
+from queueing.distributions.token_distribution import TokenDistribution
+from queueing.latency.law import LatencyModel
+from queueing.measurement.recursion import served
 from tests.loadgen.driver import LAW, LENGTHS, drive
 from tests.loadgen.policy_cases import CASES, each_policy
 

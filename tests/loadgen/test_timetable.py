@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import stats
 
-from loadgen.arrival_text import EXAMPLES, parse_arrivals
-from loadgen.arrivals import Poisson, Recorded
-from loadgen.length_prediction import parse_length_prediction
-from loadgen.timetable import (
+from loadgen.arrivals.length_prediction import parse_length_prediction
+from loadgen.arrivals.processes import Poisson, Recorded
+from loadgen.arrivals.text import EXAMPLES, parse_arrivals
+from loadgen.arrivals.timetable import (
     IntArray,
     Timetable,
     delivered_rate,
@@ -27,7 +27,7 @@ from loadgen.timetable import (
     streams,
 )
 from policies.text import SpecError
-from queueing.distributions import parse_distribution
+from queueing.distributions.token_distribution import parse_distribution
 
 PROMPTS = parse_distribution("uniform:low=1,high=8")
 OUTPUTS = parse_distribution("geometric:mean=20")

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.arrivals import Poisson
-from loadgen.timetable import draw_timetable, save_timetable
-from loadgen.trace_formats import nanoseconds
-from loadgen.traces import load_trace, read_trace
+from loadgen.arrivals.processes import Poisson
+from loadgen.arrivals.timetable import draw_timetable, save_timetable
+from loadgen.arrivals.trace_formats import nanoseconds
+from loadgen.arrivals.traces import load_trace, read_trace
 from policies.text import SpecError
-from queueing.distributions import parse_distribution
+from queueing.distributions.token_distribution import parse_distribution
 
 SAMPLES = Path(__file__).parent / "samples"
 KINDS = {

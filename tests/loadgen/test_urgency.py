@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from loadgen.urgency import PRIORITY, urgency_permitted, urgent
+from loadgen.sending.urgency import PRIORITY, urgency_permitted, urgent
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="scheduling is Linux's")
 

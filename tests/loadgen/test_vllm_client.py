@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.bench_json import bench_result, from_bench_json
-from loadgen.gateway_process import GatewayProcess, free_port
-from queueing.record import Record, read_run
+from loadgen.gateway.gateway_process import GatewayProcess, free_port
+from loadgen.report.files.bench_json import bench_result, from_bench_json
+from queueing.measurement.record import Record, read_run
 from server.engines.tiny import make_tiny
 from tests.loadgen.bench_samples import DETAILED, OURS, options
 

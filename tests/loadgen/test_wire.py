@@ -12,9 +12,9 @@ from typing import cast
 
 import pytest
 
-import loadgen.pool
-from loadgen.pool import Pool
-from loadgen.wire import Address, Connection
+import loadgen.sending.client.pool
+from loadgen.sending.client.pool import Pool
+from loadgen.sending.client.wire import Address, Connection
 from tests.eventually import eventually
 
 HEAD = b"HTTP/1.1 200 OK\r\nA-Header: one\r\n"

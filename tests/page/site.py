@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 import httpx
 
-from loadgen.arrivals import Poisson
-from loadgen.client import Target
-from loadgen.gateway_process import GatewayProcess, free_port
-from loadgen.run import run_load
-from loadgen.timetable import draw_timetable
-from queueing.distributions import parse_distribution
+from loadgen.arrivals.processes import Poisson
+from loadgen.arrivals.timetable import draw_timetable
+from loadgen.gateway.gateway_process import GatewayProcess, free_port
+from loadgen.sending.client.client import Target
+from loadgen.sending.run import run_load
+from queueing.distributions.token_distribution import parse_distribution
 from server.live.question import ENOUGH
 from server.page.minute import MINUTE
 from tests.page.browser import PATIENCE, Browser, Page

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.gateway_process import GatewayProcess
+from loadgen.gateway.gateway_process import GatewayProcess
 from tests.page.browser import Page
 from tests.page.site import CHARTS, DRAWN, READY, Site, at_rest, serving, text_of
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from server.overload.limits import OverloadSettings
+from server.admission.limits import OverloadSettings
 from server.page.minute import MINUTE_COLUMNS, NOTHING, LastMinute, quantile
 from tests.server.asgi import Call, call, completion, running
 from tests.virtual_time import run_virtual

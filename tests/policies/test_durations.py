@@ -102,12 +102,12 @@ def test_an_option_may_set_a_least_value() -> None:
 
 def test_every_grammar_that_holds_a_duration_reads_the_same_one() -> None:
     """A policy's max_wait, objectives, the lateness budget and a header: each had a parser of its own."""
-    from loadgen.load_verdict import parse_budget
+    from loadgen.report.load_verdict import parse_budget
     from loadgen.sweep.slo import parse_slo as sweep_slo
     from policies.text import format_policy, parse_policy
-    from queueing.optimisation.objective import parse_slo
-    from server.overload.demand import demand_of
-    from server.overload.limits import delay_target
+    from queueing.optimization.objective import parse_slo
+    from server.admission.demand import demand_of
+    from server.admission.limits import delay_target
 
     for text, seconds in (("500us", 0.0005), ("1.5min", 90.0), ("250 ms", 0.25), ("2", 2.0), ("1h", 3600.0)):
         assert parse_slo(f"p99_queueing_delay={text}").seconds == seconds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policies import parse_policy
-from queueing.distributions import TokenDistribution
+from queueing.distributions.token_distribution import TokenDistribution
 from queueing.model import Model
 from tests.queueing.estimation_runs import LAW, LENGTHS
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from queueing.advice.forecast import Knobs
-from queueing.autopilot.bounds import Bounds
-from queueing.autopilot.look import Look
-from queueing.distributions import parse_distribution
+from queueing.control.advice.forecast import Knobs
+from queueing.control.autopilot.bounds import Bounds
+from queueing.control.autopilot.look import Look
+from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Limits
-from queueing.estimation.assumption import Assumption
+from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.lengths import Lengths, lengths
-from queueing.estimation.speed_process import Stalls
-from queueing.estimation.wander import NO_WANDER
-from queueing.latency import LatencyModel
+from queueing.estimation.speed.speed_process import Stalls
+from queueing.estimation.speed.wander import NO_WANDER
+from queueing.latency.law import LatencyModel
 from queueing.model import Model
 
 LAW = LatencyModel(k1=0.0003, k2=0.0014, k3=0.0001, k4=0.0012, cv=0.15)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from queueing.estimation.window import FIELDS, Snapshot
-from queueing.experiment import simulate_run
-from queueing.fast_simulation import SimulatedRun
+from queueing.estimation.window.window import FIELDS, Snapshot
+from queueing.measurement.record import Record
 from queueing.model import Model
-from queueing.record import Record
+from queueing.simulation.experiment import simulate_run
+from queueing.simulation.fast import SimulatedRun
 
 
 def window_of(model: Model, load: float, count: int, seed: int) -> Snapshot:

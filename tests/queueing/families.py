@@ -6,16 +6,16 @@ import dataclasses
 from functools import cache
 
 from policies import parse_policy
-from queueing.advice.forecast import Knobs
-from queueing.autopilot.look import Look
-from queueing.distributions import parse_distribution
+from queueing.control.advice.forecast import Knobs
+from queueing.control.autopilot.look import Look
+from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Limits
-from queueing.estimation.assumption import Assumption
+from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.interval import symmetric
-from queueing.latency import parse_law
+from queueing.latency.law import parse_law
 from queueing.model import Model
-from queueing.optimisation.objective import Objective
+from queueing.optimization.objective import Objective
 from tests.queueing.estimation_runs import Engine, poisson, seen, serve
 
 POLICY = "capped:max_batch_size=8"

@@ -202,7 +202,7 @@ def _predict(line: list[str], folder: Path) -> None:
 def _documented(line: list[str]) -> str | None:
     """The one warning that is no fault: of a law that takes a second per token or longer."""
     from policies.text import SpecError
-    from queueing.latency import parse_law, slow_law
+    from queueing.latency.law import parse_law, slow_law
 
     try:
         sentence = slow_law(parse_law(next(part for part in line if part.startswith("--latency=")).removeprefix("--latency=")))

@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
-from queueing.estimation.batch_times import BatchTimes
-from queueing.estimation.speed_history import SpeedHistory
-from queueing.estimation.speeds import Speeds
-from queueing.estimation.wander import Wander
+from queueing.estimation.speed.batch_times import BatchTimes
+from queueing.estimation.speed.speed_history import SpeedHistory
+from queueing.estimation.speed.speeds import Speeds
+from queueing.estimation.speed.wander import Wander
 
 SIGMA, TAU, PACE = 0.08, 12.0, 0.1  # s of a batch
 

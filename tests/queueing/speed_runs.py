@@ -7,12 +7,12 @@ import math
 import numpy as np
 
 from policies import parse_policy
-from queueing.estimation.batch_times import BatchTimes
-from queueing.experiment import draw_jobs
-from queueing.latency import LatencyModel
+from queueing.estimation.speed.batch_times import BatchTimes
+from queueing.latency.law import LatencyModel
+from queueing.measurement.record import Record
 from queueing.model import Model
-from queueing.record import Record
-from queueing.simulation import simulate_trace
+from queueing.simulation.experiment import draw_jobs
+from queueing.simulation.reference import simulate_trace
 from tests.queueing.estimation_runs import LAW, LENGTHS
 
 SLOWER = LAW.at_speed(1.3)

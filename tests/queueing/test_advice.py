@@ -14,29 +14,29 @@ import pytest
 
 from policies import Request, parse_policy
 from policies.text import SpecError
-from queueing.advice.advise import TARGETS, advise, parse_objective
-from queueing.advice.answer import own_error, precise
-from queueing.advice.forecast import Advice, Forecast, Knobs
-from queueing.advice.known_lengths import known_lengths
-from queueing.advice.measure import Measure
-from queueing.advice.percent import HALF_A_PERCENT
-from queueing.advice.response import Response
-from queueing.advice.sentence import sentence
-from queueing.advice.what_if import forecast, usual_policies, what_ifs
-from queueing.distributions import parse_distribution
+from queueing.control.advice.advise import TARGETS, advise, parse_objective
+from queueing.control.advice.answer import own_error, precise
+from queueing.control.advice.forecast import Advice, Forecast, Knobs
+from queueing.control.advice.known_lengths import known_lengths
+from queueing.control.advice.measure import Measure
+from queueing.control.advice.percent import HALF_A_PERCENT
+from queueing.control.advice.response import Response
+from queueing.control.advice.sentence import sentence
+from queueing.control.advice.what_if import forecast, usual_policies, what_ifs
+from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Limits
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.lengths import lengths
-from queueing.experiment import simulate
+from queueing.measurement.record import Record
+from queueing.measurement.statistics import mean_interval
 from queueing.model import Model
-from queueing.optimisation.choices import best_batch_size
-from queueing.optimisation.objective import Objective, parse_slo
-from queueing.optimisation.token_limit import best_token_limit
+from queueing.optimization.choices import best_batch_size
+from queueing.optimization.objective import Objective, parse_slo
+from queueing.optimization.token_limit import best_token_limit
 from queueing.prediction import predict
-from queueing.record import Record
 from queueing.result import LEVELS, Quantiles
-from queueing.statistics import mean_interval
+from queueing.simulation.experiment import simulate
 from tests.queueing.advised import POLICY, capacity
 from tests.queueing.estimation_runs import LAW, LENGTHS, Engine, poisson, seen, serve
 from tests.queueing.made import prediction_of

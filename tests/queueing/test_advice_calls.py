@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 
 from policies import parse_policy
-from queueing.advice.advise import advise, parse_objective
-from queueing.advice.forecast import Knobs
-from queueing.advice.reported import reported_slo
-from queueing.advice.situation import Situation
-from queueing.advice.what_if import what_ifs
-from queueing.autopilot.bounds import Bounds
-from queueing.autopilot.controller import Autopilot
-from queueing.distributions import parse_distribution
+from queueing.control.advice.advise import advise, parse_objective
+from queueing.control.advice.forecast import Knobs
+from queueing.control.advice.reported import reported_slo
+from queueing.control.advice.situation import Situation
+from queueing.control.advice.what_if import what_ifs
+from queueing.control.autopilot.bounds import Bounds
+from queueing.control.autopilot.controller import Autopilot
+from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Limits
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.lengths import lengths
-from queueing.experiment import simulate_model
 from queueing.model import Model
 from queueing.result import Prediction
+from queueing.simulation.experiment import simulate_model
 from tests.queueing.autopilot_looks import LAW as PILOTED
 from tests.queueing.autopilot_looks import LAWFUL, SEQS, seen
 from tests.queueing.estimation_runs import LAW, LENGTHS

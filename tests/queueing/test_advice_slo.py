@@ -8,18 +8,18 @@ from functools import cache
 import pytest
 
 from policies import parse_policy
-from queueing.advice import answer, searches
-from queueing.advice.advise import TARGETS, advise, parse_objective
-from queueing.advice.forecast import Advice, Knobs
-from queueing.advice.measure import Measure
-from queueing.advice.reported import keeps_slo, largest_kept, reported_slo
-from queueing.advice.sentence import sentence
-from queueing.advice.situation import Situation
-from queueing.distributions import parse_distribution
+from queueing.control.advice import answer, searches
+from queueing.control.advice.advise import TARGETS, advise, parse_objective
+from queueing.control.advice.forecast import Advice, Knobs
+from queueing.control.advice.measure import Measure
+from queueing.control.advice.reported import keeps_slo, largest_kept, reported_slo
+from queueing.control.advice.sentence import sentence
+from queueing.control.advice.situation import Situation
+from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Limits
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.interval import Estimate
-from queueing.latency import parse_law
+from queueing.latency.law import parse_law
 from queueing.result import Prediction, Quantiles
 from tests.queueing.advised import POLICY
 from tests.queueing.estimation_runs import Engine, poisson, seen, serve

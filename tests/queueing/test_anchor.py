@@ -11,8 +11,8 @@ from policies import parse_policy
 from queueing.bounds import delay_bound
 from queueing.estimation.anchor import Anchor
 from queueing.estimation.band import Sensitivity
-from queueing.estimation.speed_curve import SpeedCurve
-from queueing.latency import LatencyModel
+from queueing.estimation.speed.speed_curve import SpeedCurve
+from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.result import Prediction, Quantiles
 from tests.queueing.estimation_runs import LAW, LENGTHS

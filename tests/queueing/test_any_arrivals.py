@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from queueing.arrival_audit import audit_arrivals
 from queueing.estimation.arrivals import arrival_rate, dispersion
+from queueing.estimation.assumptions.client_assumptions import arrival_assumptions
 from queueing.estimation.change import changes
-from queueing.estimation.client_assumptions import arrival_assumptions
+from queueing.measurement.arrival_audit import audit_arrivals
 
 GAPS = st.one_of(
     st.just(0.0),

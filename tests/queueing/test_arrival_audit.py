@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from policies.text import counted
-from queueing import arrival_tests
-from queueing.arrival_audit import Budget, _judge, audit_arrivals, resolution
-from queueing.arrival_tests import Finding
-from queueing.arrival_words import disease
+from queueing.measurement import arrival_tests
+from queueing.measurement.arrival_audit import Budget, _judge, audit_arrivals, resolution
+from queueing.measurement.arrival_tests import Finding
+from queueing.measurement.arrival_words import disease
 
 FloatArray = NDArray[np.float64]
 Stamps = Callable[[FloatArray], FloatArray]

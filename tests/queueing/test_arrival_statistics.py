@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from queueing import arrival_tests
-from queueing.arrival_audit import Budget, _gaps, _tick, above_dead_time, audit_arrivals, resolution
-from queueing.arrival_words import _distinct, _phase, _repeated, disease, in_words
+from queueing.measurement import arrival_tests
+from queueing.measurement.arrival_audit import Budget, _gaps, _tick, above_dead_time, audit_arrivals, resolution
+from queueing.measurement.arrival_words import _distinct, _phase, _repeated, disease, in_words
 
 FloatArray = NDArray[np.float64]
 

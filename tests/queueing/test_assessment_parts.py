@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from policies import parse_policy
-from queueing.advice.forecast import Knobs
+from queueing.control.advice.forecast import Knobs
 from queueing.estimation.anchor import Anchor
 from queueing.estimation.assess import (
     Limits,
@@ -25,18 +25,18 @@ from queueing.estimation.assess import (
     assess,
     while_requests_came,
 )
-from queueing.estimation.assumption import Assumption
+from queueing.estimation.assumptions.assumption import Assumption
+from queueing.estimation.assumptions.engine_assumptions import StalledDelay
 from queueing.estimation.band import WanderBand
-from queueing.estimation.engine_assumptions import StalledDelay
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.interval import UNKNOWN, symmetric
 from queueing.estimation.lengths import lengths
-from queueing.estimation.snapshot import Snapshot
-from queueing.estimation.speed_curve import SpeedCurve
-from queueing.estimation.speed_process import Stalls
+from queueing.estimation.speed.speed_curve import SpeedCurve
+from queueing.estimation.speed.speed_process import Stalls
+from queueing.estimation.speed.wander import Wander
 from queueing.estimation.stall_backlog import behind_stalls, stall_backlog, utilisation_of
-from queueing.estimation.wander import Wander
-from queueing.latency import LatencyModel
+from queueing.estimation.window.snapshot import Snapshot
+from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.result import Mean, Prediction, Quantiles
 from tests.queueing.autopilot_looks import seen

@@ -8,22 +8,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from queueing.estimation import client_assumptions, engine_assumptions
 from queueing.estimation.assess import while_requests_came
-from queueing.estimation.batch_times import BatchTimes
+from queueing.estimation.assumptions import client_assumptions, engine_assumptions
+from queueing.estimation.assumptions.checks import conservation, little_law, utilisation_law
+from queueing.estimation.assumptions.client_assumptions import arrival_assumptions, no_retries, open_loop
+from queueing.estimation.assumptions.engine_assumptions import StalledDelay, _no_stalls, constant_speed, law_shape, settled, stable_queue
 from queueing.estimation.change import Change, burstiness
-from queueing.estimation.checks import conservation, little_law, utilisation_law
-from queueing.estimation.client_assumptions import arrival_assumptions, no_retries, open_loop
-from queueing.estimation.engine_assumptions import StalledDelay, _no_stalls, constant_speed, law_shape, settled, stable_queue
 from queueing.estimation.identifiability import _trades, _vague, beyond
 from queueing.estimation.interval import Estimate
 from queueing.estimation.lengths import lengths
 from queueing.estimation.same_lengths import differ
-from queueing.estimation.snapshot import Snapshot
-from queueing.estimation.speed_change import speed_change
-from queueing.estimation.speed_process import Stalls, stalled
-from queueing.estimation.wander import SIGMAS, most_likely
-from queueing.statistics import Interval
+from queueing.estimation.speed.batch_times import BatchTimes
+from queueing.estimation.speed.speed_change import speed_change
+from queueing.estimation.speed.speed_process import Stalls, stalled
+from queueing.estimation.speed.wander import SIGMAS, most_likely
+from queueing.estimation.window.snapshot import Snapshot
+from queueing.measurement.statistics import Interval
 from tests.queueing.estimation_runs import poisson
 from tests.queueing.speed_runs import wandering
 

@@ -8,10 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from queueing.estimation.batch_times import BatchTimes
-from queueing.estimation.checks import utilisation_law
-from queueing.estimation.client_assumptions import _number_in_system, open_loop
-from queueing.estimation.engine_assumptions import (
+from queueing.estimation.assumptions.checks import utilisation_law
+from queueing.estimation.assumptions.client_assumptions import _number_in_system, open_loop
+from queueing.estimation.assumptions.engine_assumptions import (
     _against_before,
     _constant_speed,
     _unexplained,
@@ -20,10 +19,11 @@ from queueing.estimation.engine_assumptions import (
     stable_queue,
 )
 from queueing.estimation.interval import Estimate
-from queueing.estimation.snapshot import COLUMN, Snapshot
-from queueing.estimation.speeds import Speeds
-from queueing.estimation.wander import Wander
-from queueing.estimation.window import snapshot_of
+from queueing.estimation.speed.batch_times import BatchTimes
+from queueing.estimation.speed.speeds import Speeds
+from queueing.estimation.speed.wander import Wander
+from queueing.estimation.window.snapshot import COLUMN, Snapshot
+from queueing.estimation.window.window import snapshot_of
 from tests.queueing.estimation_runs import Engine, poisson, serve
 from tests.queueing.speed_runs import rest, wandering
 

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 
 from policies import SpecError
-from queueing.advice.answer import quick
-from queueing.advice.forecast import Knobs
-from queueing.advice.situation import Situation
-from queueing.autopilot.bounds import Bounds, batch_sizes, knob_between, preferred
-from queueing.autopilot.candidates import candidates, lowest_limit, repairs
-from queueing.autopilot.controller import Autopilot
-from queueing.autopilot.decision import Decision
-from queueing.autopilot.judging import measured_gain
-from queueing.autopilot.state import State
-from queueing.autopilot.weighing import Weighed, gain_of, weigh
+from queueing.control.advice.answer import quick
+from queueing.control.advice.forecast import Knobs
+from queueing.control.advice.situation import Situation
+from queueing.control.autopilot.bounds import Bounds, batch_sizes, knob_between, preferred
+from queueing.control.autopilot.candidates import candidates, lowest_limit, repairs
+from queueing.control.autopilot.controller import Autopilot
+from queueing.control.autopilot.decision import Decision
+from queueing.control.autopilot.judging import measured_gain
+from queueing.control.autopilot.state import State
+from queueing.control.autopilot.weighing import Weighed, gain_of, weigh
 from queueing.estimation.assess import Limits
-from queueing.estimation.assumption import Assumption
+from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.lengths import lengths
 from tests.queueing.autopilot_looks import BOUNDS, LAW, LAWFUL, LONGEST, SEQS, capacity, sample, seen

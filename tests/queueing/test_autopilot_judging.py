@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from queueing.advice.forecast import Knobs
-from queueing.autopilot.bounds import Bounds
-from queueing.autopilot.choosing import Chooser, _worth
-from queueing.autopilot.controller import Autopilot
-from queueing.autopilot.decision import Decision
-from queueing.autopilot.judging import forbidden, judge, measured_gain, overwhelmed, remember
-from queueing.autopilot.knowledge import Knowledge, _sharper, learn
-from queueing.autopilot.look import Look
-from queueing.autopilot.rules import Rules
-from queueing.autopilot.state import Carried, State, Trial
-from queueing.autopilot.weighing import Weighed
+from queueing.control.advice.forecast import Knobs
+from queueing.control.autopilot.bounds import Bounds
+from queueing.control.autopilot.choosing import Chooser, _worth
+from queueing.control.autopilot.controller import Autopilot
+from queueing.control.autopilot.decision import Decision
+from queueing.control.autopilot.judging import forbidden, judge, measured_gain, overwhelmed, remember
+from queueing.control.autopilot.knowledge import Knowledge, _sharper, learn
+from queueing.control.autopilot.look import Look
+from queueing.control.autopilot.rules import Rules
+from queueing.control.autopilot.state import Carried, State, Trial
+from queueing.control.autopilot.weighing import Weighed
 from queueing.estimation.assess import Limits
-from queueing.estimation.assumption import Assumption
+from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.lengths import lengths
 from tests.queueing.autopilot_looks import seen

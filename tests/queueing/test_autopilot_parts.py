@@ -11,28 +11,28 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from queueing.advice.answer import quick
-from queueing.advice.forecast import Knobs
-from queueing.advice.situation import Situation
-from queueing.autopilot.bounds import Bounds, knob_between, preferred, sized
-from queueing.autopilot.candidates import candidates, clipped_fraction, lower_fraction, upper_fraction
-from queueing.autopilot.choosing import Chooser, _against, _ranked, between, rescue, to_bounds
-from queueing.autopilot.controller import Autopilot
-from queueing.autopilot.decision import Decision
-from queueing.autopilot.knowledge import Knowledge, learn
-from queueing.autopilot.look import LONGEST, Look, look
-from queueing.autopilot.rules import Rules
-from queueing.autopilot.state import Carried, Failure, State, Trial
-from queueing.autopilot.weighing import NIL, REQUESTS, Weighed, _less, _log_ratio, _noise, gain_of, predicted_of, weigh
-from queueing.batch_means import batch_means_interval
+from queueing.control.advice.answer import quick
+from queueing.control.advice.forecast import Knobs
+from queueing.control.advice.situation import Situation
+from queueing.control.autopilot.bounds import Bounds, knob_between, preferred, sized
+from queueing.control.autopilot.candidates import candidates, clipped_fraction, lower_fraction, upper_fraction
+from queueing.control.autopilot.choosing import Chooser, _against, _ranked, between, rescue, to_bounds
+from queueing.control.autopilot.controller import Autopilot
+from queueing.control.autopilot.decision import Decision
+from queueing.control.autopilot.knowledge import Knowledge, learn
+from queueing.control.autopilot.look import LONGEST, Look, look
+from queueing.control.autopilot.rules import Rules
+from queueing.control.autopilot.state import Carried, Failure, State, Trial
+from queueing.control.autopilot.weighing import NIL, REQUESTS, Weighed, _less, _log_ratio, _noise, gain_of, predicted_of, weigh
 from queueing.estimation.assess import Limits
-from queueing.estimation.assumption import Assumption
+from queueing.estimation.assumptions.assumption import Assumption
+from queueing.estimation.assumptions.verdict import judged, observed_mean
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.lengths import lengths
-from queueing.estimation.speed_process import Stalls
+from queueing.estimation.speed.speed_process import Stalls
 from queueing.estimation.stall_backlog import stall_backlog, utilisation_of
-from queueing.estimation.verdict import judged, observed_mean
-from queueing.experiment import simulate_run
+from queueing.measurement.batch_means import batch_means_interval
+from queueing.simulation.experiment import simulate_run
 from tests.queueing.autopilot_looks import BOUNDS, LAW, SEQS, capacity, seen
 from tests.queueing.estimation_runs import Engine, poisson, serve
 from tests.queueing.estimation_runs import seen as window_of_run

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from policies import parse_policy
-from queueing.estimation.batch_times import BatchTimes, _grouped, _together, _until_step, batch_times, slot_times
-from queueing.estimation.snapshot import CENSORED, ENDED, FIELDS, WITHOUT_LENGTH, Snapshot
-from queueing.latency import LatencyModel
+from queueing.estimation.speed.batch_times import BatchTimes, _grouped, _together, _until_step, batch_times, slot_times
+from queueing.estimation.window.snapshot import CENSORED, ENDED, FIELDS, WITHOUT_LENGTH, Snapshot
+from queueing.latency.law import LatencyModel
 
 LAW = LatencyModel(k1=0.01, k2=0.1, k3=0.002, k4=0.02, kp=0.001, speed=1.7)  # whose own speed is of no matter
 

@@ -10,17 +10,17 @@ import pytest
 from typer.testing import CliRunner
 
 from policies import parse_policy
-from queueing.batch_chain import solve_batch_chain
-from queueing.call_chain import solve_call_chain
-from queueing.calls import Calls, draw_calls
-from queueing.cli import app
-from queueing.distributions import parse_distribution
-from queueing.experiment import draw_jobs, simulate_model, simulate_run
-from queueing.fast_simulation import COLUMNS, is_compiled
+from queueing.commands.cli import app
+from queueing.distributions.token_distribution import parse_distribution
 from queueing.model import Model
+from queueing.models.batches.batch_chain import solve_batch_chain
+from queueing.models.batches.call_chain import solve_call_chain
+from queueing.models.batches.calls import Calls, draw_calls
 from queueing.prediction import methods, predict_model
-from queueing.run_length import advise_model
-from queueing.simulation import simulate_trace
+from queueing.simulation.experiment import draw_jobs, simulate_model, simulate_run
+from queueing.simulation.fast import COLUMNS, is_compiled
+from queueing.simulation.reference import simulate_trace
+from queueing.simulation.run_length import advise_model
 from tests.server.harness import replay
 from tests.virtual_time import run_virtual
 

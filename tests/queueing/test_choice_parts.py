@@ -11,26 +11,26 @@ import pytest
 
 from policies import parse_policy
 from policies.text import SpecError
-from queueing.advice.forecast import Advice, Forecast, Knobs
-from queueing.advice.measure import Measure
-from queueing.advice.searches import SHOWN, _at_a_limit, _limited, _thinned, measure_of
-from queueing.advice.sentence import sentence, setting
-from queueing.advice.situation import Situation
-from queueing.advice.what_if import _sized, sized_policy, usual_policies, usual_token_limits
-from queueing.distributions import parse_distribution
+from queueing.control.advice.forecast import Advice, Forecast, Knobs
+from queueing.control.advice.measure import Measure
+from queueing.control.advice.searches import SHOWN, _at_a_limit, _limited, _thinned, measure_of
+from queueing.control.advice.sentence import sentence, setting
+from queueing.control.advice.situation import Situation
+from queueing.control.advice.what_if import _sized, sized_policy, usual_policies, usual_token_limits
+from queueing.distributions.token_distribution import parse_distribution
 from queueing.errors import NoStableChoiceError, UnstableQueueError
 from queueing.estimation.assess import Limits
 from queueing.estimation.interval import UNKNOWN, Estimate
 from queueing.estimation.lengths import lengths
-from queueing.latency import LatencyModel
+from queueing.latency.law import LatencyModel
 from queueing.model import Model
-from queueing.optimisation.choices import best_batch_size, scored, with_size
-from queueing.optimisation.objective import Objective, parse_slo
-from queueing.optimisation.rates import largest_rate
-from queueing.optimisation.search import Optimum, choose, near_scores, near_sojourns, point_of, refined
-from queueing.optimisation.servers import fewest_servers
-from queueing.optimisation.token_limit import REFINED, best_token_limit
-from queueing.optimisation.words import judged_by_slo, legend, result_line
+from queueing.optimization.choices import best_batch_size, scored, with_size
+from queueing.optimization.objective import Objective, parse_slo
+from queueing.optimization.rates import largest_rate
+from queueing.optimization.search import Optimum, choose, near_scores, near_sojourns, point_of, refined
+from queueing.optimization.servers import fewest_servers
+from queueing.optimization.token_limit import REFINED, best_token_limit
+from queueing.optimization.words import judged_by_slo, legend, result_line
 from queueing.prediction import predict_model
 from queueing.result import Prediction, Quantiles
 from tests.queueing.autopilot_looks import LAW, LAWFUL, seen

@@ -12,27 +12,27 @@ import numpy as np
 import pytest
 
 from policies import parse_policy
-from queueing.advice.advise import advise, parse_objective
-from queueing.advice.forecast import Advice, Knobs
-from queueing.advice.percent import share
-from queueing.advice.what_if import forecast, what_ifs
-from queueing.autopilot.bounds import Bounds
-from queueing.autopilot.controller import Autopilot
-from queueing.autopilot.decision import Decision
-from queueing.distributions import parse_distribution
+from queueing.control.advice.advise import advise, parse_objective
+from queueing.control.advice.forecast import Advice, Knobs
+from queueing.control.advice.percent import share
+from queueing.control.advice.what_if import forecast, what_ifs
+from queueing.control.autopilot.bounds import Bounds
+from queueing.control.autopilot.controller import Autopilot
+from queueing.control.autopilot.decision import Decision
+from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.estimates import Estimates, estimate
-from queueing.estimation.feed import Feed
 from queueing.estimation.interval import symmetric
-from queueing.estimation.mirror import Mirror
-from queueing.estimation.speed_process import Stalls
-from queueing.experiment import simulate
-from queueing.latency import LatencyModel
+from queueing.estimation.speed.speed_process import Stalls
+from queueing.estimation.window.feed import Feed
+from queueing.estimation.window.mirror import Mirror
+from queueing.latency.law import LatencyModel
 from queueing.model import Model
-from queueing.optimisation.choices import best_batch_size, best_policy
-from queueing.optimisation.objective import Objective, parse_slo
-from queueing.optimisation.quantity import compared_by, mean_of
+from queueing.optimization.choices import best_batch_size, best_policy
+from queueing.optimization.objective import Objective, parse_slo
+from queueing.optimization.quantity import compared_by, mean_of
 from queueing.prediction import predict_model
 from queueing.result import Quantiles
+from queueing.simulation.experiment import simulate
 from tests.queueing.estimation_runs import record_of
 from tests.queueing.families import DELAY, LAWS, LIMITS, POLICY, TURNAROUND, USUAL, look, model_of, window
 from tests.queueing.made import prediction_of

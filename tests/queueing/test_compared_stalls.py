@@ -14,16 +14,16 @@ from functools import cache
 import pytest
 
 from policies import parse_policy
-from queueing.advice.advise import advise
-from queueing.advice.forecast import Knobs
-from queueing.advice.situation import Situation
-from queueing.advice.what_if import what_ifs
-from queueing.autopilot.bounds import Bounds
-from queueing.autopilot.controller import Autopilot
-from queueing.autopilot.weighing import weigh
+from queueing.control.advice.advise import advise
+from queueing.control.advice.forecast import Knobs
+from queueing.control.advice.situation import Situation
+from queueing.control.advice.what_if import what_ifs
+from queueing.control.autopilot.bounds import Bounds
+from queueing.control.autopilot.controller import Autopilot
+from queueing.control.autopilot.weighing import weigh
 from queueing.estimation.estimates import Estimates, estimate
-from queueing.estimation.speed_process import Stalls
-from queueing.optimisation.objective import Objective, parse_slo
+from queueing.estimation.speed.speed_process import Stalls
+from queueing.optimization.objective import Objective, parse_slo
 from tests.queueing.estimation_windows import snapshot_of_run
 from tests.queueing.families import DELAY, LAWS, LIMITS, POLICY, USUAL, look, model_of
 from tests.server.stalled_runs import stalled_run

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from policies import Request, parse_policy
-from queueing.continuous import SlotTime, _general_lengths, doubt, solve_continuous, trusted
-from queueing.distributions import TokenDistribution, parse_distribution
+from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from queueing.errors import UnstableQueueError
-from queueing.experiment import simulate_run
-from queueing.latency import LatencyModel
-from queueing.mg1 import solve_mg1
-from queueing.mgc import deterministic_ratio
+from queueing.latency.law import LatencyModel
 from queueing.model import Model
-from queueing.simulation import Job, simulate_trace
-from queueing.slot_kernels import run_slots
+from queueing.models.continuous import SlotTime, _general_lengths, doubt, solve_continuous, trusted
+from queueing.models.mg1 import solve_mg1
+from queueing.models.mgc import deterministic_ratio
+from queueing.simulation.experiment import simulate_run
+from queueing.simulation.reference import Job, simulate_trace
+from queueing.simulation.slot_kernels import run_slots
 
 LAW = LatencyModel(k1=0.3e-3, k3=25e-6, k4=0.92e-3, turnaround=1.55e-3)
 UNIFORM = parse_distribution("uniform:low=1,high=32")

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from policies.text import SpecError
-from queueing.censoring import redraw, sample
-from queueing.distribution_fit import FAMILIES, FittedDistribution, fit_distribution
-from queueing.distributions import TokenDistribution, parse_distribution
-from queueing.tail import hill, tail_index, text_tail_index
+from queueing.distributions.censoring import redraw, sample
+from queueing.distributions.fit import FAMILIES, FittedDistribution, fit_distribution
+from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from queueing.papers.tail import hill, tail_index, text_tail_index
 
 CAP = 100_000
 TRUTHS = [

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.text import SpecError
-from queueing.distributions import TokenDistribution, format_distribution, parse_distribution
-from queueing.record import Header, Record, write_run
+from queueing.distributions.token_distribution import TokenDistribution, format_distribution, parse_distribution
+from queueing.measurement.record import Header, Record, write_run
 
 laws = (
     st.lists(st.floats(0, 1), min_size=1, max_size=40)

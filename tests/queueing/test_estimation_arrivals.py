@@ -10,9 +10,9 @@ import pytest
 from scipy import stats
 
 from queueing.estimation.arrivals import arrival_rate, dispersion, inflation
-from queueing.estimation.assumption import factor
+from queueing.estimation.assumptions.assumption import factor
+from queueing.estimation.assumptions.client_assumptions import arrival_assumptions
 from queueing.estimation.change import Change, burstiness, changes, local_scv
-from queueing.estimation.client_assumptions import arrival_assumptions
 from tests.queueing.estimation_runs import gamma, modulated, poisson
 
 RUNS = 200

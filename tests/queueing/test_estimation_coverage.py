@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from policies import parse_policy
-from queueing.distributions import parse_distribution
-from queueing.estimation.batch_times import SLOT_ERROR
+from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.estimates import estimate
-from queueing.latency import parse_law
+from queueing.estimation.speed.batch_times import SLOT_ERROR
+from queueing.latency.law import parse_law
 from queueing.model import Model
 from tests.queueing.estimation_runs import LAW, LENGTHS
 from tests.queueing.estimation_windows import window_of
@@ -71,8 +71,8 @@ def test_sequences_that_enter_an_idle_engine_together_do_not_wait_for_each_other
 
 def test_a_window_from_arrays_is_that_of_the_records() -> None:
     """Same trace through the policy object's simulator, whose records the gateway equals, and through the compiled one."""
-    from queueing.experiment import draw_jobs
-    from queueing.simulation import simulate_trace
+    from queueing.simulation.experiment import draw_jobs
+    from queueing.simulation.reference import simulate_trace
     from tests.queueing.estimation_runs import seen
 
     for policy in ("capped:max_batch_size=8", "continuous:max_batch_size=4"):

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from queueing.estimation.feed import CallGroups, Feed, row
-from queueing.estimation.mirror import Mirror
-from queueing.estimation.snapshot import CENSORED, COLUMN, ENDED, WITHOUT_LENGTH, Snapshot
-from queueing.estimation.window import Window
-from queueing.record import Record
+from queueing.estimation.window.feed import CallGroups, Feed, row
+from queueing.estimation.window.mirror import Mirror
+from queueing.estimation.window.snapshot import CENSORED, COLUMN, ENDED, WITHOUT_LENGTH, Snapshot
+from queueing.estimation.window.window import Window
+from queueing.measurement.record import Record
 from tests.queueing.estimation_windows import record
 
 POLICY = "capped:max_batch_size=8"

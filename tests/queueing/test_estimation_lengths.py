@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from policies.text import SpecError
-from queueing.distribution_fit import fit_distribution
-from queueing.distributions import TokenDistribution, parse_distribution
+from queueing.distributions.fit import fit_distribution
+from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from queueing.estimation.extrapolation import extrapolate, replicates
 from queueing.estimation.interval import UNKNOWN, Estimate
 from queueing.estimation.lengths import Lengths, lengths

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 from policies import parse_policy
-from queueing.estimation.batch_times import BatchTimes, batch_times
-from queueing.estimation.engine_assumptions import constant_speed, law_shape, no_stalls
+from queueing.estimation.assumptions.engine_assumptions import constant_speed, law_shape, no_stalls
 from queueing.estimation.estimates import _speed, estimate
 from queueing.estimation.interval import NORMAL, Estimate
-from queueing.estimation.speed_change import speed_change
-from queueing.estimation.speed_process import residual_cv, slot_stalls, speed, stalled, stalls, without_outliers
-from queueing.estimation.speeds import Speeds
-from queueing.estimation.wander import NO_WANDER, Wander, wander
-from queueing.latency import LatencyModel
+from queueing.estimation.speed.batch_times import BatchTimes, batch_times
+from queueing.estimation.speed.speed_change import speed_change
+from queueing.estimation.speed.speed_process import residual_cv, slot_stalls, speed, stalled, stalls, without_outliers
+from queueing.estimation.speed.speeds import Speeds
+from queueing.estimation.speed.wander import NO_WANDER, Wander, wander
+from queueing.latency.law import LatencyModel
+from queueing.measurement.statistics import batch_means_interval
 from queueing.model import Model
-from queueing.statistics import batch_means_interval
 from tests.queueing.estimation_runs import LAW, LENGTHS, Engine, poisson, seen, serve
 from tests.queueing.speed_runs import SLOWER, rest, simulated, wandering
 

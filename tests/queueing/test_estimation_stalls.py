@@ -20,21 +20,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies import parse_policy
-from queueing.advice.situation import Situation
-from queueing.distributions import parse_distribution
+from queueing.control.advice.situation import Situation
+from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Assessment, Limits, assess
+from queueing.estimation.assumptions.engine_assumptions import StalledDelay, no_stalls
 from queueing.estimation.band import Sensitivity
-from queueing.estimation.batch_times import BatchTimes, batch_times
-from queueing.estimation.engine_assumptions import StalledDelay, no_stalls
 from queueing.estimation.estimates import Estimates, estimate
-from queueing.estimation.speed_process import residual_cv, slot_stalls, stalled, stalls
-from queueing.estimation.window import Snapshot, snapshot_of
-from queueing.fit import Measured, fit_law
-from queueing.latency import LatencyModel
+from queueing.estimation.speed.batch_times import BatchTimes, batch_times
+from queueing.estimation.speed.speed_process import residual_cv, slot_stalls, stalled, stalls
+from queueing.estimation.window.window import Snapshot, snapshot_of
+from queueing.latency.fit import Measured, fit_law
+from queueing.latency.law import LatencyModel
+from queueing.latency.speed import residual_cv as run_cv
+from queueing.measurement.record import Record, read_run
 from queueing.model import Model
 from queueing.prediction import predict_model
-from queueing.record import Record, read_run
-from queueing.speed import residual_cv as run_cv
 from tests.queueing.estimation_runs import poisson, record_of, seen
 from tests.queueing.estimation_windows import window_of
 

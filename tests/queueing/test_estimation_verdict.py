@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 
 from policies import parse_policy
-from queueing.distributions import TokenDistribution
+from queueing.distributions.token_distribution import TokenDistribution
 from queueing.estimation.anchor import Anchor
 from queueing.estimation.assess import Assessment, Limits, assess
+from queueing.estimation.assumptions.client_assumptions import open_loop
+from queueing.estimation.assumptions.verdict import ENOUGH, _verdict, compare, requests_missing
 from queueing.estimation.band import Sensitivity, relaxation_time, wander_band
-from queueing.estimation.client_assumptions import open_loop
 from queueing.estimation.estimates import estimate
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
-from queueing.estimation.speed_curve import SpeedCurve, speed_curve
-from queueing.estimation.verdict import ENOUGH, _verdict, compare, requests_missing
-from queueing.estimation.window import COLUMN, Snapshot
-from queueing.latency import LatencyModel
+from queueing.estimation.speed.speed_curve import SpeedCurve, speed_curve
+from queueing.estimation.window.window import COLUMN, Snapshot
+from queueing.latency.law import LatencyModel
+from queueing.measurement.record import Record
 from queueing.model import Model
 from queueing.prediction import predict, predict_model
-from queueing.record import Record
 from queueing.result import LEVELS, Quantiles
 from tests.queueing.estimation_runs import LAW, LENGTHS, Engine, gamma, modulated, poisson, seen, serve
 

@@ -11,24 +11,24 @@ import pytest
 from scipy import stats
 
 from policies import parse_policy
-from queueing.delay_variance import single_server_variance
-from queueing.distributions import parse_distribution
+from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Limits, assess, while_requests_came
-from queueing.estimation.batch_times import batch_times
-from queueing.estimation.checks import conservation, little_law, utilisation_law
+from queueing.estimation.assumptions.checks import conservation, little_law, utilisation_law
+from queueing.estimation.assumptions.engine_assumptions import settled, stable_queue
+from queueing.estimation.assumptions.verdict import judged, observed_mean
 from queueing.estimation.energy_fit import energy_estimate
-from queueing.estimation.engine_assumptions import settled, stable_queue
 from queueing.estimation.estimates import Estimates, estimate, output_lengths
 from queueing.estimation.identifiability import _trades, _vague, beyond, of_cells, of_window
 from queueing.estimation.interval import UNKNOWN, Estimate
 from queueing.estimation.lengths import lengths as lengths_of
-from queueing.estimation.speed_process import Stalls
-from queueing.estimation.verdict import judged, observed_mean
-from queueing.estimation.window import Snapshot, Window
-from queueing.fit import Measured, fit_law
-from queueing.latency import LatencyModel
+from queueing.estimation.speed.batch_times import batch_times
+from queueing.estimation.speed.speed_process import Stalls
+from queueing.estimation.window.window import Snapshot, Window
+from queueing.latency.fit import Measured, fit_law
+from queueing.latency.law import LatencyModel
+from queueing.measurement.delay_variance import single_server_variance
+from queueing.measurement.statistics import mean_interval
 from queueing.model import Model
-from queueing.statistics import mean_interval
 from tests.queueing.estimation_runs import LAW, Engine, poisson, seen, serve
 from tests.queueing.estimation_windows import record, window_of
 

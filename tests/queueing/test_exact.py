@@ -8,14 +8,14 @@ import pytest
 
 from policies import parse_policy
 from policies.text import SpecError
-from queueing.batch_chain import solve_batch_chain
-from queueing.batch_delay import batch_quantiles
-from queueing.batch_time import BatchTime
-from queueing.distributions import TokenDistribution, parse_distribution
+from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from queueing.errors import NotConvergedError, UnstableQueueError
-from queueing.latency import LatencyModel
-from queueing.mg1 import solve_mg1
-from queueing.mgb1 import solve_fixed_batches
+from queueing.latency.batch_time import BatchTime
+from queueing.latency.law import LatencyModel
+from queueing.models.batches.batch_chain import solve_batch_chain
+from queueing.models.batches.batch_delay import batch_quantiles
+from queueing.models.batches.mgb1 import solve_fixed_batches
+from queueing.models.mg1 import solve_mg1
 from queueing.prediction import largest_stable_rate, predict
 from queueing.result import LEVELS, Quantiles
 
@@ -114,7 +114,7 @@ def test_batches_larger_than_those_that_are_tried_are_an_error_that_says_so(
     bound: int | None, most: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With cv = 1 the batches of load 0.85 have a tail that no size cuts; here the largest size that is tried is 64."""
-    monkeypatch.setattr(f"queueing.batch_chain.{most}", 64)
+    monkeypatch.setattr(f"queueing.models.batches.batch_chain.{most}", 64)
     time = BatchTime(LatencyModel(k1=1.0, k4=1e-9, cv=1.0), ONE, None, True)
     limit = "no bound is set" if bound is None else "the bound is 1000"
     with pytest.raises(NotConvergedError, match=rf"size above 64 \(\S+ of the batches; {limit}\).*bound the batch size at ") as caught:

@@ -11,17 +11,17 @@ from typer.testing import CliRunner
 
 from policies import parse_policy
 from policies.text import SpecError
-from queueing.cli import app
-from queueing.distributions import TokenDistribution, parse_distribution
-from queueing.experiment import draw_jobs, simulate_model
-from queueing.fast_simulation import draw_trace
-from queueing.heavy_tail import Tail
-from queueing.mg1 import solve_service
+from queueing.commands.cli import app
+from queueing.distributions.heavy_tail import Tail
+from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from queueing.latency.service_time import ServiceTime
 from queueing.model import Model
+from queueing.models.mg1 import solve_service
+from queueing.models.tandem import tandem_path
 from queueing.prediction import methods, predict_model
 from queueing.result import LEVELS, Prediction, Quantiles
-from queueing.service_time import ServiceTime
-from queueing.tandem import tandem_path
+from queueing.simulation.experiment import draw_jobs, simulate_model
+from queueing.simulation.fast import draw_trace
 
 MINIMUM, STEP = 20, 0.01
 LAW = f"a={STEP},c=0"

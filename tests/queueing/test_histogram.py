@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from policies import parse_policy
-from queueing.distributions import parse_distribution
+from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.histogram import CLASSES, DRAWN, beside, drawn, round_up
-from queueing.latency import parse_law
+from queueing.latency.law import parse_law
 from queueing.model import Model
 from queueing.prediction import predict_model
 

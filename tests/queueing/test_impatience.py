@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from numba import njit
 
 from policies.text import SpecError
-from queueing import renewal
-from queueing.distributions import TokenDistribution, Vector, parse_distribution
+from queueing.distributions.token_distribution import TokenDistribution, Vector, parse_distribution
 from queueing.errors import NotConvergedError
-from queueing.latency import LatencyModel
-from queueing.mg1 import solve_mg1, solve_service
-from queueing.mg1d import de_kok_tijms, md1d, mm1d, plain_service, solve_impatient, solve_lossy_service, solve_mg1d
-from queueing.mm1d import _psi, means_from
-from queueing.renewal import renewal_function
-from queueing.service_time import ServiceTime
+from queueing.latency.law import LatencyModel
+from queueing.latency.service_time import ServiceTime
+from queueing.models import renewal
+from queueing.models.mg1 import solve_mg1, solve_service
+from queueing.models.mg1d import de_kok_tijms, md1d, mm1d, plain_service, solve_impatient, solve_lossy_service, solve_mg1d
+from queueing.models.mm1d import _psi, means_from
+from queueing.models.renewal import renewal_function
 
 
 @pytest.mark.parametrize("u", [0.9e-3, 1.1e-3, -0.9e-3, -1.1e-3, 1e-6])

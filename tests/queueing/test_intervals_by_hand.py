@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from queueing.batch_means import (
+from queueing.measurement.batch_means import (
     Interval,
     _inflation,
     batch_means,
@@ -19,9 +19,9 @@ from queueing.batch_means import (
     student,
     variance_of_mean,
 )
-from queueing.delay_variance import AsymptoticVariance
-from queueing.mean_interval import _variance_of_correlation, _widened, mean_interval, plug_in, run_factor, widest_interval
-from queueing.quantile_interval import _at, quantile_interval, quantile_intervals
+from queueing.measurement.delay_variance import AsymptoticVariance
+from queueing.measurement.mean_interval import _variance_of_correlation, _widened, mean_interval, plug_in, run_factor, widest_interval
+from queueing.measurement.quantile_interval import _at, quantile_interval, quantile_intervals
 
 FloatArray = NDArray[np.float64]
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from policies import parse_policy
 from policies.core import Request
 from policies.immediate import Capped
-from queueing.distributions import parse_distribution
-from queueing.experiment import draw_jobs, simulate_model, simulate_run
-from queueing.fast_simulation import SimulatedRun, Trace, draw_trace, is_compiled, replay
-from queueing.latency import LatencyModel
+from queueing.distributions.token_distribution import parse_distribution
+from queueing.latency.law import LatencyModel
 from queueing.model import Model
-from queueing.simulation import Job, simulate_trace
+from queueing.simulation.experiment import draw_jobs, simulate_model, simulate_run
+from queueing.simulation.fast import SimulatedRun, Trace, draw_trace, is_compiled, replay
+from queueing.simulation.reference import Job, simulate_trace
 
 POLICIES = (
     "single",
@@ -179,7 +179,7 @@ def test_what_the_kernels_do_not_cover_goes_to_the_generic_simulator() -> None:
 
 def test_prediction_does_not_load_the_compiler() -> None:
     """numba takes a second to import; only a simulation may."""
-    code = "import sys, queueing.prediction, queueing.experiment; sys.exit('numba' in sys.modules)"
+    code = "import sys, queueing.prediction, queueing.simulation.experiment; sys.exit('numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=240).returncode == 0
 
 

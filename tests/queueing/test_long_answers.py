@@ -10,15 +10,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from policies import parse_policy
-from queueing.batch_chain import solve_batch_chain
-from queueing.batch_time import BatchTime
-from queueing.distributions import TokenDistribution, parse_distribution
-from queueing.experiment import simulate_run
-from queueing.latency import LatencyModel
+from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from queueing.latency.batch_time import BatchTime
+from queueing.latency.law import LatencyModel
+from queueing.latency.service_laws import MOST_COUNTS, thinned
 from queueing.model import Model
+from queueing.models.batches.batch_chain import solve_batch_chain
 from queueing.prediction import predict_model
 from queueing.result import Quantiles
-from queueing.service_laws import MOST_COUNTS, thinned
+from queueing.simulation.experiment import simulate_run
 
 LAW = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3)
 CHAT = "lognormal:mu=6,sigma=1"

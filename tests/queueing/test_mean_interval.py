@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from bench.interval_coverage import QUEUES, cells, judged
-from queueing.batch_means import batch_means_interval
-from queueing.delay_variance import UNSTABLE, AsymptoticVariance, mg1_delay_moments, single_server_variance
-from queueing.experiment import simulate_run
-from queueing.mean_interval import mean_interval, plug_in, run_factor
-from queueing.statistics import FloatArray, find_warm_up
+from queueing.measurement.batch_means import batch_means_interval
+from queueing.measurement.delay_variance import UNSTABLE, AsymptoticVariance, mg1_delay_moments, single_server_variance
+from queueing.measurement.mean_interval import mean_interval, plug_in, run_factor
+from queueing.measurement.statistics import FloatArray, find_warm_up
+from queueing.simulation.experiment import simulate_run
 
 MM1 = [1.0, 2.0, 6.0, 24.0]  # moments of the service time
 

@@ -7,17 +7,17 @@ import pytest
 from scipy import stats
 
 from policies.text import SpecError
-from queueing.distributions import TokenDistribution, parse_distribution
-from queueing.energy import EnergyLaw, fit_energy, smallest_mean_batch_size
+from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from queueing.errors import UnstableQueueError
-from queueing.fit import COEFFICIENTS, Measured, fit_law
-from queueing.latency import LatencyModel
-from queueing.measured_laws import INOUE, YANG, document_profiles, inoue_energy, inoue_times, yang_times
-from queueing.measurements import load_measurement, measurement_names
-from queueing.memory import LLAMA2_7B, YANG_READINGS, Device, ModelMemory, largest_batch, needed_memory, sequence_bytes
-from queueing.prefill import fit_prefill, padded_prompt_service_time, padding_share, uniform_longest_prompt
-from queueing.profile import SHIPPED, load_profile
-from queueing.regression import fit_line, least_squares
+from queueing.latency.energy import EnergyLaw, fit_energy, smallest_mean_batch_size
+from queueing.latency.fit import COEFFICIENTS, Measured, fit_law
+from queueing.latency.law import LatencyModel
+from queueing.latency.prefill import fit_prefill, padded_prompt_service_time, padding_share, uniform_longest_prompt
+from queueing.latency.profile import SHIPPED, load_profile
+from queueing.latency.regression import fit_line, least_squares
+from queueing.papers.measured_laws import INOUE, YANG, document_profiles, inoue_energy, inoue_times, yang_times
+from queueing.papers.measurements import load_measurement, measurement_names
+from queueing.papers.memory import LLAMA2_7B, YANG_READINGS, Device, ModelMemory, largest_batch, needed_memory, sequence_bytes
 
 # --- least squares ---
 

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from policies import parse_policy
-from queueing.distributions import parse_distribution
-from queueing.experiment import simulate_model
-from queueing.latency import LatencyModel
+from queueing.distributions.token_distribution import parse_distribution
+from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.prediction import predict_model
 from queueing.result import Quantiles
+from queueing.simulation.experiment import simulate_model
 
 LIGHT, HEAVY, HEAVIEST = "uniform:low=1,high=64", "lognormal:mu=3,sigma=1", "pareto:alpha=1.5,minimum=8"
 LAW = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3)

@@ -10,13 +10,13 @@ import pytest
 
 from policies import parse_policy
 from policies.text import SpecError
-from queueing.advice.forecast import Forecast, Knobs
-from queueing.advice.measure import Measure, forbidden, parse_objective
-from queueing.distributions import TokenDistribution
+from queueing.control.advice.forecast import Forecast, Knobs
+from queueing.control.advice.measure import Measure, forbidden, parse_objective
+from queueing.distributions.token_distribution import TokenDistribution
 from queueing.estimation.interval import UNKNOWN
-from queueing.latency import LatencyModel
+from queueing.latency.law import LatencyModel
 from queueing.model import Model
-from queueing.optimisation.objective import Objective, Slo, parse_slo, utilities
+from queueing.optimization.objective import Objective, Slo, parse_slo, utilities
 from queueing.result import Prediction, Quantiles
 from tests.queueing.made import prediction_of
 

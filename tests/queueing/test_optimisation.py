@@ -10,17 +10,17 @@ import pytest
 from kendall import cli
 from policies import parse_policy
 from policies.text import SpecError
-from queueing.distributions import parse_distribution
+from queueing.distributions.token_distribution import parse_distribution
 from queueing.errors import NoStableChoiceError
-from queueing.latency import LatencyModel
+from queueing.latency.law import LatencyModel
 from queueing.model import Model
-from queueing.optimisation.choices import batch_size_by_rate, best_batch_size, best_policy
-from queueing.optimisation.objective import Objective, parse_slo, utilities
-from queueing.optimisation.rates import largest_rate
-from queueing.optimisation.search import Optimum, choose, near_scores, near_sojourns
-from queueing.optimisation.servers import fewest_servers
-from queueing.optimisation.token_limit import best_token_limit
-from queueing.optimisation.words import legend
+from queueing.optimization.choices import batch_size_by_rate, best_batch_size, best_policy
+from queueing.optimization.objective import Objective, parse_slo, utilities
+from queueing.optimization.rates import largest_rate
+from queueing.optimization.search import Optimum, choose, near_scores, near_sojourns
+from queueing.optimization.servers import fewest_servers
+from queueing.optimization.token_limit import best_token_limit
+from queueing.optimization.words import legend
 from queueing.prediction import predict_model
 
 YANG = LatencyModel(k2=0.7764, k4=0.022032)

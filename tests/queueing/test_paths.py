@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from policies.text import SpecError
-from queueing.paths import FileToWrite, folder_to_write
+from queueing.measurement.paths import FileToWrite, folder_to_write
 
 
 def test_a_file_that_can_be_written_is_left_as_it_is(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from policies.text import SpecError
-from queueing.cli import app
+from queueing.commands.cli import app
+from queueing.commands.optimize_cli import app as optimize_app
 from queueing.errors import NotConvergedError
-from queueing.latency import LatencyModel, slow_law
-from queueing.optimize_cli import app as optimize_app
-from queueing.profile import find_profile, load_profile, profile_path
+from queueing.latency.law import LatencyModel, slow_law
+from queueing.latency.profile import find_profile, load_profile, profile_path
 
 QUANTILES = {"mean", "p50", "p90", "p95", "p99"}
 KEYS = {"policy", "effective_max_batch_size", "model", "method", "stable", "load", "utilisation", "queueing_delay", "sojourn_time"}

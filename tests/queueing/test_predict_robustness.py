@@ -11,14 +11,14 @@ from typer.testing import CliRunner
 from kendall.api import Prediction, SpecError, largest_stable_rate, predict, simulate
 from policies.text import parse_policy
 from queueing.answer_check import checked_answer
-from queueing.distributions import parse_distribution
+from queueing.commands.optimize_cli import app as optimize_app
+from queueing.distributions.token_distribution import parse_distribution
 from queueing.errors import NotConvergedError, OutOfReachError
-from queueing.latency import LatencyModel
-from queueing.mgc import mmc, solve_servers
-from queueing.optimize_cli import app as optimize_app
+from queueing.latency.law import LatencyModel
+from queueing.latency.service_laws import ServiceLaws
+from queueing.latency.service_time import ServiceTime
+from queueing.models.mgc import mmc, solve_servers
 from queueing.result import Quantiles
-from queueing.service_laws import ServiceLaws
-from queueing.service_time import ServiceTime
 from tests.queueing.predict_fuzz import _fault, cases, fault_of, warm_up
 
 LAW = "k1=0.001,k2=0.01,k3=0.00002,k4=0.01"
@@ -224,7 +224,9 @@ def test_policies_with_thousands_of_slots_answer() -> None:
 @pytest.mark.parametrize("method", ["auto", "exact", "simulation"])
 def test_a_mean_that_is_infinite_is_said_to_be_whatever_the_lengths(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unbounded batches with cv = 1 at load 0.85: a Kesten recursion of which no second moment exists."""
-    monkeypatch.setattr("queueing.batch_chain._LARGEST_BATCH", 64)  # a larger chain takes seconds, and does not cut the tail either
+    monkeypatch.setattr(
+        "queueing.models.batches.batch_chain._LARGEST_BATCH", 64
+    )  # a larger chain takes seconds, and does not cut the tail either
     monkeypatch.setattr("queueing.prediction.SIMULATED_REQUESTS", 100_000)
     given = ("dynamic", 0.85, "deterministic:value=1", "k1=1,k2=0,k3=0,k4=1e-9,cv=1")
     if method == "exact":

@@ -12,8 +12,8 @@ from numba import njit
 
 from policies.text import SpecError
 from queueing.errors import UnstableQueueError
-from queueing.mgc import ExponentialServers
-from queueing.processor_sharing import SharedEngine, SharedQueue, solve_sharing, unbounded_states
+from queueing.models.mgc import ExponentialServers
+from queueing.models.processor_sharing import SharedEngine, SharedQueue, solve_sharing, unbounded_states
 
 Vector = npt.NDArray[np.float64]
 ENGINE = SharedEngine(per_member=0.2, per_step=0.8, mean_tokens=1.0, slots=4)

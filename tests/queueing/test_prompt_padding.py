@@ -10,17 +10,17 @@ import pytest
 from typer.testing import CliRunner
 
 from policies.text import SpecError
-from queueing.batch_time import BatchTime
-from queueing.cli import app
-from queueing.distributions import TokenDistribution, parse_distribution
-from queueing.experiment import simulate_model, simulate_run
-from queueing.latency import LatencyModel
+from queueing.commands.cli import app
+from queueing.commands.optimize_cli import app as optimize_app
+from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from queueing.latency.batch_time import BatchTime
+from queueing.latency.law import LatencyModel
+from queueing.latency.prefill import padded_prompt_service_time
+from queueing.latency.service import Member, ServiceProcess
 from queueing.model import Model
-from queueing.optimize_cli import app as optimize_app
+from queueing.models.printed import psi
 from queueing.prediction import predict_model
-from queueing.prefill import padded_prompt_service_time
-from queueing.printed import psi
-from queueing.service import Member, ServiceProcess
+from queueing.simulation.experiment import simulate_model, simulate_run
 
 LAW = "k1=1e-3,k2=4e-3,k3=1e-4,k4=1e-3,kp=5e-5"
 OUTPUT, PROMPTS = "uniform:low=8,high=24", "geometric:mean=60"

@@ -9,16 +9,16 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from policies import parse_policy
-from queueing.batch_chain import solve_batch_chain
-from queueing.batch_time import BatchTime
-from queueing.distributions import TokenDistribution, parse_distribution
+from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from queueing.errors import UnstableQueueError
-from queueing.latency import LatencyModel
-from queueing.mg1 import solve_mg1
-from queueing.mgb1 import solve_fixed_batches
+from queueing.latency.batch_time import BatchTime
+from queueing.latency.law import LatencyModel
 from queueing.model import Model
+from queueing.models.batches.batch_chain import solve_batch_chain
+from queueing.models.batches.mgb1 import solve_fixed_batches
+from queueing.models.mg1 import solve_mg1
+from queueing.models.printed import psi
 from queueing.prediction import largest_stable_rate, predict, predict_model
-from queueing.printed import psi
 
 LENGTHS = ("uniform:low=1,high=32", "geometric:mean=12", "lognormal:mu=2,sigma=1", "deterministic:value=9", "pareto:alpha=1.5,minimum=3")
 POLICIES = ("single", "capped:max_batch_size=6", "elastic:max_batch_size=6")

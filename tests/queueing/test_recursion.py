@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from queueing.record import Record
-from queueing.recursion import Served, batches, measured_starts, served
+from queueing.measurement.record import Record
+from queueing.measurement.recursion import Served, batches, measured_starts, served
 
 ONE = Served(
     id="x",

@@ -10,12 +10,12 @@ from typer.testing import CliRunner
 
 from kendall.api import largest_stable_rate, predict
 from policies.text import SpecError
-from queueing.cli import app
-from queueing.experiment import simulate_model, simulate_run
-from queueing.gg1 import kingman
+from queueing.commands.cli import app
 from queueing.model import Model
+from queueing.models.gg1 import kingman
 from queueing.prediction import predict_model
 from queueing.result import Prediction, Quantiles
+from queueing.simulation.experiment import simulate_model, simulate_run
 
 ONE = "deterministic:value=1"
 SECOND = "k1=0,k2=0,k3=0,k4=1,cv=1"  # exponential services of mean 1 s

@@ -12,23 +12,35 @@ from scipy.stats import poisson as scipy_poisson
 from typer.testing import CliRunner
 
 from policies.text import SpecError
-from queueing import printed
-from queueing.batch_chain import solve_batch_chain
-from queueing.batch_time import BatchTime
-from queueing.distributions import parse_distribution
+from queueing.commands import reproduce_cli as cli
+from queueing.distributions.token_distribution import parse_distribution
 from queueing.errors import UnstableQueueError
-from queueing.latency import LatencyModel
-from queueing.mgb1 import solve_fixed_batches
-from queueing.mm1 import md1
-from queueing.reproduction import cli, inoue_queue
-from queueing.reproduction.artefact import EXPLAINED, FAILED, FAULT, HOLDS, MET, TRUNCATED, UNPRINTED, Artefact, Statement, largest_over
-from queueing.reproduction.catalogue import CATALOGUE, chosen, make
-from queueing.reproduction.heavy_tails import HeavyTailedTime, dynamic_batches, fixed_batches, unlimited_batches
-from queueing.reproduction.inoue import device
-from queueing.reproduction.lengths import clipped_lognormal, exponential, lognormal, truncated_gaussian, uniform
-from queueing.reproduction.report import as_object, page
-from queueing.reproduction.simulate import BatchRun, Simulated, simulate_batches, simulate_single
-from queueing.reproduction.yang_single import SingleLaw, inferred_law
+from queueing.latency.batch_time import BatchTime
+from queueing.latency.law import LatencyModel
+from queueing.models import printed
+from queueing.models.batches.batch_chain import solve_batch_chain
+from queueing.models.batches.mgb1 import solve_fixed_batches
+from queueing.models.mm1 import md1
+from queueing.papers.reproduction import inoue_queue
+from queueing.papers.reproduction.artefact import (
+    EXPLAINED,
+    FAILED,
+    FAULT,
+    HOLDS,
+    MET,
+    TRUNCATED,
+    UNPRINTED,
+    Artefact,
+    Statement,
+    largest_over,
+)
+from queueing.papers.reproduction.catalogue import CATALOGUE, chosen, make
+from queueing.papers.reproduction.heavy_tails import HeavyTailedTime, dynamic_batches, fixed_batches, unlimited_batches
+from queueing.papers.reproduction.inoue import device
+from queueing.papers.reproduction.lengths import clipped_lognormal, exponential, lognormal, truncated_gaussian, uniform
+from queueing.papers.reproduction.report import as_object, page
+from queueing.papers.reproduction.simulate import BatchRun, Simulated, simulate_batches, simulate_single
+from queueing.papers.reproduction.yang_single import SingleLaw, inferred_law
 
 RESULTS = Path(__file__).parents[2] / "docs" / "reproduction"
 CHEAP = ("yang-table1", "yang-fig3", "inoue-table1", "inoue-fig2", "inoue-fig3", "chapter-latency", "chapter-variability", "chapter-case")

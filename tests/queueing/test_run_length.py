@@ -7,16 +7,16 @@ import pytest
 
 from policies import parse_policy
 from policies.text import SpecError
-from queueing.batch_means import Interval
-from queueing.distributions import parse_distribution
+from queueing.distributions.token_distribution import parse_distribution
 from queueing.errors import UnstableQueueError
-from queueing.experiment import draw_jobs, simulate_run
-from queueing.latency import LatencyModel, parse_law
-from queueing.mean_interval import plug_in
+from queueing.latency.law import LatencyModel, parse_law
+from queueing.measurement.batch_means import Interval
+from queueing.measurement.mean_interval import plug_in
+from queueing.measurement.statistics import FloatArray, find_warm_up, mean_interval
 from queueing.model import Model
 from queueing.prediction import predict_model
-from queueing.run_length import LEAST_MEMORIES, RunLength, _exact, _pilot, advice_lines, advise, advise_model, describe
-from queueing.statistics import FloatArray, find_warm_up, mean_interval
+from queueing.simulation.experiment import draw_jobs, simulate_run
+from queueing.simulation.run_length import LEAST_MEMORIES, RunLength, _exact, _pilot, advice_lines, advise, advise_model, describe
 from tests.server.harness import replay
 from tests.virtual_time import run_virtual
 

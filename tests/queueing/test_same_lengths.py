@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from policies import parse_policy
-from queueing.distributions import TokenDistribution, parse_distribution
+from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from queueing.estimation.assess import Limits, assess
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.lengths import Lengths, lengths
 from queueing.estimation.same_lengths import _survival, _told_to, differ, lengths_from, prompts
-from queueing.estimation.snapshot import CENSORED, COLUMN, WITHOUT_LENGTH, Snapshot
-from queueing.experiment import simulate_run
-from queueing.latency import parse_law
+from queueing.estimation.window.snapshot import CENSORED, COLUMN, WITHOUT_LENGTH, Snapshot
+from queueing.latency.law import parse_law
 from queueing.model import Model
+from queueing.simulation.experiment import simulate_run
 from tests.queueing.estimation_windows import snapshot_of_run
 
 POLICY = "dynamic"

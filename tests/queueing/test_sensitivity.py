@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from queueing.advice.forecast import Knobs
-from queueing.distributions import TokenDistribution
+from queueing.control.advice.forecast import Knobs
+from queueing.distributions.token_distribution import TokenDistribution
 from queueing.estimation.band import Sensitivity, WanderBand, _elasticity, _jackknife, _log_ratio, _shorter, sensitivity, wander_band
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.interval import NORMAL, UNKNOWN, symmetric
 from queueing.estimation.lengths import lengths
-from queueing.estimation.speed_curve import SpeedCurve, speed_curve
-from queueing.estimation.speed_process import Stalls
-from queueing.latency import LatencyModel
+from queueing.estimation.speed.speed_curve import SpeedCurve, speed_curve
+from queueing.estimation.speed.speed_process import Stalls
+from queueing.latency.law import LatencyModel
 from tests.queueing.autopilot_looks import LAW, seen
 
 RATE = 10.0

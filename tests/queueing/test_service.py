@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queueing.latency import LatencyModel, parse_law
-from queueing.service import Member, ServiceProcess
+from queueing.latency.law import LatencyModel, parse_law
+from queueing.latency.service import Member, ServiceProcess
 
 LAW = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3, kp=7e-6, cv=0.3, turnaround=1.55e-3, speed=1.3)
 

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 
 from policies import Request, Waiting, parse_policy
 from policies.text import SpecError
-from queueing.distributions import parse_distribution
+from queueing.distributions.token_distribution import parse_distribution
 from queueing.errors import PredictionError
-from queueing.experiment import draw_jobs, simulate, simulate_model
-from queueing.fast_simulation import Trace, replay
-from queueing.latency import LatencyModel
+from queueing.latency.law import LatencyModel
+from queueing.measurement.record import Record
 from queueing.model import Model
 from queueing.prediction import largest_stable_rate, predict
-from queueing.record import Record
-from queueing.simulation import Job, simulate_trace
-from queueing.waiting import WaitingQueue
+from queueing.simulation.experiment import draw_jobs, simulate, simulate_model
+from queueing.simulation.fast import Trace, replay
+from queueing.simulation.reference import Job, simulate_trace
+from queueing.simulation.waiting import WaitingQueue
 
 LAW = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3, cv=0.12, turnaround=1.55e-3)
 SECOND = LatencyModel(k4=1.0)  # one second per step, whatever is in it

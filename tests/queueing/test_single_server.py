@@ -12,22 +12,17 @@ from scipy.integrate import quad
 from scipy.optimize import brentq
 
 from policies.text import SpecError
-from queueing.distributions import TokenDistribution, Vector, parse_distribution
+from queueing.distributions.token_distribution import TokenDistribution, Vector, parse_distribution
 from queueing.errors import UnstableQueueError
-from queueing.gg1 import kingman
-from queueing.latency import LatencyModel
-from queueing.limited_moments import (
-    exponential_limited_moment,
-    kept_of_lognormal,
-    lognormal_limited_moment,
-    uniform_limited_moment,
-)
-from queueing.little import little
-from queueing.mg1 import delay_tail, mean_delay, solve_mg1, solve_service
-from queueing.mgc import mmc, solve_mgc, solve_servers
-from queueing.mm1 import md1, misprinted_md1_delay, mm1
-from queueing.service_time import ServiceTime
-from queueing.tandem import phases, solve_disaggregated, solve_tandem, tandem_path
+from queueing.latency.law import LatencyModel
+from queueing.latency.service_time import ServiceTime
+from queueing.measurement.little import little
+from queueing.models.gg1 import kingman
+from queueing.models.mg1 import delay_tail, mean_delay, solve_mg1, solve_service
+from queueing.models.mgc import mmc, solve_mgc, solve_servers
+from queueing.models.mm1 import md1, misprinted_md1_delay, mm1
+from queueing.models.tandem import phases, solve_disaggregated, solve_tandem, tandem_path
+from queueing.papers.limited_moments import exponential_limited_moment, kept_of_lognormal, lognormal_limited_moment, uniform_limited_moment
 
 ONE = np.ones(1)
 CONSTANT, EXPONENTIAL, ERLANG = ServiceTime(ONE, ONE), ServiceTime(ONE, ONE, 1.0), ServiceTime(ONE, ONE, 0.5**0.5)

@@ -13,25 +13,25 @@ from scipy import stats
 
 from policies import parse_policy
 from policies.text import SpecError
-from queueing.advice import answer
-from queueing.advice.answer import _formula, own_error, precise, quick, rough, searched, simulated
-from queueing.advice.forecast import Knobs
-from queueing.advice.known_lengths import known_lengths
-from queueing.advice.measure import Measure
-from queueing.advice.reported import keeps_slo, largest_kept, reported, reported_slo, verified
-from queueing.advice.situation import STEP, Situation, _half_width
-from queueing.distributions import parse_distribution
+from queueing.control.advice import answer
+from queueing.control.advice.answer import _formula, own_error, precise, quick, rough, searched, simulated
+from queueing.control.advice.forecast import Knobs
+from queueing.control.advice.known_lengths import known_lengths
+from queueing.control.advice.measure import Measure
+from queueing.control.advice.reported import keeps_slo, largest_kept, reported, reported_slo, verified
+from queueing.control.advice.situation import STEP, Situation, _half_width
+from queueing.distributions.token_distribution import parse_distribution
 from queueing.errors import UnstableQueueError
 from queueing.estimation.assess import Limits
 from queueing.estimation.interval import NORMAL, UNKNOWN, symmetric
 from queueing.estimation.lengths import lengths
-from queueing.estimation.speed_process import Stalls
+from queueing.estimation.speed.speed_process import Stalls
 from queueing.estimation.stall_backlog import utilisation_of
-from queueing.experiment import simulate_run
 from queueing.model import Model
-from queueing.optimisation.objective import Objective, parse_slo
-from queueing.optimisation.search import Optimum
+from queueing.optimization.objective import Objective, parse_slo
+from queueing.optimization.search import Optimum
 from queueing.result import Prediction, Quantiles
+from queueing.simulation.experiment import simulate_run
 from tests.queueing.autopilot_looks import LAW, LAWFUL, capacity, seen
 from tests.queueing.made import prediction_of
 

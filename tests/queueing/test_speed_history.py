@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from queueing.estimation.batch_times import BatchTimes
-from queueing.estimation.speed_change import speed_change
-from queueing.estimation.speed_history import STRETCH, SpeedHistory
-from queueing.estimation.speeds import Speeds
-from queueing.estimation.wander import SIGMAS, block_speeds, most_likely, wander
+from queueing.estimation.speed.batch_times import BatchTimes
+from queueing.estimation.speed.speed_change import speed_change
+from queueing.estimation.speed.speed_history import STRETCH, SpeedHistory
+from queueing.estimation.speed.speeds import Speeds
+from queueing.estimation.speed.wander import SIGMAS, block_speeds, most_likely, wander
 from tests.queueing.speed_hours import PACE, SIGMA, TAU, batches, cells
 
 

@@ -12,21 +12,21 @@ import pytest
 
 from policies import parse_policy
 from policies.text import SpecError
-from queueing.batch_time import BatchTime
-from queueing.distributions import parse_distribution
+from queueing.distributions.token_distribution import parse_distribution
 from queueing.errors import NotConvergedError
-from queueing.experiment import check_draws, draw_jobs, simulate_model, simulate_run
-from queueing.fast_simulation import Trace, _gaps, is_compiled
-from queueing.latency import LatencyModel, parse_law
-from queueing.mg1 import solve_mg1
+from queueing.latency.batch_time import BatchTime
+from queueing.latency.law import LatencyModel, parse_law
+from queueing.latency.service import Member, ServiceProcess
+from queueing.latency.service_time import ServiceTime
+from queueing.latency.stalls import SPARE_GAPS, most_stalls
+from queueing.measurement.record import Record
 from queueing.model import Model
+from queueing.models.mg1 import solve_mg1
 from queueing.prediction import predict_model
-from queueing.record import Record
-from queueing.service import Member, ServiceProcess
-from queueing.service_time import ServiceTime
-from queueing.simulation import simulate_trace
-from queueing.simulation_budget import affordable_requests
-from queueing.stalls import SPARE_GAPS, most_stalls
+from queueing.simulation.budget import affordable_requests
+from queueing.simulation.experiment import check_draws, draw_jobs, simulate_model, simulate_run
+from queueing.simulation.fast import Trace, _gaps, is_compiled
+from queueing.simulation.reference import simulate_trace
 
 LENGTHS = parse_distribution("geometric:mean=12", 64)
 PROMPTS = parse_distribution("uniform:low=10,high=50")

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from queueing.terminal import NO_TERMINAL, Column, Table, console, say
+from queueing.commands.terminal import NO_TERMINAL, Column, Table, console, say
 
 WORD = st.text("abc019.±%", min_size=1, max_size=12)
 
@@ -100,7 +100,7 @@ def test_without_a_terminal_the_width_is_that_of_columns_or_80(monkeypatch: pyte
 
 
 PROGRAM = """
-from queueing.terminal import Column, Table, console, say
+from queueing.commands.terminal import Column, Table, console, say
 to = console()
 to.print(Table([Column(heading="±"), *(Column(heading=f"c{i}") for i in range(12))], [["46.12"] * 13]))
 say(to, "[mean=1ms,p99=5ms] :smile: " + "± 3 " * 20)

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from policies import Fixed, parse_policy
-from queueing.distributions import parse_distribution
-from queueing.experiment import draw_jobs
-from queueing.latency import LatencyModel
+from queueing.control.service_ahead import service_ahead
+from queueing.control.wait_ahead import BatchService, Company, InService, SlotService, Together, Wait, Waiting, company
+from queueing.distributions.token_distribution import parse_distribution
+from queueing.latency.law import LatencyModel
+from queueing.measurement.record import Record
 from queueing.model import Model
-from queueing.record import Record
-from queueing.service_ahead import service_ahead
-from queueing.simulation import simulate_trace
-from queueing.wait_ahead import BatchService, Company, InService, SlotService, Together, Wait, Waiting, company
+from queueing.simulation.experiment import draw_jobs
+from queueing.simulation.reference import simulate_trace
 
 LAW = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3, cv=0.12, turnaround=1.55e-3)
 CERTAIN = BatchService(largest=4, servers=1, sizes=(1, 4), means=(1.0, 2.5), variances=(0.0, 0.0))

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies import Request, Waiting
-from queueing.waiting import WaitingQueue
-from queueing.waiting_by_priority import MOST, PriorityQueue
+from queueing.simulation.waiting import WaitingQueue
+from queueing.simulation.waiting_by_priority import MOST, PriorityQueue
 
 
 def one(name: str, at: float, priority: int = 0, prompt: int = 3) -> Waiting:

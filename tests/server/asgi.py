@@ -11,10 +11,10 @@ from typing import Any, cast
 import httpx
 from fastapi import FastAPI
 
-from queueing.latency import parse_law
-from server.app import create_app
+from queueing.latency.law import parse_law
 from server.engines.emulated import EmulatedEngine
 from server.gateway import Gateway
+from server.http.app import create_app
 from server.security.keys import read_keys
 from server.security.routes import paths
 from server.security.settings import SecuritySettings

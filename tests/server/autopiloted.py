@@ -9,20 +9,20 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from policies import Request, SpecError, parse_policy
-from queueing.advice.forecast import Knobs
-from queueing.autopilot.controller import Autopilot
-from queueing.autopilot.decision import Decision
-from queueing.autopilot.look import look
-from queueing.distributions import TokenDistribution
+from queueing.control.advice.forecast import Knobs
+from queueing.control.autopilot.controller import Autopilot
+from queueing.control.autopilot.decision import Decision
+from queueing.control.autopilot.look import look
+from queueing.distributions.token_distribution import TokenDistribution
 from queueing.estimation.assess import Limits, assess
 from queueing.estimation.band import Sensitivity
-from queueing.estimation.window import Window
-from queueing.latency import LatencyModel
-from queueing.record import Record
-from server.batch import Batch
-from server.batcher import Batcher
+from queueing.estimation.window.window import Window
+from queueing.latency.law import LatencyModel
+from queueing.measurement.record import Record
 from server.engines.emulated import EmulatedEngine
-from server.ticket import Ticket
+from server.queue.batch import Batch
+from server.queue.batcher import Batcher
+from server.queue.ticket import Ticket
 from tests.server.harness import Collector, Immediate, work_of
 from tests.virtual_time import run_virtual
 

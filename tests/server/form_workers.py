@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from server.engines.vllm_forms import READY, Refused
+from server.engines.vllm.forms import READY, Refused
 
 
 def work(channel: Connection, configuration: Any, cpus: Iterable[int]) -> None:

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from policies import Policy, Request
-from queueing.latency import LatencyModel
-from queueing.record import Record, call_of
-from server.batch import Batch
-from server.batcher import Batcher
+from queueing.latency.law import LatencyModel
+from queueing.measurement.record import Record, call_of
 from server.engines.base import Sampling, Token, Work
 from server.engines.emulated import EmulatedEngine
-from server.ticket import Ticket
+from server.queue.batch import Batch
+from server.queue.batcher import Batcher
+from server.queue.ticket import Ticket
 
 
 @dataclass

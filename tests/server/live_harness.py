@@ -15,19 +15,19 @@ from typing import Any
 import msgspec
 import openai
 
-from loadgen.arrival_text import at_rate, parse_arrivals
-from loadgen.arrivals import Arrivals, Poisson
-from loadgen.client import Target
-from loadgen.gateway_process import GatewayProcess, free_port
-from loadgen.run import ClosedLoop, run_load
+from loadgen.arrivals.processes import Arrivals, Poisson
+from loadgen.arrivals.text import at_rate, parse_arrivals
+from loadgen.arrivals.timetable import Timetable, draw_prompts, draw_timetable, streams
+from loadgen.gateway.gateway_process import GatewayProcess, free_port
+from loadgen.sending.client.client import Target
+from loadgen.sending.run import ClosedLoop, run_load
 from loadgen.sweep.apparatus import share_the_gateways_cpus
-from loadgen.timetable import Timetable, draw_prompts, draw_timetable, streams
 from policies import parse_policy
-from queueing.distributions import TokenDistribution, parse_distribution
-from queueing.latency import LatencyModel
+from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from queueing.latency.law import LatencyModel
+from queueing.latency.profile import Profile
+from queueing.measurement.record import Record
 from queueing.prediction import largest_stable_rate
-from queueing.profile import Profile
-from queueing.record import Record
 from tests.server.live_machine import stopped_half_of_the_time
 from tests.serving import started
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from loadgen.gateway_process import GatewayProcess
-from loadgen.urgency import urgent
+from loadgen.gateway.gateway_process import GatewayProcess
+from loadgen.sending.urgency import urgent
 from policies import parse_policy
-from queueing.estimation.batch_times import batch_times
-from queueing.estimation.window import snapshot_of
-from queueing.latency import LatencyModel
-from queueing.record import Record
+from queueing.estimation.speed.batch_times import batch_times
+from queueing.estimation.window.window import snapshot_of
+from queueing.latency.law import LatencyModel
+from queueing.measurement.record import Record
 
 ON, OFF = 0.004, 0.004  # seconds that a slowed engine runs and rests
 BLOCK, BLOCK_DEVIATION, BRACKET_DEVIATION = 5.0, 0.10, 0.05  # AGREEMENT's noise gate: seconds, fractions

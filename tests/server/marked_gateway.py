@@ -9,11 +9,11 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from loadgen.gateway_child import end_with
-from loadgen.gateway_process import GatewayProcess
-from server import recorder
-from server.engines import vllm_engine
+from loadgen.gateway.gateway_child import end_with
+from loadgen.gateway.gateway_process import GatewayProcess
 from server.engines.base import EngineEnd, FailureCode, Token, TokenStream, Work
+from server.engines.vllm import engine as vllm_engine
+from server.telemetry import recorder
 
 POISON, LOST = 666, 667  # first token of a prompt
 QUEUE_BYTES = 1 << 17

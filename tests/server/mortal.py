@@ -10,13 +10,13 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from queueing.latency import LatencyModel, parse_law
-from queueing.record import Record
-from server.app import create_app
+from queueing.latency.law import LatencyModel, parse_law
+from queueing.measurement.record import Record
 from server.engines.base import Capabilities, EngineStartError, Token, TokenStream, Work
 from server.engines.emulated import VOCABULARY, EmulatedEngine
 from server.gateway import Gateway
-from server.observers import Observers
+from server.http.app import create_app
+from server.queue.observers import Observers
 from server.settings import Settings
 from server.supervision.settings import SupervisionSettings
 from tests.server.asgi import FOR_THE_RUN, LAW

@@ -8,8 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from loadgen.gateway_process import GatewayProcess, free_port
-from server.engines.vllm_process import descendants
+from loadgen.gateway.gateway_process import GatewayProcess, free_port
+from server.engines.vllm.process import descendants
 from tests.eventually import eventually
 
 

@@ -9,8 +9,8 @@ import signal
 import sys
 from collections.abc import Iterator
 
-from loadgen.gateway_child import end_with
-from loadgen.gateway_process import GatewayProcess
+from loadgen.gateway.gateway_child import end_with
+from loadgen.gateway.gateway_process import GatewayProcess
 from server.engines import emulated
 from server.engines.base import Capabilities
 

@@ -13,12 +13,12 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from queueing.latency import parse_law
-from server.app import create_app
+from queueing.latency.law import parse_law
+from server.admission.limits import OverloadSettings
 from server.engines.base import Capabilities, FailureCode, TokenStream, Work
 from server.engines.emulated import EmulatedEngine
 from server.gateway import Gateway
-from server.overload.limits import OverloadSettings
+from server.http.app import create_app
 from server.security.keys import read_keys
 from server.security.protocol import MAX_HEADERS, LimitedProtocol
 from server.security.settings import SecuritySettings

@@ -6,8 +6,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from loadgen.gateway_child import end_with
-from loadgen.gateway_process import GatewayProcess
+from loadgen.gateway.gateway_child import end_with
+from loadgen.gateway.gateway_process import GatewayProcess
 
 EVERY = 0.2  # seconds
 STEP = 3600.0

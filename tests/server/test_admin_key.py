@@ -17,10 +17,10 @@ from typing import Any
 import httpx
 import pytest
 
-from loadgen.gateway_process import GatewayClient, GatewayError, free_port
-from loadgen.keys import Keys
-from queueing.local_key import key_file, key_for_admin, local_admin_key
-from server.reloading import differences, in_force
+from loadgen.gateway.gateway_process import GatewayClient, GatewayError, free_port
+from loadgen.sending.client.keys import Keys
+from queueing.commands.local_key import key_file, key_for_admin, local_admin_key
+from server.operations.reloading import differences, in_force
 from server.security.admin_key import with_admin_key
 from server.security.guard import Guard
 from server.security.keys import holder, read_keys

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from kendall import cli
-from queueing.advice.forecast import Advice, Forecast, Knobs
+from queueing.control.advice.forecast import Advice, Forecast, Knobs
 from queueing.estimation.interval import UNKNOWN, Estimate
 from tests.queueing.made import prediction_of
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import pytest
 
 from policies import parse_policy
-from queueing.advice.forecast import Knobs
-from queueing.autopilot.bounds import Bounds, batch_sizes, sized
-from queueing.autopilot.controller import Autopilot
-from queueing.autopilot.decision import Decision
-from queueing.distributions import TokenDistribution, parse_distribution
-from queueing.latency import LatencyModel, parse_law
+from queueing.control.advice.forecast import Knobs
+from queueing.control.autopilot.bounds import Bounds, batch_sizes, sized
+from queueing.control.autopilot.controller import Autopilot
+from queueing.control.autopilot.decision import Decision
+from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
+from queueing.latency.law import LatencyModel, parse_law
 from queueing.model import Model
 from queueing.prediction import predict_model
 from tests.server.autopiloted import LONGEST, Run, steered

@@ -10,10 +10,10 @@ from typing import ClassVar
 import pytest
 
 from policies import Continuous, Decision, Dispatch, Dynamic, Elastic, Policy, Preempt, QueueState, Request, Single, WaitUntil
-from queueing.latency import parse_law
-from server.batcher import Batcher
+from queueing.latency.law import parse_law
 from server.engines.base import TokenStream, Work
 from server.engines.emulated import EmulatedEngine
+from server.queue.batcher import Batcher
 from tests.server.harness import Collector, Immediate, submitted, work_of
 from tests.virtual_time import run_virtual
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from policies import Fixed, Request, parse_policy
-from queueing.latency import LatencyModel, parse_law
-from queueing.record import Record
-from server.batch import Batch
-from server.batcher import Batcher
+from queueing.latency.law import LatencyModel, parse_law
+from queueing.measurement.record import Record
 from server.engines.emulated import EmulatedEngine
-from server.ticket import Ticket
+from server.queue.batch import Batch
+from server.queue.batcher import Batcher
+from server.queue.ticket import Ticket
 from tests.server.asgi import LAW, Call, completion, running
 from tests.server.harness import Collector, Immediate, replay, work_of
 from tests.virtual_time import run_virtual

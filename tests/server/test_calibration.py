@@ -14,18 +14,18 @@ import httpx
 import numpy as np
 import pytest
 
-import queueing.profile
-import server.serving
+import queueing.latency.profile
+import server.operations.serving
 from kendall import cli
-from queueing.latency import parse_law
-from queueing.profile import Profile, profile_path
+from queueing.latency.law import parse_law
+from queueing.latency.profile import Profile, profile_path
+from server.calibration import calibration
+from server.calibration.command import calibrate
+from server.calibration.designed import Cell, DesignedBatches, design
 from server.engines.base import Capabilities
 from server.engines.emulated import EmulatedEngine
 from server.errors import ApiError
-from server.law import calibration
-from server.law.command import calibrate
-from server.law.designed import Cell, DesignedBatches, design
-from server.schema import CalibrationRequest
+from server.http.schema import CalibrationRequest
 from server.supervision.settings import SupervisionSettings
 from tests.server.asgi import Call, call, completion, running
 from tests.server.mortal import MortalEngine, faulty

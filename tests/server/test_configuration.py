@@ -17,14 +17,15 @@ import pytest
 import kendall.cli
 from policies import SpecError
 from policies.text import one_of
-from server import cli, logs, serving
-from server.configuration.file import key_of
-from server.logs import JsonFormatter, LogFormat, LogSettings, check_level, vllm_configuration
-from server.overload.limits import MAX_QUEUED, OverloadSettings
+from server.admission.limits import MAX_QUEUED, OverloadSettings
+from server.operations import cli, serving
+from server.operations.configuration.file import key_of
 from server.security.keys import read_keys
 from server.security.settings import SecuritySettings, TlsSettings
 from server.settings import Settings
 from server.supervision.settings import SupervisionSettings
+from server.telemetry import logs
+from server.telemetry.logs import JsonFormatter, LogFormat, LogSettings, check_level, vllm_configuration
 from tests.serving import self_signed
 
 Serve = Callable[..., Settings]
@@ -514,7 +515,7 @@ def test_a_flag_that_says_when_requests_come_wins_over_a_variable(
 
 
 def test_a_gateway_that_is_measured_does_not_read_the_variables_of_who_measures(monkeypatch: pytest.MonkeyPatch) -> None:
-    from loadgen.gateway_process import own_environment
+    from loadgen.gateway.gateway_process import own_environment
 
     for variable in ("KENDALL_PATIENCE", "KENDALL_MAX_OUTPUT_TOKENS", "KENDALL_API_KEY", "KENDALL_DEBUG"):
         monkeypatch.setenv(variable, "1")

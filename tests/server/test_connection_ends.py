@@ -8,8 +8,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from queueing.latency import parse_law
-from server import receiving
+from queueing.latency.law import parse_law
+from server.http import receiving
 from tests.eventually import eventually
 from tests.server import unruly
 from tests.server.test_unruly_clients import Hasty, Site, site

@@ -16,9 +16,9 @@ import pytest
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from server.overload import descriptors
-from server.overload.descriptors import KEPT, Room
-from server.receiving import protocol_with
+from server.admission import descriptors
+from server.admission.descriptors import KEPT, Room
+from server.http.receiving import protocol_with
 from server.security.protocol import LimitedProtocol
 from tests.eventually import eventually_here
 from tests.serving import on_a_socket

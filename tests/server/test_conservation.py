@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from queueing.latency import parse_law
-from server.overload.limits import OverloadSettings
+from queueing.latency.law import parse_law
+from server.admission.limits import OverloadSettings
 from server.supervision import restarts
 from tests.server.asgi import LAW, call, completion
 from tests.server.counts import tell

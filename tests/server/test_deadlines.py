@@ -11,11 +11,11 @@ import pytest
 
 from kendall import cli
 from policies import Request
-from server.answer import Answer, AnswerOptions
 from server.errors import ApiError
-from server.formats import CompletionFormat
-from server.observers import Observers
-from server.schema import CompletionRequest
+from server.http.answer import Answer, AnswerOptions
+from server.http.formats import CompletionFormat
+from server.http.schema import CompletionRequest
+from server.queue.observers import Observers
 from server.settings import Settings
 from server.supervision.deadlines import Timeouts, timeouts_of
 from tests.server.asgi import Call, call, completion, running

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from queueing.latency import LatencyModel
+from queueing.latency.law import LatencyModel
 from server.engines.emulated import EmulatedEngine
 from server.gateway import Gateway
 from server.settings import Settings

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.gateway_process import GatewayProcess, free_port
+from loadgen.gateway.gateway_process import GatewayProcess, free_port
 from tests.serving import started
 
 CALLS = {

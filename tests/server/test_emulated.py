@@ -8,7 +8,7 @@ import time
 import pytest
 
 from policies import Request
-from queueing.latency import LatencyModel
+from queueing.latency.law import LatencyModel
 from server.engines.base import Step, Token
 from server.engines.emulated import MOST_AT_ONCE, TOKENS, EmulatedEngine, token_ids_of
 from tests.eventually import eventually

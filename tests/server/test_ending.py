@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.ending import Ending
 from server.engines.base import Sampling, Token
+from server.queue.ending import Ending
 
 EOS = frozenset({0})
 

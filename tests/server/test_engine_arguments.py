@@ -10,9 +10,9 @@ import pytest
 
 from kendall import cli
 from policies.text import SpecError
-from queueing.profile import load_profile
-from server.engines.vllm_options import argument_names, check_names
-from server.serving import choose_engine
+from queueing.latency.profile import load_profile
+from server.engines.vllm.options import argument_names, check_names
+from server.operations.serving import choose_engine
 from server.settings import Settings
 
 SOURCE = """

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from loadgen.gateway_process import GatewayProcess
-from server.engines.vllm_process import descendants
+from loadgen.gateway.gateway_process import GatewayProcess
+from server.engines.vllm.process import descendants
 from tests.server.processes import SocketCall, arrived, command, engine_process, gateway, gone
 from tests.server.test_engine_faults import ready_again
 

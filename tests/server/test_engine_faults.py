@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from loadgen.gateway_process import GatewayProcess
-from queueing.record import Record, read_run
-from server.engines.vllm_process import descendants
+from loadgen.gateway.gateway_process import GatewayProcess
+from queueing.measurement.record import Record, read_run
+from server.engines.vllm.process import descendants
 from tests.server.counts import tell
 from tests.server.processes import SocketCall, alive, arrived, engine_process, events, gateway, gone, stream_text
 

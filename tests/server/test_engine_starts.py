@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from server.app import create_app
 from server.gateway import Gateway
+from server.http.app import create_app
 from server.settings import Settings
 from server.supervision.settings import SupervisionSettings
 from server.supervision.supervisor import LET_GO, EngineLostError

@@ -9,9 +9,9 @@ import pytest
 from prometheus_client import REGISTRY, Counter, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.exposition import exposition
 from server.live.gauges import STATS, LiveGauges
-from server.metrics import MAX_POLICIES, Metrics
+from server.telemetry.exposition import exposition
+from server.telemetry.metrics import MAX_POLICIES, Metrics
 from tests.server.asgi import Call, call, completion, running
 from tests.virtual_time import run_virtual
 

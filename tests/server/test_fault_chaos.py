@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from queueing.latency import parse_law
-from queueing.record import Record
+from queueing.latency.law import parse_law
+from queueing.measurement.record import Record
 from server.gateway import Gateway
 from server.live import LiveModel
 from server.page import history
+from server.queue.ticket import Ticket
 from server.supervision import restarts
 from server.supervision.settings import SupervisionSettings
-from server.ticket import Ticket
 from tests.server.asgi import LAW, Call, call
 from tests.server.counts import tell
 from tests.server.mortal import MortalEngine, faulty, words

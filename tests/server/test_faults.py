@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from queueing.latency import parse_law
-from server.observers import Observers
+from queueing.latency.law import parse_law
+from server.queue.observers import Observers
 from server.supervision.settings import SupervisionSettings
 from tests.server.asgi import LAW, Call, call, completion
 from tests.server.mortal import Forgetful, MortalEngine, faulty, words

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from server.engines import vllm_forms
 from server.engines.base import BusyError, InvalidSamplingError, Sampling, Structured
-from server.engines.vllm_forms import FormCompiler
+from server.engines.vllm import forms as vllm_forms
+from server.engines.vllm.forms import FormCompiler
 from server.security.settings import SecuritySettings
 from tests.eventually import eventually
 from tests.server import form_workers

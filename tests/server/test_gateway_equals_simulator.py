@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from policies import Request, parse_policy
-from queueing.latency import parse_law
-from queueing.record import Record
-from queueing.simulation import Job, simulate_trace
+from queueing.latency.law import parse_law
+from queueing.measurement.record import Record
+from queueing.simulation.reference import Job, simulate_trace
 from tests.server.harness import replay
 from tests.virtual_time import run_virtual
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from queueing.record import read_run
-from server.api.request_id import RandomIds
+from queueing.measurement.record import read_run
+from server.http.api.request_id import RandomIds
 from server.supervision.settings import SupervisionSettings
 from tests.server.asgi import Call, call, completion, running
 from tests.virtual_time import run_virtual

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import uvicorn
 
-from server import receiving
 from server.gateway import Gateway
-from server.receiving import StampedProtocol
+from server.http import receiving
+from server.http.receiving import StampedProtocol
 from tests.eventually import eventually
 from tests.server.asgi import SLOW, Call, call, completion, running
 from tests.virtual_time import run_virtual

@@ -121,7 +121,7 @@ def test_a_model_without_a_configuration_file_is_left_to_vllm(answers: Any, tmp_
 
 def test_only_local_models_forbid_the_engine_to_ask_the_hub(tmp_path: Path) -> None:
     """`prepare` without a model once set HF_HUB_OFFLINE for every model: no name could be fetched."""
-    from server.engines.vllm_process import _environment
+    from server.engines.vllm.process import _environment
 
     assert _environment("tiny")["HF_HUB_OFFLINE"] == _environment(str(tmp_path))["HF_HUB_OFFLINE"] == "1"
     assert "HF_HUB_OFFLINE" not in _environment("owner/name")

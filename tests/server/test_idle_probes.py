@@ -17,19 +17,19 @@ from hypothesis import strategies as st
 
 from policies import Request, SpecError
 from queueing.estimation.identifiability import Identifiability
-from queueing.fit import COEFFICIENTS, Fit, Measured
-from queueing.latency import LatencyModel, parse_law
-from queueing.profile import Profile
-from queueing.record import read_run
+from queueing.latency.fit import COEFFICIENTS, Fit, Measured
+from queueing.latency.law import LatencyModel, parse_law
+from queueing.latency.profile import Profile
+from queueing.measurement.record import read_run
+from server.calibration.calibration import Calibrator
+from server.calibration.designed import Cell, DesignedBatches, InterruptedCellError, design
+from server.calibration.idle_probes import IdleProbes, _niced
+from server.calibration.offer import Comparison, KnownLaw, Offer, _verdict, weigh
+from server.calibration.probe_book import LOOP, Limits, ProbeBook
+from server.calibration.turnaround import ClosedLoop, slot_time
 from server.engines.emulated import EmulatedEngine
 from server.gateway import Gateway
-from server.law.calibration import Calibrator
-from server.law.designed import Cell, DesignedBatches, InterruptedCellError, design
-from server.law.idle_probes import IdleProbes, _niced
-from server.law.offer import Comparison, KnownLaw, Offer, _verdict, weigh
-from server.law.probe_book import LOOP, Limits, ProbeBook
-from server.law.turnaround import ClosedLoop, slot_time
-from server.schema import CalibrationRequest
+from server.http.schema import CalibrationRequest
 from server.settings import Settings
 from tests.server.harness import Immediate, work_of
 from tests.virtual_time import run_virtual
@@ -454,7 +454,7 @@ def test_a_law_is_replaced_beyond_chance_and_three_percent_by_one_measured_as_wi
 
 @pytest.mark.parametrize(("off", "first"), [(0.0999, "first"), (0.1001, "poor")])
 def test_a_law_that_lies_a_tenth_from_the_cells_is_poor(off: float, first: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.law.offer.fit_law", lambda *_, **__: Fit(LAW, 1.0, off, {}))
+    monkeypatch.setattr("server.calibration.offer.fit_law", lambda *_, **__: Fit(LAW, 1.0, off, {}))
     assert verdict(measurements(LAW, 0.0), None).verdict == first
 
 

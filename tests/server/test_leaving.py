@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.gateway_process import GatewayProcess
-from queueing.record import read_run
-from server.engines.vllm_process import descendants
-from server.leaving import drop_new_connections, unaccepted
-from server.log_writer import LINES_OF_A_KIND, WINDOW
+from loadgen.gateway.gateway_process import GatewayProcess
+from queueing.measurement.record import read_run
+from server.engines.vllm.process import descendants
+from server.operations.leaving import drop_new_connections, unaccepted
+from server.telemetry.log_writer import LINES_OF_A_KIND, WINDOW
 from tests.eventually import eventually, eventually_here
 from tests.server.processes import SocketCall, command, gateway, gone
 from tests.server.test_gateway_signals import FAST, LONGEST, STEP, body, ended
@@ -321,8 +321,8 @@ async def answer_to(running: GatewayProcess, sent: bytes) -> int:
 
 HANGS = """
 import threading
-from server.leaving import ExitBound
-from server.logs import LogSettings, configure_logs
+from server.operations.leaving import ExitBound
+from server.telemetry.logs import LogSettings, configure_logs
 
 configure_logs(LogSettings())
 ExitBound().start(0.1)

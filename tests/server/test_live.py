@@ -14,22 +14,22 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadgen.client import Target
-from loadgen.gateway_process import GatewayProcess, free_port
-from loadgen.run import run_load
-from loadgen.timetable import draw
+from loadgen.arrivals.timetable import draw
+from loadgen.gateway.gateway_process import GatewayProcess, free_port
+from loadgen.sending.client.client import Target
+from loadgen.sending.run import run_load
 from policies import parse_policy
-from queueing.advice.forecast import Knobs
-from queueing.distributions import parse_distribution
+from queueing.control.advice.forecast import Knobs
+from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Limits, assess
-from queueing.estimation.feed import Feed
+from queueing.estimation.window.feed import Feed
 from queueing.model import Model
 from queueing.result import LEVELS
 from server.live import predicting
 from server.live.gauges import VERDICTS, LiveGauges
 from server.live.predicting import described
 from server.live.question import Question
-from server.metrics import Metrics
+from server.telemetry.metrics import Metrics
 from tests.queueing.estimation_runs import LAW, LENGTHS
 from tests.queueing.estimation_windows import window_of
 from tests.server.asgi import running

@@ -15,19 +15,19 @@ import numpy as np
 import pytest
 
 from policies import Request, parse_policy
-from queueing.distributions import TokenDistribution, parse_distribution
+from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from queueing.estimation.assess import Assessment, Limits, assess
-from queueing.estimation.batch_times import SLOT_ERROR
-from queueing.estimation.verdict import judged
-from queueing.estimation.window import Snapshot, Window
-from queueing.experiment import draw_jobs
-from queueing.fast_simulation import draw_trace
-from queueing.fast_simulation import replay as rerun
-from queueing.latency import LatencyModel, parse_law
+from queueing.estimation.assumptions.verdict import judged
+from queueing.estimation.speed.batch_times import SLOT_ERROR
+from queueing.estimation.window.window import Snapshot, Window
+from queueing.latency.law import LatencyModel, parse_law
+from queueing.measurement.record import call_of
+from queueing.measurement.statistics import mean_interval
 from queueing.model import Model
-from queueing.record import call_of
-from queueing.simulation import Job, simulate_trace
-from queueing.statistics import mean_interval
+from queueing.simulation.experiment import draw_jobs
+from queueing.simulation.fast import draw_trace
+from queueing.simulation.fast import replay as rerun
+from queueing.simulation.reference import Job, simulate_trace
 from tests.queueing.estimation_runs import seen
 from tests.queueing.estimation_windows import snapshot_of_run, window_of
 from tests.server.harness import replay

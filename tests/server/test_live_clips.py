@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
-from loadgen.arrivals import Poisson
+from loadgen.arrivals.processes import Poisson
 from policies import parse_policy
-from queueing.distributions import parse_distribution
-from queueing.estimation.feed import MOST
+from queueing.distributions.token_distribution import parse_distribution
+from queueing.estimation.window.feed import MOST
+from queueing.measurement.record import Record
 from queueing.prediction import predict
-from queueing.record import Record
 from tests.server.live_harness import BOUND, PROMPTS, Look, Site, looked, real_site, records_of, sent
 
 log = logging.getLogger("tests.live")

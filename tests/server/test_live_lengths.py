@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from policies import parse_policy
-from queueing.distributions import TokenDistribution, parse_distribution
+from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from queueing.estimation.assess import Assessment, Limits, assess
-from queueing.estimation.verdict import judged
-from queueing.estimation.window import Snapshot
-from queueing.experiment import simulate_run
-from queueing.latency import parse_law
+from queueing.estimation.assumptions.verdict import judged
+from queueing.estimation.window.window import Snapshot
+from queueing.latency.law import parse_law
+from queueing.measurement.statistics import mean_interval
 from queueing.model import Model
-from queueing.statistics import mean_interval
+from queueing.simulation.experiment import simulate_run
 from tests.queueing.estimation_windows import snapshot_of_run
 from tests.server.stalled_runs import SHARE, stalled_run
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadgen.arrivals import Poisson
-from loadgen.gateway_process import free_port
+from loadgen.arrivals.processes import Poisson
+from loadgen.gateway.gateway_process import free_port
 from tests.server.live_harness import (
     CAPPED,
     PATIENCE,

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from server import log_writer, logs
-from server.log_writer import LINES_OF_A_KIND, PROMPT, QUEUE_BYTES, WINDOW, LogWriter, Repeats, write_all
-from server.metrics import Metrics
+from server.telemetry import log_writer, logs
+from server.telemetry.log_writer import LINES_OF_A_KIND, PROMPT, QUEUE_BYTES, WINDOW, LogWriter, Repeats, write_all
+from server.telemetry.metrics import Metrics
 
 LONG = "x" * 10_000
 
@@ -164,7 +164,7 @@ def test_a_pipe_that_does_not_block_loses_nothing(pipe: Pipe) -> None:
 
 NOBODY_READS = """
 import logging, sys
-from server.logs import LogSettings, configure_logs, end_logs
+from server.telemetry.logs import LogSettings, configure_logs, end_logs
 
 configure_logs(LogSettings(format="json"))
 for number in range(2000):
@@ -184,7 +184,7 @@ def test_a_process_whose_log_nobody_reads_ends() -> None:
 
 FORKS = """
 import logging, os
-from server.logs import LogSettings, configure_logs, end_logs
+from server.telemetry.logs import LogSettings, configure_logs, end_logs
 
 configure_logs(LogSettings())
 logging.warning("the parent")

@@ -17,9 +17,9 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from loadgen.gateway_process import GatewayProcess
-from server import garbage
+from loadgen.gateway.gateway_process import GatewayProcess
 from server.gateway import Gateway
+from server.runtime import garbage
 from tests.server.asgi import Call, completion, running
 from tests.server.counts import resident, tell
 from tests.server.processes import gateway

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from server.observers import Observers
+from server.queue.observers import Observers
 
 EVENTS: dict[str, tuple[Any, ...]] = {
     "on_arrival": (object(),),

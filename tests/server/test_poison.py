@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from queueing.latency import parse_law
+from queueing.latency.law import parse_law
 from server.engines.base import TokenStream, Work
 from server.supervision.poison import LOOK, REFUSED_FOR, TRIAL_TOKENS
 from server.supervision.proof import LIMIT

@@ -19,16 +19,16 @@ import uvloop
 
 from policies import SpecError, parse_policy
 from policies.text import counted
-from queueing.advice.forecast import Knobs
+from queueing.control.advice.forecast import Knobs
 from queueing.errors import UnstableQueueError
 from queueing.estimation.estimates import estimate
-from queueing.estimation.feed import Feed
-from server.law.idle_probes import _niced
+from queueing.estimation.window.feed import Feed
+from server.calibration.idle_probes import _niced
 from server.live import predicting
 from server.live.predictor import SIZE_BYTES, Ask, Predictor, PredictorLostError
 from server.live.predictor_process import _failure
 from server.live.question import Question
-from server.pools import end_at_once
+from server.runtime.pools import end_at_once
 from tests.eventually import eventually, eventually_here
 from tests.queueing.estimation_runs import LAW, Engine, poisson, seen, serve
 from tests.queueing.speed_hours import SIGMA, TAU, cells

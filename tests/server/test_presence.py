@@ -17,13 +17,13 @@ import pytest
 import uvloop
 from starlette.requests import ClientDisconnect
 
-from server import receiving
-from server.answer import Answer
-from server.presence import CONNECTION, Connection, HangUps, watch_client, while_present
-from server.receiving import CONTINUE, StampedProtocol
+from server.http import receiving
+from server.http.answer import Answer
+from server.http.presence import CONNECTION, Connection, HangUps, watch_client, while_present
+from server.http.receiving import CONTINUE, StampedProtocol
+from server.queue.ticket import Ticket
 from server.security.exposure import uvicorn_tls
 from server.security.settings import TlsSettings
-from server.ticket import Ticket
 from tests.eventually import eventually
 from tests.server.asgi import Call, call, completion, running
 from tests.server.counts import open_files

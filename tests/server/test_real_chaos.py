@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from loadgen.gateway_process import GatewayError, GatewayProcess
-from queueing.record import read_run
-from server.engines.vllm_process import descendants
+from loadgen.gateway.gateway_process import GatewayError, GatewayProcess
+from queueing.measurement.record import read_run
+from server.engines.vllm.process import descendants
 from tests.server.counts import outcomes, tell
 from tests.server.marked_gateway import LOST, POISON, MarkedGateway
 from tests.server.processes import SocketCall, command, engine_process, gateway, gone, stream_text

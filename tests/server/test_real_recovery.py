@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from queueing.record import Record
-from server.app import create_app
+from queueing.measurement.record import Record
 from server.engines.base import TokenStream, Work
 from server.engines.tiny import make_tiny
-from server.engines.vllm_engine import VllmEngine, prepare
+from server.engines.vllm.engine import VllmEngine, prepare
 from server.gateway import Gateway
-from server.observers import Observers
+from server.http.app import create_app
+from server.queue.observers import Observers
 from server.settings import Settings
 from server.supervision.settings import SupervisionSettings
 from tests.eventually import eventually

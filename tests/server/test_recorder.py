@@ -15,10 +15,11 @@ import pytest
 
 import kendall.cli
 from policies import SpecError
-from queueing.paths import check_writable
-from queueing.record import Header, Record, read_run, to_line
-from server import cli, recorder, serving
-from server.recorder import Recorder
+from queueing.measurement.paths import check_writable
+from queueing.measurement.record import Header, Record, read_run, to_line
+from server.operations import cli, serving
+from server.telemetry import recorder
+from server.telemetry.recorder import Recorder
 from tests.eventually import eventually_here
 from tests.server.asgi import call, completion, running
 

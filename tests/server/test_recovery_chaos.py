@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from queueing.latency import parse_law
+from queueing.latency.law import parse_law
 from server.supervision import restarts
 from server.supervision.settings import SupervisionSettings
 from tests.server.asgi import LAW, Call, call

@@ -16,9 +16,9 @@ import pytest
 
 import kendall.cli
 from policies import SpecError
-from server import cli, serving
-from server.overload.limits import OverloadSettings
-from server.reloading import Reloader, differences
+from server.admission.limits import OverloadSettings
+from server.operations import cli, serving
+from server.operations.reloading import Reloader, differences
 from server.security.keys import read_keys
 from server.security.settings import SecuritySettings, TlsSettings
 from server.settings import Settings

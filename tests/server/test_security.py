@@ -18,11 +18,10 @@ from fastapi.routing import APIRoute
 from prometheus_client.parser import text_string_to_metric_families
 
 from policies import SpecError
-from queueing.optimisation.objective import parse_slo
-from queueing.remote import is_loopback
-from server.bodies import AT_ONCE
+from queueing.commands.remote import is_loopback
+from queueing.optimization.objective import parse_slo
 from server.errors import ApiError
-from server.metrics import MAX_POLICIES
+from server.http.bodies import AT_ONCE
 from server.page.assets import load_assets
 from server.security.cors import read_origins
 from server.security.exposure import check_exposure, check_tls, warn_of
@@ -32,6 +31,7 @@ from server.security.keys import Key, holder, read_keys
 from server.security.routes import DECISIONS
 from server.security.settings import SecuritySettings, TlsSettings
 from server.security.wording import public
+from server.telemetry.metrics import MAX_POLICIES
 from tests.server.asgi import Call, call, completion, running
 from tests.serving import self_signed
 from tests.virtual_time import run_virtual
@@ -634,7 +634,7 @@ def test_a_calibration_that_measured_too_little_is_refused_with_what_to_do() -> 
 
 @pytest.mark.parametrize("prompts", [False, True])
 def test_prompts_are_logged_only_where_it_is_asked_for(prompts: bool, caplog: pytest.LogCaptureFixture) -> None:
-    from server.logs import LogSettings
+    from server.telemetry.logs import LogSettings
 
     async def main() -> None:
         async with running(logs=LogSettings(prompts=prompts)) as (app, gateway):

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from policies import Policy, Request, parse_policy
-from queueing.estimation.checks import Check
-from queueing.latency import LatencyModel
-from queueing.record import Record
-from server.batch import Batch
-from server.batcher import Batcher
+from queueing.estimation.assumptions.checks import Check
+from queueing.latency.law import LatencyModel
+from queueing.measurement.record import Record
 from server.engines.emulated import EmulatedEngine
 from server.live import self_checks
 from server.live.busy import BusyTime
 from server.live.self_checks import WIDTH, SelfChecks
-from server.ticket import Ticket
+from server.queue.batch import Batch
+from server.queue.batcher import Batcher
+from server.queue.ticket import Ticket
 from tests.server.harness import Immediate, work_of
 from tests.virtual_time import VirtualTimeLoop, run_virtual
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadgen.gateway_process import GatewayProcess
-from queueing.latency import parse_law
-from server.engines.vllm_process import descendants
+from loadgen.gateway.gateway_process import GatewayProcess
+from queueing.latency.law import parse_law
+from server.engines.vllm.process import descendants
 from server.page import history
 from tests.server.asgi import LAW, call
 from tests.server.counts import outcomes, resident, tell

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from queueing.latency import parse_law
+from queueing.latency.law import parse_law
 from server.gateway import Gateway
 from server.supervision.settings import SupervisionSettings
 from tests.server.asgi import LAW, Call, call, completion

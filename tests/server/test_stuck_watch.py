@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from policies import Request, Running
-from queueing.latency import LatencyModel
+from queueing.latency.law import LatencyModel
+from server.queue.ticket import Ticket
 from server.supervision.progress import StuckWatch
-from server.ticket import Ticket
 from tests.virtual_time import run_virtual
 
 LAW = LatencyModel(k1=0.01, k2=0.5, k3=0.02, k4=0.1, kp=0.001)

@@ -13,9 +13,9 @@ from typing import cast
 import pytest
 
 from policies import Request, Running
-from server.batcher import Batcher
 from server.engines.base import Sampling, Structured, Work
-from server.engines.vllm_watch import IDLE_PING_EVERY, PING, PING_EVERY, WORKING, Patience, Watch, how_it_ended
+from server.engines.vllm.watch import IDLE_PING_EVERY, PING, PING_EVERY, WORKING, Patience, Watch, how_it_ended
+from server.queue.batcher import Batcher
 from server.supervision.continuing import stateful, way_to_continue
 from server.supervision.progress import FORM_TIMES, Stillness, StuckWatch
 from server.supervision.restarts import LONGEST_WAIT, MOST_OVERDUE, SOUND_LIFE, RestartBudget

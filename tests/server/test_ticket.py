@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from policies import Request, parse_policy
-from queueing.latency import LatencyModel
-from server.batcher import Batcher
+from queueing.latency.law import LatencyModel
 from server.engines.base import EngineEnd, Token, TokenStream
 from server.engines.emulated import EmulatedEngine
-from server.ticket import Ticket
+from server.queue.batcher import Batcher
+from server.queue.ticket import Ticket
 from tests.server.harness import Collector, Immediate, work_of
 from tests.virtual_time import run_virtual
 

@@ -18,13 +18,13 @@ import pytest
 import uvicorn
 import uvloop
 
-from queueing.latency import LatencyModel, parse_law
-from queueing.record import Record
-from server.app import create_app
+from queueing.latency.law import LatencyModel, parse_law
+from queueing.measurement.record import Record
 from server.engines.emulated import EmulatedEngine
 from server.gateway import Gateway
-from server.observers import Observers
-from server.receiving import protocol_with
+from server.http.app import create_app
+from server.http.receiving import protocol_with
+from server.queue.observers import Observers
 from server.security.protocol import LimitedProtocol
 from server.security.settings import SecuritySettings
 from server.settings import Settings

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from server.receiving import protocol_with
+from server.http.receiving import protocol_with
 from server.security.protocol import LimitedProtocol
 from tests.serving import on_a_socket
 

@@ -17,10 +17,11 @@ from typing import Any
 
 import pytest
 
-from server.engines import vllm_boot, vllm_engine
-from server.engines.vllm_boot import GIVEN_UP, Boot, Forks
-from server.engines.vllm_engine import VllmEngine
-from server.engines.vllm_process import descendants
+from server.engines.vllm import boot as vllm_boot
+from server.engines.vllm import engine as vllm_engine
+from server.engines.vllm.boot import GIVEN_UP, Boot, Forks
+from server.engines.vllm.engine import VllmEngine
+from server.engines.vllm.process import descendants
 from tests.server.processes import alive, gone
 
 

@@ -31,8 +31,8 @@ from server.engines.base import (
     Work,
 )
 from server.engines.tiny import EOS, VOCABULARY, make_tiny
-from server.engines.vllm_engine import VllmEngine, prepare
-from server.engines.vllm_options import argument_names
+from server.engines.vllm.engine import VllmEngine, prepare
+from server.engines.vllm.options import argument_names
 from tests.server.processes import alive, gone
 
 pytestmark = [
@@ -49,7 +49,7 @@ pytestmark = [
 DOOMED = """
 import asyncio, sys
 from server.engines.tiny import make_tiny
-from server.engines.vllm_engine import VllmEngine, prepare
+from server.engines.vllm.engine import VllmEngine, prepare
 
 async def main():
     engine = VllmEngine(str(make_tiny()))
@@ -358,7 +358,7 @@ def test_the_pieces_are_the_text(house: House) -> None:
 def test_characters_of_several_tokens_come_whole(house: House) -> None:
     ids = house.run(house.engine.encode("Größe 你好 🙂"))
     assert house.engine.decode(ids) == "Größe 你好 🙂"
-    from server.engines.vllm_reader import FastDetokenizer
+    from server.engines.vllm.reader import FastDetokenizer
 
     assert house.engine._core is not None
     backend = house.engine._core.tokenizer.backend_tokenizer
@@ -421,7 +421,7 @@ def test_a_fault_in_the_middle_of_the_template_tells_no_internals(house: House, 
 def test_what_the_template_itself_says_reaches_the_client() -> None:
     from jinja2 import TemplateError, UndefinedError
 
-    from server.engines.vllm_core import speaker
+    from server.engines.vllm.core import speaker
 
     def wrapped(cause: Exception) -> Exception:
         error = ValueError("wrapped")

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from server.receiving import StampedProtocol
-from server.writing import JoiningTransport
+from server.http.receiving import StampedProtocol
+from server.http.writing import JoiningTransport
 from tests.serving import on_a_socket
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n"

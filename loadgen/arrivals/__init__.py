@@ -1,0 +1,1 @@
+"""When requests are sent, and which: processes, traces, datasets, timetables."""

@@ -1,0 +1,179 @@
+"""Prompts that are real text: ShareGPT conversations and JSON lines.
+
+    [{"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}, ...]}, ...]      ShareGPT
+    {"prompt": text or token ids, "output_tokens": n}     one a line; `output_tokens` may be left out
+    {"messages": [{"role": ..., "content": ...}, ...], "output_tokens": n}
+
+Of a ShareGPT conversation the first question that has an answer is taken: the question is the prompt, the answer's
+length the output length. A conversation without such a pair is left out and counted.
+
+How lengths are known: of token ids exactly; of text only by a tokenizer, where one is given; else by the server alone,
+and the timetable then says 0 prompt tokens. Output lengths come from the file where it has them (or from the answer,
+by the tokenizer), else from the law that the run was given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import msgspec
+import numpy as np
+
+from loadgen.arrivals.timetable import IntArray, Timetable, draw_prompts, streams
+from policies.text import SpecError
+from queueing.measurement.record import shown, unmarked
+
+Message = dict[str, Any]
+Prompt = IntArray | str | list[Message]  # token ids, text, or a conversation for a chat endpoint
+TokenCounter = Callable[[str], int]
+Known = Literal["exact", "counted", "server"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompts(Sequence[Prompt]):
+    """The prompts of a run: `prompts[i]` belongs to row i of its timetable."""
+
+    items: Sequence[Prompt]
+    lengths: Known  # how their numbers of tokens are known: they are token ids, a tokenizer counted, the server will
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @overload
+    def __getitem__(self, index: int) -> Prompt: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Prompt]: ...
+    def __getitem__(self, index: int | slice) -> Prompt | Sequence[Prompt]:
+        return self.items[index]
+
+    def rows(self, index: IntArray) -> Prompts:
+        """Those of one of several senders."""
+        return Prompts([self.items[i] for i in index.tolist()], self.lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """A file's prompts, in its order; a length is None where it is not known."""
+
+    prompts: list[Prompt]
+    prompt_tokens: list[int | None]
+    output_tokens: list[int | None]
+    skipped: int = 0  # conversations without a question and its answer
+
+    @property
+    def lengths(self) -> Known:
+        """How the prompts' numbers of tokens are known."""
+        if any(count is None for count in self.prompt_tokens):
+            return "server"
+        return "exact" if all(isinstance(prompt, np.ndarray) for prompt in self.prompts) else "counted"
+
+
+def random_prompts(timetable: Timetable, seed: int, vocabulary: range) -> Prompts:
+    """Random token ids of the timetable's lengths."""
+    return Prompts(draw_prompts(timetable, seed, vocabulary), "exact")
+
+
+def draw_dataset(timetable: Timetable, dataset: Dataset, seed: int) -> tuple[Timetable, Prompts]:
+    """A prompt of the dataset for each row, and the timetable with the lengths that the dataset knows.
+
+    Every prompt once in random order, then every one again in another order, and so on: no prompt comes twice before all
+    have come. Predicted lengths are dropped; draw them anew with `with_predictions`.
+    """
+    rng, size = streams(seed).dataset, len(dataset.prompts)
+    rounds = -(-len(timetable) // size)
+    chosen = np.concatenate([rng.permutation(size) for _ in range(rounds)])[: len(timetable)].tolist()
+    outputs = [dataset.output_tokens[i] or drawn for i, drawn in zip(chosen, timetable.output_tokens.tolist(), strict=True)]
+    drawn_table = dataclasses.replace(
+        timetable,
+        prompt_tokens=np.array([dataset.prompt_tokens[i] or 0 for i in chosen], dtype=np.int64),
+        output_tokens=np.array(outputs, dtype=np.int64),
+        predicted_output_tokens=None,
+    )
+    return drawn_table, Prompts([dataset.prompts[i] for i in chosen], dataset.lengths)
+
+
+def read_dataset(path: Path, count_tokens: TokenCounter | None = None) -> Dataset:
+    """The prompts of a file. Raises SpecError naming the file, the line, what was got and what was expected."""
+    try:
+        data = unmarked(path.read_bytes())
+    except OSError as error:
+        raise SpecError(f"got dataset {path}: {error.strerror}; expected a ShareGPT file or JSON lines") from None
+    entries = _array(path, data) if data.lstrip().startswith(b"[") else _lines(path, data)
+    rows = [row for where, entry in entries for row in [_row(where, entry, count_tokens)]]
+    usable = [row for row in rows if row is not None]
+    if not usable:
+        raise SpecError(f"{path}: got no prompt ({len(rows)} conversations without one); expected at least one")
+    prompts, prompt_tokens, output_tokens = (list(column) for column in zip(*usable, strict=True))
+    return Dataset(prompts, prompt_tokens, output_tokens, len(rows) - len(usable))
+
+
+class _Turn(msgspec.Struct):
+    speaker: str = msgspec.field(name="from")
+    value: str
+
+
+class _Entry(msgspec.Struct):
+    prompt: str | list[int] | None = None
+    messages: list[Message] | None = None
+    conversations: list[_Turn] | None = None
+    output_tokens: int | None = None
+
+
+def _array(path: Path, data: bytes) -> Iterator[tuple[str, _Entry]]:
+    try:
+        entries = msgspec.json.decode(data, type=list[_Entry])
+    except msgspec.MsgspecError as error:
+        raise SpecError(f"{path}: got a file that begins with [; expected a list of ShareGPT conversations ({error})") from None
+    for number, entry in enumerate(entries, start=1):
+        yield f"{path}, entry {number}", entry
+
+
+def _lines(path: Path, data: bytes) -> Iterator[tuple[str, _Entry]]:
+    for number, line in enumerate(data.splitlines(), start=1):
+        if line.strip():
+            try:
+                yield f"{path}, line {number}", msgspec.json.decode(line, type=_Entry)
+            except msgspec.MsgspecError as error:
+                raise SpecError(f"{path}, line {number}: got {shown(line)}; expected an object with prompt or messages ({error})") from None
+
+
+_Row = tuple[Prompt, int | None, int | None]
+
+
+def _row(where: str, entry: _Entry, count: TokenCounter | None) -> _Row | None:
+    if entry.output_tokens is not None and entry.output_tokens < 1:
+        raise SpecError(f"{where}: got output_tokens {entry.output_tokens}; expected a whole number >= 1")
+    if entry.conversations is not None:
+        return _first_pair(entry.conversations, count)
+    if entry.messages:
+        text = "\n".join(str(message.get("content", "")) for message in entry.messages)
+        return entry.messages, count(text) if count else None, entry.output_tokens
+    if isinstance(entry.prompt, list) and entry.prompt:
+        return np.array(entry.prompt, dtype=np.int64), len(entry.prompt), entry.output_tokens
+    if isinstance(entry.prompt, str) and entry.prompt:
+        return entry.prompt, count(entry.prompt) if count else None, entry.output_tokens
+    raise SpecError(f"{where}: got no prompt; expected one of prompt, messages, conversations that is not empty")
+
+
+def _first_pair(turns: list[_Turn], count: TokenCounter | None) -> _Row | None:
+    for question, answer in pairwise(turns):
+        if question.speaker in {"human", "user"} and answer.speaker in {"gpt", "assistant", "chatgpt"} and question.value and answer.value:
+            return (question.value, count(question.value), count(answer.value)) if count else (question.value, None, None)
+    return None
+
+
+def load_token_counter(path: Path) -> TokenCounter:
+    """Counts tokens by the tokenizer of a folder, or of a `tokenizer.json`. Raises SpecError."""
+    from tokenizers import Tokenizer  # noqa: PLC0415  loaded only where a tokenizer is given
+
+    file = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        tokenizer: Any = Tokenizer.from_file(str(file))
+    except Exception as error:  # noqa: BLE001  the library raises nothing narrower
+        raise SpecError(f"got tokenizer {path}: {error}; expected a tokenizer.json or a folder with one") from None
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)

@@ -1,0 +1,272 @@
+"""The main job in a few minutes: calibrate a real engine, load it under every policy, put observed beside predicted.
+
+Arrivals and lengths are the same under every policy and load (unit-rate gaps divided by the rate). Every cell is
+bracketed by short calibrations; the law's shape comes from the designed cells before the runs, its speed and residual
+from the run's own service times, never from its delays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from loadgen.arrivals.timetable import Timetable, draw
+from loadgen.commands.demo_report import Cell, print_report
+from loadgen.compare.compare import Comparison, compare
+from loadgen.compare.picture import draw_picture
+from loadgen.compare.theory import theory_of
+from loadgen.gateway.gateway_process import GatewayError, GatewayProcess
+from loadgen.report.report import as_object
+from loadgen.sending.client.client import Target
+from loadgen.sweep.apparatus import share_the_gateways_cpus
+from loadgen.sweep.cell import CellRun, Sending, begin
+from loadgen.sweep.grid import Cell as SweptCell
+from loadgen.sweep.status import Status, duration
+from policies import SpecError, parse_policy, policy_batch_size
+from policies.text import counted
+from queueing.distributions.token_distribution import parse_distribution
+from queueing.latency.law import LatencyModel
+from queueing.latency.profile import Profile
+from queueing.measurement.paths import writing
+from queueing.measurement.record import write_run
+from queueing.prediction import largest_stable_rate
+
+POLICIES = ("single", "dynamic", "fixed:batch_size=4", "capped:max_batch_size=8", "elastic:max_batch_size=8", "continuous:max_batch_size=4")
+LOADS = (0.3, 0.5)  # on a shared machine the engine is slower under load than when it is calibrated, and the queue busier
+ENGINES = ("auto", "vllm", "emulated")
+OUTPUT_TOKENS = "uniform:low=6,high=18"
+PROMPT_TOKENS = 32
+MAX_OUTPUT_TOKENS = 32
+MAX_NUM_SEQS = 16
+SPEED_SECONDS = 2.0
+STARTING, CALIBRATING, BETWEEN_CELLS = 15.0, 20.0, 2.0  # seconds, about
+# seconds of a cell: the fewer requests a policy serves a second, the longer its mean takes to settle
+SECONDS = {"single": 24.0, "fixed": 16.0}
+OTHER_SECONDS = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What the demo measures. Raises SpecError where it cannot be measured."""
+
+    model: str = "tiny"
+    engine: str = "auto"
+    asked_port: int = 8080
+    port: int = 8080  # another one where that is in use
+    seed: int = 1
+    scale: float = 1.0  # of the time of every cell
+    folder: Path = Path("runs/demo")
+    policies: Sequence[str] = POLICIES
+    loads: Sequence[float] = LOADS
+
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise SpecError(f"got --engine {self.engine!r}; expected one of {', '.join(ENGINES)}")
+        for load in self.loads:
+            if not 0 < load < 1:
+                raise SpecError(f"got --load {load:g}; expected a fraction of the largest stable rate, above 0 and below 1")
+        for policy in self.policies:
+            parse_policy(policy)
+        if self.folder.exists() and not self.folder.is_dir():
+            raise SpecError(f"got --output {self.folder}, which is a file; expected a folder")
+
+    @property
+    def cells(self) -> list[tuple[float, str]]:
+        """Loads and policies in the order of measurement."""
+        return [(load, policy) for load in self.loads for policy in self.policies]
+
+    def name(self, load: float, policy: str) -> str:
+        """Of a cell's files: the policy's parameters only where its name is not enough."""
+        names = Counter(each.partition(":")[0] for each in self.policies)
+        short = policy.partition(":")[0]
+        return f"{load:g}-{short if names[short] == 1 else policy.translate(str.maketrans(':,=', '---'))}"
+
+    def seconds(self, policy: str) -> float:
+        """How long load is sent under it."""
+        return SECONDS.get(policy.partition(":")[0], OTHER_SECONDS) * self.scale
+
+
+class Progress(Status):
+    """A status line that counts cells and is short enough for 80 columns."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(sys.stderr)
+        self._plan = plan
+        self._cells_left = len(plan.cells)
+        self._cell_ends = math.nan  # on the loop's clock
+
+    def cell(self, number: int) -> None:
+        """A cell begins."""
+        load, policy = self._plan.cells[number]
+        self._cells_left = len(self._plan.cells) - number
+        self._cell_ends = asyncio.get_running_loop().time() + self._seconds(policy)
+        self.phase(f"{policy} at {load:g}")
+
+    def over(self) -> None:
+        """No cell is left."""
+        self._cells_left = 0
+
+    def _seconds(self, policy: str) -> float:
+        return self._plan.seconds(policy) + SPEED_SECONDS + BETWEEN_CELLS
+
+    @property
+    def line(self) -> str:
+        """Cells and time to go, what is done now, and how many of its requests are answered."""
+        if not self._cells_left:
+            return self._phase
+        now = asyncio.get_running_loop().time()
+        ahead = [self._seconds(policy) for _, policy in self._plan.cells[-self._cells_left :]]
+        if not math.isnan(self._cell_ends):
+            ahead[0] = max(0.0, self._cell_ends - now)
+        seconds = sum(ahead) + max(0.0, self._phase_ends - now)
+        cells = counted(len(ahead), "cell")
+        answered = "" if self._tally is None else f" {self._tally.completed}/{self._tally.asked}"
+        return f"{cells} to go, {duration(seconds)}: {self._phase}{answered}"
+
+
+async def run_demo(plan: Plan, console: Console, *, once: bool) -> None:
+    """The whole demo; keeps serving afterwards unless `once`. Raises GatewayError."""
+    arguments = [
+        plan.model,
+        *("--engine", plan.engine, "--allow-forced-lengths", "--max-output-tokens", str(MAX_OUTPUT_TOKENS)),
+        *("--max-num-queued-reqs", "0"),  # the theory's queue has no bound
+        *("--max-num-seqs", str(MAX_NUM_SEQS), "--record-file", str(plan.folder / "gateway.jsonl"), "--served-model-name", "tiny"),
+    ]
+    (plan.folder / "gateway.jsonl").unlink(missing_ok=True)  # of an earlier run, whose cells have files of their own
+    async with GatewayProcess(arguments, plan.port, plan.folder / "gateway.log") as gateway:
+        async with Progress(plan) as progress:
+            progress.note(_where(plan, gateway.url))
+            cells = await _Demo(plan, gateway, progress).run()
+            progress.phase("drawing the picture")
+            picture = await asyncio.to_thread(_write, plan, cells)
+        print_report(cells, console)
+        console.print(f"run files and picture: {plan.folder}/ ({picture.name})", highlight=False, soft_wrap=True)
+        console.print(
+            f"what each difference is made of: kendall compare --sweep {shlex.quote(str(plan.folder))}", highlight=False, soft_wrap=True
+        )
+        if not once:
+            await _serve_on(gateway, console)
+
+
+def _where(plan: Plan, url: str) -> str:
+    """Where the gateway listens, and why there."""
+    other = "" if plan.port == plan.asked_port else f"; port {plan.asked_port} is in use"
+    return f"the gateway is at {url}/{other}; requests of other clients would disturb what is measured"
+
+
+async def _serve_on(gateway: GatewayProcess, console: Console) -> None:
+    """Until Ctrl-C or SIGTERM, which is how it should end. Raises GatewayError where the gateway ends by itself."""
+    console.print(f"The live page is at {gateway.url}/; Ctrl-C ends it.", highlight=False, soft_wrap=True)
+    try:
+        await gateway.finished()
+    except asyncio.CancelledError:
+        if (task := asyncio.current_task()) is not None:
+            task.uncancel()
+        return
+    raise GatewayError(f"the gateway ended: {gateway.last_line()}")
+
+
+class _Demo:
+    """One run of the plan against a gateway."""
+
+    def __init__(self, plan: Plan, gateway: GatewayProcess, progress: Progress) -> None:
+        self._plan = plan
+        self._gateway = gateway
+        self._progress = progress
+        self._lengths = parse_distribution(OUTPUT_TOKENS)
+
+    async def run(self) -> list[Cell]:
+        self._progress.phase("the engine starts", STARTING + CALIBRATING)
+        await self._gateway.ready()
+        share_the_gateways_cpus()
+        self._progress.note("engine ready")
+        profile = await self._calibrated()
+        law = profile.law.at_speed(1.0)
+        self._progress.phase("measuring the engine's speed", SPEED_SECONDS)
+        cells, speed = [], await self._speed()
+        for number, (load, policy) in enumerate(self._plan.cells):
+            self._progress.cell(number)
+            run, rate = await self._cell(policy, load, law)
+            self._progress.phase(f"{policy} at {load:g}: engine's speed")
+            after = await self._speed()
+            self._progress.phase(f"{policy} at {load:g}: prediction")
+            comparison = await asyncio.to_thread(self._compare, run, law, rate)
+            cells.append(Cell(policy, load, comparison, (speed, after)))
+            self._progress.note(f"{policy} at {load:g}: {counted(comparison.n, 'request')}, {cells[-1].verdict.text}")
+            speed = after
+        self._progress.over()
+        return cells
+
+    async def _calibrated(self) -> Profile:
+        self._progress.phase("calibrating the engine's law", CALIBRATING)
+        body = {"max_output_tokens": MAX_OUTPUT_TOKENS, "prompt_tokens": PROMPT_TOKENS, "repeats": 5}
+        profile = Profile.from_dict(await self._gateway.ask("POST", "/admin/calibrate", body))
+        profile.save(self._plan.folder / "profile.json")
+        self._progress.note(f"law: R2 {profile.r2:.4f}, cells within {profile.mape:.1%} on average")
+        if profile.poor_fit is not None:
+            self._progress.note(f"warning: {profile.poor_fit}")
+        return profile
+
+    async def _speed(self) -> float:
+        body = {"speed_only": True, "seconds": SPEED_SECONDS, "max_output_tokens": MAX_OUTPUT_TOKENS, "prompt_tokens": PROMPT_TOKENS}
+        return Profile.from_dict(await self._gateway.ask("POST", "/admin/calibrate", body)).law.speed
+
+    async def _cell(self, policy_text: str, load: float, law: LatencyModel) -> tuple[CellRun, float]:
+        """Load under one policy, and the asked rate. Raises GatewayError."""
+        plan, policy = self._plan, parse_policy(policy_text)
+        prompts = parse_distribution(f"deterministic:value={PROMPT_TOKENS}")
+        rate = load * largest_stable_rate(policy, self._lengths, law, max_num_seqs=MAX_NUM_SEQS, prompt_tokens=prompts)
+        whole = policy_batch_size(policy) or 1  # fixed batching would keep the last, partial batch waiting
+        count = whole * max(1, round(rate * plan.seconds(policy_text) / whole))
+        name = plan.name(load, policy_text)
+        cell = SweptCell(name=name, policy=policy_text, load=load, rate=rate, max_output_tokens=MAX_OUTPUT_TOKENS, count=count)
+        run = await self._sent(cell, draw(rate, count, plan.seed, prompts, self._lengths))
+        if run.ended == "interrupted":
+            raise asyncio.CancelledError
+        if run.ended != "complete":
+            raise GatewayError(run.why)
+        with writing(path := plan.folder / f"gateway-{name}.jsonl"):
+            write_run(path, run.header, run.records)
+        return run, rate
+
+    async def _sent(self, cell: SweptCell, timetable: Timetable) -> CellRun:
+        sending = Sending(
+            client=self._gateway,
+            begun=await begin(self._gateway, self._plan.folder / "gateway.jsonl", cell, self._progress.note),
+            cell=cell,
+            timetable=timetable,
+            target=Target(base_url=self._gateway.url, model="tiny", max_tokens=MAX_OUTPUT_TOKENS),
+            seed=self._plan.seed,
+            configuration={"output_tokens": OUTPUT_TOKENS},
+            progress=self._progress,
+            path=self._plan.folder / f"load-{cell.name}.jsonl",
+            stop_unstable=False,
+        )
+        return await sending.run()
+
+    def _compare(self, run: CellRun, law: LatencyModel, rate: float) -> Comparison:
+        theory = theory_of(law, self._lengths, asked_rate=rate, max_num_seqs=MAX_NUM_SEQS)
+        (comparison,) = compare(run.records, theory, run.load.records if run.load else [])
+        return comparison
+
+
+def _write(plan: Plan, cells: Sequence[Cell]) -> Path:
+    """The comparison as JSON, and the picture."""
+    comparisons = [dataclasses.replace(cell.comparison, load=cell.load) for cell in cells]
+    found = [
+        as_object(comparison) | {"bracketing_speeds": cell.speeds, "verdict_at_speed": dataclasses.asdict(cell.verdict)}
+        for cell, comparison in zip(cells, comparisons, strict=True)
+    ]
+    with writing(path := plan.folder / "comparison.json"):
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(found, enc_hook=float), indent=1))
+    return draw_picture(comparisons, plan.folder / "observed-and-predicted.png")

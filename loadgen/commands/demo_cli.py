@@ -1,0 +1,79 @@
+"""`kendall demo`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from queueing.measurement.paths import folder_to_write
+
+if TYPE_CHECKING:
+    from loadgen.commands.demo import Plan
+
+app = typer.Typer(add_completion=False)
+FAILED, INTERRUPTED = 1, 130
+
+
+@app.command("demo")
+def demo_command(
+    once: Annotated[bool, typer.Option("--once", help="Exit after the table instead of keeping the gateway running.")] = False,
+    engine: Annotated[str, typer.Option(help="Engine to measure: auto (vllm if installed, else emulated) | vllm | emulated.")] = "auto",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the gateway; another one where it is in use.")] = 8080,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of arrivals and lengths.")] = 1,
+    scale: Annotated[float, typer.Option(min=0.01, max=100, help="Factor on the measuring time of every cell.")] = 1.0,
+    policy: Annotated[list[str] | None, typer.Option(help="Measure this policy; repeatable. Default: all six.")] = None,
+    load: Annotated[
+        list[float] | None,
+        typer.Option(help="Measure at this load, a fraction of the policy's largest stable rate; repeatable. Default: two loads."),
+    ] = None,
+    result_dir: Annotated[
+        Path, typer.Option("--output", "--result-dir", help="Folder for run files and the plot.", parser=folder_to_write)
+    ] = Path("runs/demo"),
+) -> None:
+    """Calibrate a real engine, load it under every policy at two loads, and compare observed with predicted delays."""
+    if sys.stderr.isatty():
+        sys.stderr.write("kendall demo: starting")  # the imports below take seconds
+        sys.stderr.flush()
+    from loadgen.commands.demo import LOADS, POLICIES, Plan  # noqa: PLC0415 - heavy
+    from loadgen.gateway.gateway_process import free_port  # noqa: PLC0415
+
+    try:
+        plan = Plan(
+            engine=engine,
+            asked_port=port,
+            port=free_port(port),
+            seed=seed,
+            scale=scale,
+            folder=result_dir,
+            policies=tuple(policy or POLICIES),
+            loads=tuple(load or LOADS),
+        )
+    finally:
+        if sys.stderr.isatty():
+            sys.stderr.write("\r\x1b[2K")
+    raise typer.Exit(asyncio.run(_run(plan, once=once)))
+
+
+async def _run(plan: Plan, *, once: bool) -> int:
+    """The exit status. Ctrl-C and SIGTERM end it: the gateway is stopped too."""
+    from loadgen.commands.demo import run_demo  # noqa: PLC0415 - heavy
+    from loadgen.gateway.gateway_process import GatewayError  # noqa: PLC0415
+    from loadgen.sweep.session import cancelled_by_signals  # noqa: PLC0415
+    from queueing.commands.terminal import console  # noqa: PLC0415
+
+    with cancelled_by_signals():
+        try:
+            await run_demo(plan, console(), once=once)
+        except GatewayError as error:
+            sys.stderr.write(f"kendall: {error}\n")
+            return FAILED
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is not None:
+                task.uncancel()
+            sys.stderr.write(f"kendall: interrupted; what was measured is in {plan.folder}/\n")
+            return INTERRUPTED
+    return 0

@@ -1,0 +1,140 @@
+"""Flags in the form that `vllm bench serve` has them, where typer has none of its own.
+
+`--save-result` stands alone or before a file; `--goodput` and `--metadata` take several values in a row. Options that take
+a list with commas take its values in a row, too, where the next argument can be nothing else: `--loads 0.3 0.6`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import typer
+import typer.core
+
+from policies.durations import seconds_or_nan
+
+Accepts = Callable[[str], bool]
+
+ALONE = {"--save-result": "."}  # what the flag means without a value
+VLLMS = {"--ready-check-timeout-sec": "--ready-check-timeout"}  # other names of the same
+SEVERAL = frozenset({"--goodput", "--metadata"})
+
+
+def option(flag: str, about: str, panel: str | None = None, **settings: Any) -> Any:
+    """An option with its twin in the environment."""
+    twin = "KENDALL_" + flag.removeprefix("--").replace("-", "_").upper()
+    return typer.Option(flag, help=about, envvar=twin, rich_help_panel=panel, **settings)
+
+
+def spelled_out(arguments: list[str]) -> list[str]:
+    """The same arguments with one value behind every flag that takes values.
+
+    >>> spelled_out(["--save-result", "--goodput", "ttft:9", "e2el:50"])
+    ['--save-result', '.', '--goodput', 'ttft:9', '--goodput', 'e2el:50']
+    """
+    found: list[str] = []
+    several: str | None = None
+    arguments = [_renamed(argument) for argument in arguments]
+    for index, argument in enumerate(arguments):
+        value_follows = index + 1 < len(arguments) and not arguments[index + 1].startswith("-")
+        if argument.startswith("-"):
+            several = argument if argument in SEVERAL else None
+        elif several and found[-1] != several:
+            found.append(several)
+        found.append(argument)
+        if argument in ALONE and not value_follows:
+            found.append(ALONE[argument])
+    return found
+
+
+def _renamed(argument: str) -> str:
+    name, equals, value = argument.partition("=")
+    return VLLMS.get(name, name) + equals + value
+
+
+def in_a_row(arguments: list[str], lists: Mapping[str, Accepts], repeatable: Mapping[str, Accepts] | None = None) -> list[str]:
+    """The same arguments with the further values of a list joined by commas, and a repeatable flag repeated.
+
+    Each flag says which arguments are further values of it; any other ends its list.
+
+    >>> in_a_row(["--loads", "0.3", "0.6", "dynamic", "5"], {"--loads": are_numbers})
+    ['--loads', '0.3,0.6', 'dynamic', '5']
+    """
+    found: list[str] = []
+    flag, has_value = "", False
+    for argument in arguments:
+        name, equals, _ = argument.partition("=")
+        if argument.startswith("-"):
+            flag, has_value = name, bool(equals)
+            found.append(argument)
+        elif has_value and flag in lists and lists[flag](argument):
+            found[-1] = f"{found[-1].rstrip(',')},{argument.lstrip(',')}"
+        elif has_value and repeatable and flag in repeatable and repeatable[flag](argument):
+            found += [flag, argument]
+        else:
+            flag, has_value = ("" if has_value else flag), True
+            found.append(argument)
+    return found
+
+
+def are_numbers(text: str) -> bool:
+    """Whether a text is a number, or several with commas."""
+    return re.fullmatch(r"[\d.]+(e[+-]?\d+)?(,[\d.]+(e[+-]?\d+)?)*,?", text) is not None
+
+
+def _are_limits(text: str) -> bool:
+    return all(part == "none" or are_numbers(part) for part in text.rstrip(",").split(","))
+
+
+def _are_metrics(text: str) -> bool:
+    from loadgen.report.load_report import METRIC_NAMES  # noqa: PLC0415 - numerics, which `--help` need not wait for
+
+    return set(text.rstrip(",").split(",")) <= set(METRIC_NAMES)
+
+
+def _is_goodput(text: str) -> bool:
+    pairs = [part.partition(":") for part in text.rstrip(",").split(",")]
+    return all(re.fullmatch(r"[a-z_]\w*", name) and _is_duration(value) for name, _, value in pairs)
+
+
+def _is_duration(text: str) -> bool:
+    return math.isfinite(seconds_or_nan(text))
+
+
+def _is_objective(text: str) -> bool:
+    return re.fullmatch(r"\w+=\S+", text) is not None  # a policy has a colon before its first =
+
+
+class _Command(typer.core.TyperCommand):
+    """Values of a list may follow one another."""
+
+    lists: ClassVar[Mapping[str, Accepts]] = {"--metric-percentiles": are_numbers, "--percentile-metrics": _are_metrics}
+    repeatable: ClassVar[Mapping[str, Accepts]] = {}
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """In the form that typer reads."""
+        return super().parse_args(ctx, in_a_row(args, self.lists, self.repeatable))
+
+
+class LoadCommand(_Command):
+    """Arguments may be in vLLM's form."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """In the form that typer reads."""
+        return super().parse_args(ctx, spelled_out(args))
+
+
+class SummaryCommand(_Command):
+    """Run files may follow the limits of --goodput."""
+
+    repeatable = {"--goodput": _is_goodput}
+
+
+class SweepCommand(_Command):
+    """Policies may follow any list."""
+
+    lists = {"--loads": are_numbers, "--request-rates": are_numbers, "--max-output-tokens": _are_limits}
+    repeatable = {"--slo": _is_objective}

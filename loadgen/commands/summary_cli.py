@@ -1,0 +1,95 @@
+"""`kendall summary`: the report of a load run, from its file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from loadgen.measures.failures import ALLOWED
+from queueing.commands.terminal import console
+
+if TYPE_CHECKING:
+    from loadgen.report.load_report import Report
+
+from loadgen.commands.flags import SummaryCommand, option
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command("summary", cls=SummaryCommand)
+def summary_command(
+    run_files: Annotated[
+        list[Path], typer.Argument(help="Run files of `kendall load`, complete or cut short, or result JSON of `vllm bench serve`.")
+    ],
+    *,
+    goodput: Annotated[
+        list[str] | None,
+        option(
+            "--goodput",
+            "Report the goodput under these limits, for example 'ttft:100ms e2el:1s'; a bare number is milliseconds. Repeatable.",
+        ),
+    ] = None,
+    percentile_metrics: Annotated[
+        str | None, option("--percentile-metrics", "Durations to report, for example ttft,tpot,itl,e2el.")
+    ] = None,
+    metric_percentiles: Annotated[str | None, option("--metric-percentiles", "Percentiles to report. Default: 50,90,95,99.")] = None,
+    lateness_budget: Annotated[
+        str | None,
+        option(
+            "--lateness-budget",
+            "Largest lateness of sending; beyond it the run is INVALID, with exit status 3 if given. Default: mean=1ms,p99=5ms.",
+        ),
+    ] = None,
+    max_failed_fraction: Annotated[
+        float,
+        option(
+            "--max-failed-fraction",
+            "Largest fraction of failed requests, or of answers without a token; beyond it the run is INVALID, with exit status 3.",
+        ),
+    ] = ALLOWED,
+    assertions: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--assert", help="Condition on the result, for example 'p99_ttft < 200ms'; exit status 3 if it does not hold. Repeatable."
+        ),
+    ] = None,
+    json: Annotated[bool, option("--json", "Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Print the report of saved load runs as `kendall load` prints it; of a killed run, the report of what was recorded.
+
+    The exit status is that of the run: 3 if too many requests failed, the records are wrong or a condition does not hold,
+    1 if the run did not end.
+    """
+    reports = _reports(
+        run_files,
+        metrics=percentile_metrics,
+        percentiles=metric_percentiles,
+        goodput=goodput or [],
+        assertions=assertions or [],
+        budget=lateness_budget,
+        max_failed=max_failed_fraction,
+    )
+    if json:
+        found = [{"run": name, **report.as_object()} for name, report in reports]
+        typer.echo(msgspec.json.encode(found[0] if len(found) == 1 else {"runs": found}))
+    else:
+        _print(reports)
+    raise typer.Exit(max(report.status for _, report in reports))
+
+
+def _reports(paths: list[Path], **wanted: Any) -> list[tuple[str, Report]]:
+    from loadgen.report.files.saved_run import read_results  # noqa: PLC0415
+    from loadgen.report.load_report import parse_wishes, report_on  # noqa: PLC0415 - numerics, which `--help` need not wait for
+
+    wishes = parse_wishes(**wanted)
+    return [(name, report_on(result, wishes)) for name, result in read_results(paths)]
+
+
+def _print(reports: list[tuple[str, Report]]) -> None:
+    for place, (name, report) in enumerate(reports):
+        if len(reports) > 1:
+            typer.echo(f"{'' if place == 0 else chr(10)}{name}")
+        report.print(console())

@@ -1,0 +1,1 @@
+"""Observed beside predicted and simulated."""

@@ -1,0 +1,201 @@
+"""The cells of a report: every run read from its files, beside theory, with what is known of its sending.
+
+A cell comes from a gateway's (or simulator's) run file. The load generator's file of the same requests, where it is at
+hand, adds the timetable: the sender's part of the difference, and its lateness. What was asked (rate, lengths, load) is
+read from the headers unless it is given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loadgen.compare.compare import Comparison, compare
+from loadgen.compare.comparison import Theory, Verdict
+from loadgen.compare.group import timetable_of
+from loadgen.compare.residual import verdict
+from loadgen.measures.missing import incomplete
+from policies.text import SpecError, parse_policy
+from queueing.distributions.token_distribution import SHORTER, TokenDistribution, parse_distribution
+from queueing.latency.law import LatencyModel
+from queueing.measurement.arrival_audit import Audit, audit_arrivals
+from queueing.measurement.record import Header, Record, call_of, read_cut_run
+from queueing.measurement.recursion import served
+from queueing.measurement.statistics import Summary, summarise
+from queueing.model import Model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportCell:
+    """One policy at one load, measured."""
+
+    name: str
+    comparison: Comparison
+    load: float | None  # as asked; else of the measured rate by the calibrated law
+    max_output_tokens: int | None = None  # the gateway's limit
+    lateness: Summary | None = None  # of the sender, seconds
+    audit: Audit | None = None  # of the arrivals at the gateway
+    notes: tuple[str, ...] = ()
+    model: Model | None = None  # the queue that was asked for, under the calibrated law
+
+    @property
+    def shown(self) -> Comparison:
+        """With the load that was asked, as tables and pictures show it."""
+        return self.comparison if self.load is None else dataclasses.replace(self.comparison, load=self.load)
+
+    @property
+    def invalid(self) -> bool:
+        """Whether requests arrived outside the lateness budget: the run is not the one that was asked for."""
+        return self.audit is not None and self.audit.valid is False
+
+    @property
+    def counts(self) -> bool:
+        """Whether its mean may be judged: the run is the one that was asked for, and long enough."""
+        return not (self.invalid or self.comparison.of_others or self.comparison.too_short)
+
+    @property
+    def verdict(self) -> Verdict:
+        """In words."""
+        return verdict(self.comparison)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingCell:
+    """One that was planned and has no result."""
+
+    name: str
+    policy: str
+    load: float | None
+    state: str  # unstable | refused | missing
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the theory is told instead of what the headers say; None: the headers, else the run itself."""
+
+    law: LatencyModel | None = None
+    output_tokens: TokenDistribution | None = None
+    rate: float | None = None
+    max_num_seqs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunFile:
+    """One file, read."""
+
+    path: Path
+    header: Header
+    records: list[Record]
+    cut: bool = False  # the last line was incomplete and is left out
+
+    @property
+    def incomplete(self) -> tuple[str, ...]:
+        """How its run or the file itself was cut short, one sentence each."""
+        return incomplete(self.header, self.records, cut=self.cut)
+
+    @classmethod
+    def read(cls, path: Path) -> RunFile:
+        """Raises SpecError."""
+        try:
+            return cls(path, *read_cut_run(path))
+        except OSError as error:
+            raise SpecError(f"got {path}: {error.strerror}; expected a run file") from None
+        except ValueError as error:
+            raise SpecError(str(error)) from None
+
+
+def cells_of_files(files: Sequence[RunFile], asked: Asked) -> list[ReportCell]:
+    """A cell for every policy and epoch of every gateway's file; load generators' files stand beside those they share requests with."""
+    sent = [file for file in files if file.header.writer == "load"]
+    seen = [file for file in files if file.header.writer != "load"]
+    if not seen:
+        raise SpecError("got load generators' files only; expected the gateway's own as well (kendall serve --record-file)")
+    return [cell for file in seen for cell in _cells(file, beside(file, sent), asked)]
+
+
+def beside(file: RunFile, sent: Iterable[RunFile]) -> list[Record]:
+    """The load generators' records of this file's requests."""
+    return [record for other in sent if timetable_of(file.records, other.records) for record in other.records]
+
+
+def _cells(file: RunFile, sent: list[Record], asked: Asked) -> list[ReportCell]:
+    configured = file.header.configuration
+    theory = None if asked.law is None else theory_for(asked.law, configured, asked)
+    try:
+        comparisons = compare(file.records, theory, sent)
+    except ValueError as error:
+        raise SpecError(f"{file.path}: {error}") from None
+    several = len(comparisons) > 1
+    return [
+        ReportCell(
+            name=f"{file.path.stem}, epoch {comparison.epoch}" if several else file.path.stem,
+            comparison=comparison,
+            load=configured.get("load", comparison.load),
+            max_output_tokens=configured.get("max_output_tokens"),
+            lateness=lateness_of(sent),
+            audit=audit_of(file, comparison, sent),
+            model=model_for(theory, file.records, comparison),
+        )
+        for comparison in comparisons
+    ]
+
+
+def theory_for(law: LatencyModel, configured: Mapping[str, Any], asked: Asked) -> Theory:
+    """The theory of a run whose header says what was asked."""
+    from loadgen.compare.theory import theory_of  # noqa: PLC0415 - compiled mathematics, which `--help` need not wait for
+
+    rate = asked.rate or _number(configured.get("request_rate"))
+    lengths = asked.output_tokens or _lengths(configured)
+    return theory_of(law, lengths, rate, asked.max_num_seqs or configured.get("max_num_seqs"))
+
+
+def model_for(theory: Theory | None, records: Iterable[Record], comparison: Comparison) -> Model | None:
+    """The queue that the run was asked to be; None without a law."""
+    if theory is None or theory.model is None:
+        return None
+    return theory.model(parse_policy(comparison.policy), [r for r in served(records) if r.epoch == comparison.epoch])
+
+
+def lateness_of(sent: Iterable[Record]) -> Summary | None:
+    """sent - intended, seconds; None without a load generator's file."""
+    late = [r.sent_at - r.intended_at for r in sent if r.sent_at is not None and r.intended_at is not None]
+    return summarise(np.array(late)) if late else None
+
+
+def audit_of(file: RunFile, comparison: Comparison, sent: Iterable[Record] = ()) -> Audit | None:
+    """The arrivals at the gateway beside the process that was asked, and beside the timetable where it is at hand."""
+    records = [r for r in file.records if r.arrived_at is not None and (r.epoch or 0) == comparison.epoch]
+    epoch = _first_of_calls(records) if file.header.writer == "gateway" else records
+    arrived = np.array([r.arrived_at if r.received_at is None else r.received_at for r in epoch], dtype=np.float64)
+    if arrived.size < 3:
+        return None
+    planned = timetable_of(epoch, sent) or {}
+    intended = np.array([planned[r.request_id] for r in epoch]) if len(planned) == len(epoch) else None
+    process = str(file.header.configuration.get("arrivals", "poisson")).partition(":")[0]
+    return audit_arrivals(arrived, asked_rate=comparison.asked_rate, intended=intended, process=process)
+
+
+def _first_of_calls(records: Iterable[Record]) -> list[Record]:
+    """One record of each call: its sequences arrive together."""
+    calls: dict[str, Record] = {}
+    for record in records:
+        calls.setdefault(call_of(record.request_id) or record.request_id, record)
+    return list(calls.values())
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) and value > 0 else None
+
+
+def _lengths(configured: Mapping[str, Any]) -> TokenDistribution | None:
+    text, limit = configured.get("output_tokens"), configured.get("max_output_tokens")
+    if not isinstance(text, str):
+        return None
+    return parse_distribution(text, None if limit is None else int(limit), remedy=SHORTER)

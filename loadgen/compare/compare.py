@@ -1,0 +1,188 @@
+"""One run beside theory: what was observed, and what it should have been for several reasons to differ.
+
+    measured service   the recursion on the run's own arrivals, batches and service times: gateway right or wrong
+    same arrivals      the run's own arrivals and lengths through the simulator, law at the run's speed: law right or wrong
+    live               theory with rate, lengths, speed and residual of the run: the formula without the run's sample path
+    predicted          the asked rate and lengths, law at the run's speed and residual (from service times, never from delays)
+    a priori           the asked rate and lengths and the law as calibrated: what could be known before the run
+    paper              the formula as the documents print it, where they have one
+    observed           with an interval that no lucky run makes narrow (queueing.measurement.mean_interval)
+
+`loadgen.compare.residual` splits observed - a priori into named parts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadgen.compare.comparison import (
+    DISTRIBUTION_LEVELS,
+    TOO_WIDE,
+    Compared,
+    Comparison,
+    Estimate,
+    PaperKind,
+    Part,
+    Predicted,
+    Quantity,
+    Sampling,
+    Split,
+    Theory,
+    Verdict,
+)
+from loadgen.compare.group import Group, Instants, groups, of_others, timetable_of
+from loadgen.compare.residual import chance_of, split
+from queueing.latency.speed import Speed, measured_speed
+from queueing.measurement.delay_variance import AsymptoticVariance, single_server_variance
+from queueing.measurement.record import Record
+from queueing.measurement.recursion import measured_starts, served
+from queueing.measurement.statistics import FloatArray, batch_means_interval, mean_interval
+from queueing.result import LEVELS
+
+__all__ = ["TOO_WIDE", "Comparison", "Estimate", "Part", "Predicted", "Quantity", "Split", "Theory", "Verdict", "compare", "groups"]
+
+
+def compare(records: Iterable[Record], theory: Theory | None = None, sent: Iterable[Record] = ()) -> list[Comparison]:
+    """One comparison per policy and epoch, in their order; `sent` are the load generator's records of the same requests.
+
+    Raises ValueError where no record was dispatched.
+    """
+    records = list(records)
+    everyone = served(records)
+    if not everyone:
+        raise ValueError("got no dispatched request with arrival, dispatch and server's end; expected a run file of a gateway or simulator")
+    sent = list(sent)
+    starts, intended, others = measured_starts(everyone), timetable_of(records, sent), of_others(records, sent)
+    found = [_compare(Group(requests, starts, intended), theory) for requests in groups(everyone)]
+    return [dataclasses.replace(comparison, of_others=others.get(comparison.epoch, 0)) for comparison in found]
+
+
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """What every theory says; None where it is not there or cannot say."""
+
+    speed: Speed | None = None
+    a_priori: Predicted | None = None
+    predicted: Predicted | None = None
+    live: Predicted | None = None
+    replayed: Instants | None = None
+    printed: tuple[float, PaperKind] | None = None
+
+    def means(self, name: Compared) -> dict[str, float | None]:
+        """Of one quantity, by theory."""
+        found = {key: getattr(getattr(self, key), name, None) for key in ("a_priori", "predicted", "live")}
+        return found | {"paper": self.printed[0] if self.printed and name == "queueing_delay" else None}
+
+    def quantiles(self, name: Compared) -> dict[str, Mapping[str, float]]:
+        """Of one quantity, by theory, then level; only where there are some."""
+        every = {key: getattr(self, key) for key in ("a_priori", "predicted", "live")}
+        return {key: answer.quantiles[name] for key, answer in every.items() if answer is not None and answer.quantiles.get(name)}
+
+
+def _compare(group: Group, theory: Theory | None) -> Comparison:
+    answers = _answers(group, theory) if theory else _Answers()
+    a_priori, predicted = answers.a_priori, answers.predicted
+    observed = group.observed(group.compared)
+    chance = chance_of(group, theory, a_priori) if theory and a_priori else None
+    known = _by_service_times(group) or _by_simulation(group, answers, chance, theory)
+    return Comparison(
+        policy=group.requests[0].policy,
+        epoch=group.requests[0].epoch,
+        compared=group.compared,
+        n=len(group.kept),
+        arrival_rate=group.rate,
+        asked_rate=theory.asked_rate if theory else None,
+        load=a_priori.load if a_priori else None,
+        batch_size=group.batch_size,
+        speed=answers.speed,
+        calibrated=Speed(theory.law.speed, theory.law.cv, 0) if theory else None,
+        queueing_delay=_quantity(group, "queueing_delay", answers, known.get("queueing_delay")),
+        sojourn_time=_quantity(group, "sojourn_time", answers, known.get("sojourn_time")),
+        utilisation=group.utilisation,
+        predicted_utilisation=predicted.utilisation if predicted else None,
+        predicted_batch_size=predicted.batch_size if predicted else None,
+        method=a_priori.method if a_priori else None,
+        paper_kind=answers.printed[1] if answers.printed else None,
+        distribution=tuple(np.quantile(observed, DISTRIBUTION_LEVELS).tolist()) if observed.size else (),
+        split=split(group, theory, a_priori, answers.speed, chance) if theory and a_priori else None,
+    )
+
+
+def _answers(group: Group, theory: Theory) -> _Answers:
+    policy, requests, law = group.policy, group.requests, theory.law
+    speed = measured_speed(policy, requests, law, theory.replay)
+    at_speed = law if speed is None else speed.law(law)
+    given = (policy, group.rate, requests)
+    a_priori = theory.predict(*given, law) if theory.predict else None
+    return _Answers(
+        speed=speed,
+        a_priori=a_priori,
+        predicted=a_priori if speed is None or theory.predict is None else theory.predict(*given, at_speed),
+        live=theory.live(*given, at_speed) if theory.live else None,
+        replayed=None if theory.replay is None or speed is None else theory.replay(policy, requests, at_speed),
+        printed=theory.printed(*given, at_speed) if theory.printed else None,
+    )
+
+
+def _by_service_times(group: Group) -> dict[Compared, AsymptoticVariance]:
+    """What is known of the variance of the means without the delays: by the formula of M/G/1, where the run is one."""
+    arrived_at, service_times = np.array([(r.arrived_at, r.server_free_at - r.dispatched_at) for r in group.kept]).reshape(-1, 2).T
+    delays, sojourns = group.observed("queueing_delay"), group.observed("sojourn_time")
+    single = single_server_variance(arrived_at, delays, service_times)
+    if single is None:
+        return {}
+    rest: dict[Compared, AsymptoticVariance] = {"sojourn_time": single.with_rest(delays, sojourns)} if sojourns.size == delays.size else {}
+    return {"queueing_delay": single, **rest}
+
+
+def _by_simulation(group: Group, answers: _Answers, chance: Sampling | None, theory: Theory | None) -> dict[Compared, AsymptoticVariance]:
+    """The same of any other queue: by runs of this length under the asked process and the calibrated law.
+
+    Where the machine was slower than calibrated the run was nearer to saturation, and its mean varies more, as 1 / (1 - load).
+    """
+    values, load = group.observed(group.compared), answers.a_priori.load if answers.a_priori else None
+    if chance is None or theory is None or load is None or not chance.long_run > 0 or not values.mean() > 0:
+        return {}
+    slower = max(1.0, answers.speed.factor / theory.law.speed) if answers.speed else 1.0
+    nearer = (1 - load) / (1 - load * slower) if load * slower < 1 else np.inf
+    relative = values.size * (chance.relative_spread * nearer) ** 2
+    scv = float(values.var() / values.mean() ** 2)
+    return {group.compared: AsymptoticVariance(relative, max(1.0, relative / scv) if scv else 1.0)}
+
+
+def _quantity(group: Group, name: Compared, answers: _Answers, variance: AsymptoticVariance | None) -> Quantity:
+    observed = group.observed(name)
+    interval = mean_interval(observed, theory=variance)
+    replayed = None if answers.replayed is None else group.replayed(name, answers.replayed)
+    averaged = answers.speed is not None and answers.speed.cv > 0 and not group.policy.joins_running  # over draws: means only
+    beside = {
+        key: None if mean is None else _estimate(interval.mean, mean, interval.half_width) for key, mean in answers.means(name).items()
+    }
+    return Quantity(
+        observed=interval,
+        measured_service=_paired(observed, group.by_recursion(name)),
+        same_arrivals=None if replayed is None else _paired(observed, replayed),
+        quantiles=_quantiles(observed),
+        theory_quantiles=answers.quantiles(name) | ({} if replayed is None or averaged else {"same_arrivals": _quantiles(replayed)}),
+        **beside,
+    )
+
+
+def _paired(observed: FloatArray, theory: FloatArray) -> Estimate:
+    if not observed.size:
+        return Estimate(np.nan, np.nan, np.inf)
+    return _estimate(float(observed.mean()), float(theory.mean()), batch_means_interval(observed - theory).half_width)
+
+
+def _estimate(observed: float, mean: float, half_width: float) -> Estimate:
+    if not mean:
+        return Estimate(mean, 0.0 if observed == mean else np.inf, np.inf)
+    return Estimate(mean, observed / mean - 1, half_width / abs(mean))
+
+
+def _quantiles(values: FloatArray) -> dict[str, float]:
+    return dict(zip(LEVELS, np.quantile(values, list(LEVELS.values())).tolist(), strict=True)) if values.size else {}

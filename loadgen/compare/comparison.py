@@ -1,0 +1,188 @@
+"""What a comparison says: the values that `loadgen.compare.compare` fills and every report reads. Seconds; rates per second.
+
+Deviation = observed / theory - 1. For `continuous` the sojourn is compared: waiting for the engine's next step
+belongs to service there, and the delay alone is next to nothing at moderate load.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from policies import Policy
+from queueing.latency.law import LatencyModel
+from queueing.latency.speed import Replay, Speed
+from queueing.measurement.batch_means import LEAST_EFFECTIVE
+from queueing.measurement.recursion import Served
+from queueing.measurement.statistics import TOO_WIDE as TOO_WIDE  # noqa: PLC0414 - handed on to the reports
+from queueing.measurement.statistics import Interval
+from queueing.model import Model
+
+NORMAL = 1.96
+Compared = Literal["queueing_delay", "sojourn_time"]
+PaperKind = Literal["exact", "bound", "printed"]  # what the documents' formula is for this queue
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What one theory says, seconds; how far the observation is from it, with the half width of that deviation."""
+
+    mean: float
+    deviation: float  # observed / mean - 1
+    half_width: float  # for a theory on the run's own arrivals: of the paired differences
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantity:
+    """One quantity of a run, observed and in theory; None where a theory was not asked or cannot say."""
+
+    observed: Interval
+    measured_service: Estimate | None = None  # recursion on the run's arrivals, batches and service times
+    same_arrivals: Estimate | None = None  # the run's arrivals and lengths simulated under the law at the run's speed
+    live: Estimate | None = None  # theory with rate, lengths, speed and residual of the run
+    a_priori: Estimate | None = None  # theory with the asked rate and lengths, the law as calibrated
+    predicted: Estimate | None = None  # the same, with the law at the run's speed and residual
+    paper: Estimate | None = None  # the formula as printed, at the run's speed
+    quantiles: Mapping[str, float] = field(default_factory=dict)  # observed, by p50 | p90 | p95 | p99
+    theory_quantiles: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by theory, then level
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """What a prediction gives, seconds, and the load it was made for."""
+
+    load: float | None
+    queueing_delay: float | None
+    sojourn_time: float | None
+    method: str | None = None  # exact | approximation | simulation
+    utilisation: float | None = None
+    batch_size: float | None = None
+    quantiles: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by compared quantity, then level
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """What chance alone does to the mean of a run of this length under the asked process and the calibrated law, seconds."""
+
+    long_run: float  # the steady state by simulation, or by the formula where that is exact
+    long_run_half_width: float  # 95 %; 0 where exact
+    spread: float  # half width (95 %) of the mean of one run of this length
+
+    @property
+    def relative_spread(self) -> float:
+        """Standard deviation of the mean of one run, over the steady state; a few per cent too large, as `spread` is."""
+        return self.spread / NORMAL / self.long_run if self.long_run > 0 else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One named share of the difference between observed and predicted, seconds."""
+
+    name: str
+    seconds: float
+    half_width: float  # 95 %
+    note: str = ""
+
+    @property
+    def significant(self) -> bool:
+        """Whether more than chance."""
+        return abs(self.seconds) > self.half_width
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """observed - predicted a priori, as parts that add up to it exactly."""
+
+    predicted: float
+    observed: float
+    parts: tuple[Part, ...]
+
+    @property
+    def total(self) -> float:
+        """observed - predicted, seconds."""
+        return self.observed - self.predicted
+
+    def part(self, name: str) -> Part:
+        """The part of that name."""
+        return next(part for part in self.parts if part.name == name)
+
+    def share(self, name: str) -> float:
+        """The part as a fraction of the prediction."""
+        return self.part(name).seconds / self.predicted
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One cell in words."""
+
+    kind: str  # agree | disturbed | too short | sampling noise | none | a part's name
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One policy in one epoch."""
+
+    policy: str
+    epoch: int
+    compared: Compared
+    n: int  # requests compared, after warm-up
+    arrival_rate: float  # measured, per second
+    asked_rate: float | None
+    load: float | None
+    batch_size: float  # mean over batches; for continuous: mean number in service at a dispatch
+    speed: Speed | None
+    queueing_delay: Quantity
+    sojourn_time: Quantity
+    calibrated: Speed | None = None  # speed and residual of the law that the prediction a priori uses
+    utilisation: float | None = None  # fraction of time that a server was busy, observed
+    predicted_utilisation: float | None = None
+    predicted_batch_size: float | None = None
+    method: str | None = None  # of the prediction a priori
+    paper_kind: PaperKind | None = None
+    distribution: tuple[float, ...] = ()  # observed quantiles of what is compared, at DISTRIBUTION_LEVELS
+    split: Split | None = None
+    of_others: int = 0  # requests of other clients among those measured, where the load generator's records are at hand
+
+    @property
+    def quantity(self) -> Quantity:
+        """The one that is compared."""
+        return self.sojourn_time if self.compared == "sojourn_time" else self.queueing_delay
+
+    @property
+    def prediction_error(self) -> float | None:
+        """Observed / predicted - 1."""
+        predicted = self.quantity.predicted
+        return None if predicted is None else predicted.deviation
+
+    @property
+    def too_short(self) -> bool:
+        """Whether the run is too short for its mean to be judged."""
+        return self.quantity.observed.too_short
+
+
+Predict = Callable[[Policy, float, Sequence[Served], LatencyModel], Predicted]  # policy, measured rate, the run, the law
+Printed = Callable[[Policy, float, Sequence[Served], LatencyModel], tuple[float, PaperKind] | None]
+Chance = Callable[[Policy, float, Sequence[Served], Compared, Predicted], Sampling | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Theory:
+    """What a run is compared with besides itself: the law, and how to simulate and predict under it."""
+
+    law: LatencyModel
+    replay: Replay | None = None
+    predict: Predict | None = None  # with the asked rate and lengths
+    live: Predict | None = None  # with the run's own
+    printed: Printed | None = None
+    chance: Chance | None = None
+    asked_rate: float | None = None
+    model: Callable[[Policy, Sequence[Served]], Model] | None = None  # the queue that was asked for, under the calibrated law
+
+
+TOO_SHORT = (  # the rule of Interval.too_short, as every table, picture and report states it
+    f"the 95 % half width exceeds {100 * TOO_WIDE:.0f} % of the mean, or the run is worth fewer than {LEAST_EFFECTIVE} independent samples"
+)
+DISTRIBUTION_LEVELS = (*(step / 100 for step in range(100)), 0.995, 0.999, 1.0)

@@ -1,0 +1,190 @@
+"""The requests of one policy in one epoch, and what they show by themselves: no law enters here."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from loadgen.arrivals.timetable import delivered_rate
+from loadgen.compare.comparison import Compared
+from policies import Fixed, Policy, parse_policy
+from queueing.measurement.record import Record
+from queueing.measurement.recursion import Served, batches
+from queueing.measurement.statistics import FloatArray, WarmUp, find_warm_up
+
+Instants = Mapping[str, tuple[float, float]]  # start and release by id, seconds
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Requests in order of arrival, and the start that the recursion gives each."""
+
+    requests: Sequence[Served]
+    starts: Mapping[str, float]
+    intended: Mapping[str, float] | None = None  # the timetable's instant by id, where the load generator's records are at hand
+
+    @cached_property
+    def policy(self) -> Policy:
+        """What decided."""
+        return parse_policy(self.requests[0].policy)
+
+    @property
+    def compared(self) -> Compared:
+        """Which quantity is judged."""
+        return "sojourn_time" if self.policy.joins_running else "queueing_delay"
+
+    @cached_property
+    def rate(self) -> float:
+        """Arrivals per second as measured."""
+        return delivered_rate(np.array([request.arrived_at for request in self.requests]))
+
+    @cached_property
+    def warm_up(self) -> WarmUp:
+        """What is left out of the beginning; continuous engines remember by their sojourns."""
+        end = "server_free_at" if self.compared == "sojourn_time" else "dispatched_at"
+        return find_warm_up(_array(getattr(r, end) - r.arrived_at for r in self.requests))
+
+    @cached_property
+    def kept(self) -> Sequence[Served]:
+        """Without the warm-up."""
+        return self.requests[self.warm_up.dropped :]
+
+    def judged(self, name: Compared) -> Sequence[Served]:
+        """Those that have the quantity: all of the kept, or the kept whose answer was whole."""
+        if name == "queueing_delay":
+            return self.kept
+        return [request for request in self.kept if request.completed and request.released_at is not None]
+
+    def observed(self, name: Compared) -> FloatArray:
+        """The quantity of each judged request, seconds."""
+        if name == "queueing_delay":
+            return _array(r.dispatched_at - r.arrived_at for r in self.kept)
+        return _array(_sojourn(r) for r in self.judged(name))
+
+    def by_recursion(self, name: Compared) -> FloatArray:
+        """The same with the start that the recursion gives; what followed the start is as measured."""
+        if name == "queueing_delay":
+            return _array(self.starts[r.id] - r.arrived_at for r in self.kept)
+        return _array(_sojourn(r) + self.starts[r.id] - r.dispatched_at for r in self.judged(name))
+
+    def without_lost_time(self, name: Compared) -> FloatArray:
+        """The same had no batch left later than it could, with every batch and service time as measured."""
+        earlier = {} if self.policy.joins_running else chained_starts(self)
+        values = self.by_recursion(name)  # of continuous: its slots are chained there
+        return values + _array(earlier[r.id] - self.starts[r.id] for r in self.judged(name)) if earlier else values
+
+    def replayed(self, name: Compared, instants: Instants, arrivals: Mapping[str, float] | None = None) -> FloatArray:
+        """The same by a simulation, of the run's own arrivals or of others."""
+        which = 0 if name == "queueing_delay" else 1
+        at = arrivals or {r.id: r.arrived_at for r in self.requests}
+        return _array(instants[r.id][which] - at[r.id] for r in self.judged(name))
+
+    @property
+    def batch_size(self) -> float:
+        """Mean over batches; for continuous: mean number in service at a dispatch."""
+        return float(np.mean([members[0].batch_size for members in batches(self.kept)]))
+
+    @property
+    def utilisation(self) -> float:
+        """Fraction of the time from first dispatch to last end that a server was busy, over servers."""
+        spans: dict[int, list[tuple[float, float]]] = defaultdict(list)
+        for request in self.requests:
+            spans[request.server_id].append((request.dispatched_at, request.server_free_at))
+        whole = max(r.server_free_at for r in self.requests) - min(r.dispatched_at for r in self.requests)
+        return math.fsum(map(_covered, spans.values())) / (whole * len(spans)) if whole > 0 else math.nan
+
+
+def chained_starts(group: Group) -> dict[str, float]:
+    """Start of every request had every batch left as soon as it could, each as large and as long as measured.
+
+    The recursion of queueing.measurement.recursion starts from the OBSERVED end of the batch before, so it credits a gateway that
+    loses time with the waiting that the loss has caused behind it. Here the ends are chained:
+
+        start = max(chained end of the server's batch before, arrival of the last member, fixed: end of max_wait)
+
+    and never later than there.
+    """
+    starts: dict[str, float] = {}
+    ends: dict[int, float] = {}
+    for members in batches(group.requests):
+        server, limit = members[0].server_id, group.starts[members[0].id]
+        ready = max(member.arrived_at for member in members)
+        if isinstance(group.policy, Fixed) and len(members) < group.policy.batch_size and math.isfinite(group.policy.max_wait):
+            ready = max(ready, members[0].arrived_at + group.policy.max_wait)
+        start = min(limit, max(ends.get(server, limit), ready))
+        ends[server] = start + max(member.server_free_at for member in members) - members[0].dispatched_at
+        starts |= {member.id: start for member in members}
+    return starts
+
+
+def groups(everyone: Iterable[Served]) -> list[list[Served]]:
+    """Per epoch those that arrived and were dispatched in it, in order of arrival.
+
+    A record carries the epoch of its dispatch; the change itself lies after the last dispatch of the epoch before, so
+    who arrived by then is left out.
+    """
+    by_epoch: dict[int, list[Served]] = {}
+    for request in everyone:
+        by_epoch.setdefault(request.epoch, []).append(request)
+    found, began_at = [], -math.inf
+    for epoch in sorted(by_epoch):
+        found.append([request for request in by_epoch[epoch] if request.arrived_at > began_at])
+        began_at = max(request.dispatched_at for request in by_epoch[epoch])
+    return [group for group in found if group]
+
+
+def timetable_of(
+    records: Iterable[Record], sent: Iterable[Record], of: Callable[[Record], float | None] = lambda record: record.intended_at
+) -> dict[str, float] | None:
+    """Intended instant of each of the gateway's records, by its id; None where the two files share no request.
+
+    They are joined by the caller's own id: `request_id` there, `client_request_id` here.
+    """
+    planned = {record.request_id: at for record in sent if (at := of(record)) is not None}
+    found = {
+        record.request_id: planned[record.client_request_id]
+        for record in records
+        if record.client_request_id is not None and record.client_request_id in planned
+    }
+    return found or None
+
+
+def of_others(records: Iterable[Record], sent: Iterable[Record]) -> dict[int, int]:
+    """By epoch, how many requests that are not among `sent` were in the system while those were; none where an epoch has none of them."""
+    own = {record.request_id for record in sent}
+    begin: dict[int, float] = {}
+    end: dict[int, float] = {}
+    others: list[tuple[int, float, float]] = []
+    for record in records:
+        if record.epoch is None or record.arrived_at is None:
+            continue
+        epoch, arrived, released = record.epoch, record.arrived_at, record.released_at or record.arrived_at
+        if record.client_request_id not in own:
+            others.append((epoch, arrived, released))
+            continue
+        begin[epoch] = min(begin.get(epoch, arrived), arrived)
+        end[epoch] = max(end.get(epoch, released), released)
+    return Counter(epoch for epoch, arrived, released in others if epoch in begin and arrived <= end[epoch] and released >= begin[epoch])
+
+
+def _covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Length of the union."""
+    total, end = 0.0, -math.inf
+    for begin, until in sorted(spans):
+        total += max(0.0, until - max(begin, end))
+        end = max(end, until)
+    return total
+
+
+def _sojourn(request: Served) -> float:
+    assert request.released_at is not None
+    return request.released_at - request.arrived_at
+
+
+def _array(values: Iterable[float]) -> FloatArray:
+    return np.fromiter(values, dtype=np.float64)

@@ -1,0 +1,228 @@
+"""Where observed and predicted part: the difference as a sum of named parts, and one verdict a cell.
+
+Every part changes one thing between two means of the compared quantity (queueing delay; for continuous the sojourn),
+so the parts add up to observed - predicted exactly:
+
+    V0  the prediction a priori: formula, asked rate and lengths, calibrated law
+    V1  the steady state with the same inputs: V0 where the formula is exact, else one long simulation
+    V2  calibrated law on the TIMETABLE's instants and the run's lengths, simulated
+    V3  calibrated law on the instants at which requests ARRIVED
+    V4  the same at the run's speed
+    V5  the same with the run's scatter of service times
+    V6  the run's own batches and service times, each dispatched as soon as it could be (loadgen.compare.group.chained_starts)
+    V7  observed
+
+    theory = V1 - V0     the formula's own error                    chance: of the long simulation
+    arrivals = V2 - V1   what was drawn against what was asked      chance: what runs of this length do (loadgen.compare.chance)
+    sender = V3 - V2     delivered against the timetable            chance: batch means of the paired differences
+    speed = V4 - V3      machine against the calibration            chance: batch means of measured - fitted service times
+    scatter = V5 - V4    residual cv against the calibration's      chance: batch means of the paired differences
+    shape = V6 - V5      service times that neither explains        chance: the same
+    gateway = V7 - V6    time lost before dispatches, and the
+                         waiting that it caused behind them         chance: the same
+
+speed + scatter + shape is the service law's part. Without the load run's file V2 = V3 and the sender's part is 0.
+
+The verdict, first rule that holds:
+
+    no prediction    there is no prediction a priori (no law, no steady state)
+    disturbed        requests of other clients were in the queue: the run is not the one that was asked for
+    too short        the run is too short for its mean to be stated (queueing.measurement.batch_means): nothing is judged
+    agree            the prediction lies in the observed interval, or within 10 % of the observation
+    a part's name    the largest part beyond its chance, of the difference's sign and at least a quarter of it
+    sampling noise   otherwise: no part is beyond chance
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from loadgen.compare.comparison import Comparison, Estimate, Part, Predicted, Sampling, Split, Theory, Verdict
+from loadgen.compare.group import Group, Instants
+from policies.text import counted
+from queueing.latency.speed import Speed, service_time
+from queueing.measurement.recursion import Served, batches
+from queueing.measurement.statistics import TOO_WIDE, FloatArray, Interval, batch_means_interval
+
+PARTS = ("theory", "arrivals", "sender", "speed", "scatter", "shape", "gateway")
+SERVICE_LAW = ("speed", "scatter", "shape")
+AGREE = 0.10  # |observed / predicted - 1| that counts as agreement
+SHARE = 0.25  # of the difference that a part must explain to be named
+JOINED = 0.95  # share of the requests that the load run's file must know
+
+
+def chance_of(group: Group, theory: Theory, a_priori: Predicted) -> Sampling | None:
+    """What runs of this length do by theory; None where there is no prediction or no simulator."""
+    predicted = getattr(a_priori, group.compared)
+    if predicted is None or not math.isfinite(predicted) or theory.chance is None or not len(group.judged(group.compared)):
+        return None
+    return theory.chance(group.policy, group.rate, group.requests, group.compared, a_priori)
+
+
+def split(group: Group, theory: Theory, a_priori: Predicted, speed: Speed | None, chance: Sampling | None) -> Split | None:
+    """The parts; None where there is no prediction, no simulator or no speed."""
+    name = group.compared
+    predicted = getattr(a_priori, name)
+    if chance is None or theory.replay is None or speed is None:
+        return None
+    law, replay = theory.law, theory.replay
+
+    def simulated(speed: Speed) -> FloatArray:
+        return group.replayed(name, replay(group.policy, group.requests, speed.law(law)))
+
+    calibrated = Speed(law.speed, law.cv, 0)
+    delivered = simulated(calibrated)
+    planned, note = _planned(group, theory, delivered)
+    at_speed = simulated(Speed(speed.factor, law.cv, speed.n))
+    scattered = at_speed if speed.cv == law.cv or group.policy.joins_running else simulated(speed)
+    at_once, observed = group.without_lost_time(name), group.observed(name)
+    drawn = float(planned.mean()) - chance.long_run
+    parts = (
+        Part("theory", chance.long_run - predicted, chance.long_run_half_width),
+        Part("arrivals", drawn, math.hypot(chance.spread, chance.long_run_half_width)),
+        dataclasses.replace(_difference("sender", planned, delivered), note=note),
+        _speed_part(group, theory, speed, delivered, at_speed),
+        _difference("scatter", at_speed, scattered),
+        _difference("shape", scattered, at_once),
+        _difference("gateway", at_once, observed),
+    )
+    return Split(predicted=predicted, observed=float(observed.mean()), parts=parts)
+
+
+def verdict(comparison: Comparison) -> Verdict:
+    """One cell against the prediction a priori, in words, by the rules above."""
+    return _verdict(comparison, comparison.quantity.a_priori, comparison.split)
+
+
+def verdict_at_speed(comparison: Comparison) -> Verdict:
+    """The same against the prediction with the law at the run's speed and residual: speed and scatter explain nothing there."""
+    predicted, found = comparison.quantity.predicted, comparison.split
+    if predicted is None and comparison.quantity.a_priori is not None and comparison.speed is not None:
+        slower = f"service times were {comparison.speed.factor:.2f} times the calibrated ones"
+        return Verdict("no prediction", f"no steady state at the engine's speed in the run: {slower}")
+    if predicted is not None and found is not None:
+        left = tuple(part for part in found.parts if part.name not in ("speed", "scatter"))
+        found = dataclasses.replace(found, predicted=predicted.mean, parts=left)
+    return _verdict(comparison, predicted, found)
+
+
+def _verdict(comparison: Comparison, predicted: Estimate | None, found: Split | None) -> Verdict:
+    observed = comparison.quantity.observed
+    if predicted is None:
+        unstable = comparison.load is not None and comparison.load >= 1
+        return Verdict("no prediction", f"no steady state: load {comparison.load:.2f}" if unstable else "no prediction")
+    if comparison.of_others:
+        return Verdict("disturbed", disturbance(comparison))
+    if comparison.too_short:
+        return Verdict("too short", _how_short(observed))
+    if observed.covers(predicted.mean) or abs(predicted.deviation) <= AGREE:
+        return Verdict("agree", "agree")
+    if found is None:
+        return Verdict("differ", f"differ by {_percent(predicted.deviation)}")
+    cause = cause_of(found)
+    return Verdict("sampling noise", "sampling noise") if cause is None else Verdict(cause.name, _in_words(cause, comparison))
+
+
+def disturbance(comparison: Comparison) -> str:
+    """How many requests of other clients were measured along."""
+    return f"{counted(comparison.of_others, 'request')} of other clients in its queue"
+
+
+def _how_short(observed: Interval) -> str:
+    if not math.isfinite(observed.relative):
+        return "too short"
+    wide = observed.relative > TOO_WIDE
+    return f"too short: ± {_percent(observed.relative)}" if wide else f"too short: worth {observed.effective_n:.0f} independent samples"
+
+
+def cause_of(found: Split) -> Part | None:
+    """The part that a difference is named after; None where all of it may be chance."""
+    candidates = [p for p in found.parts if p.significant and p.seconds * found.total > 0 and abs(p.seconds) >= SHARE * abs(found.total)]
+    return max(candidates, key=lambda part: abs(part.seconds), default=None)
+
+
+def largest(found: Split) -> Part:
+    """The part with the largest absolute value, beyond chance or not."""
+    return max(found.parts, key=lambda part: abs(part.seconds))
+
+
+def _in_words(cause: Part, comparison: Comparison) -> str:
+    speed, calibrated = comparison.speed, comparison.calibrated
+    if cause.name == "speed" and speed and calibrated:
+        ratio = speed.factor / calibrated.factor - 1
+        return f"machine {'slower' if ratio > 0 else 'faster'} than calibrated by {_percent(ratio)}"
+    if cause.name == "scatter" and speed and calibrated:
+        return f"service times scatter {'more' if cause.seconds > 0 else 'less'} than calibrated (cv {speed.cv:.2f}, {calibrated.cv:.2f})"
+    share = cause.seconds / comparison.quantity.observed.mean
+    words = {
+        "theory": f"approximation off by {_percent(share)}",
+        "arrivals": "arrivals are not the asked process",
+        "sender": "sender late",
+        "shape": "law's shape, or a speed that wandered",
+        "gateway": f"gateway loses time: {_percent(share)} of the delay",
+    }
+    return words[cause.name]
+
+
+def _percent(share: float) -> str:
+    return f"{abs(share) * 100:.0f} %"
+
+
+def _difference(name: str, before: FloatArray, after: FloatArray) -> Part:
+    """after - before; paired, so that what both share drops out of the interval."""
+    return Part(name, float(after.mean()) - float(before.mean()), batch_means_interval(after - before).half_width)
+
+
+def _planned(group: Group, theory: Theory, delivered: FloatArray) -> tuple[FloatArray, str]:
+    """The compared quantity had every request arrived when the timetable meant it to."""
+    intended = {r.id: group.intended[r.id] for r in group.requests if group.intended and r.id in group.intended}
+    if len(intended) < JOINED * len(group.requests):
+        return delivered, "no load run beside it: the sender's part is unknown and counted as arrivals"
+    offset = float(np.median([r.arrived_at - intended[r.id] for r in group.requests if r.id in intended]))
+    at = {r.id: intended.get(r.id, r.arrived_at - offset) for r in group.requests}
+    instants = _replayed_at(group, theory, at)
+    return group.replayed(group.compared, instants, at), ""
+
+
+def _replayed_at(group: Group, theory: Theory, at: Mapping[str, float]) -> Instants:
+    assert theory.replay is not None
+    moved = sorted((dataclasses.replace(r, arrived_at=at[r.id]) for r in group.requests), key=lambda r: r.arrived_at)
+    return theory.replay(group.policy, moved, theory.law)
+
+
+def _speed_part(group: Group, theory: Theory, speed: Speed, before: FloatArray, after: FloatArray) -> Part:
+    """The half width is that of the factor, carried over by the part's own slope."""
+    part = _difference("speed", before, after)
+    off = speed.factor / theory.law.speed - 1
+    if not off:
+        return part
+    return dataclasses.replace(part, half_width=abs(part.seconds / off) * _speed_half_width(group, theory, speed))
+
+
+def _speed_half_width(group: Group, theory: Theory, speed: Speed) -> float:
+    """Of the factor, relative: batch means of measured - fitted service times over the mean fitted one (a ratio estimate)."""
+    pairs = _service_times(group, theory, speed)
+    measured, fitted = np.array(pairs).T
+    return batch_means_interval(measured - fitted).half_width / float(fitted.mean())
+
+
+def _service_times(group: Group, theory: Theory, speed: Speed) -> list[tuple[float, float]]:
+    """Measured and the law's at the run's speed, by batch."""
+    law = theory.law.at_speed(speed.factor)
+    if group.policy.joins_running:  # no batches: the slots' holding times, against those of the simulation
+        assert theory.replay is not None
+        held = theory.replay(group.policy, group.requests, law)
+        return [(r.server_free_at - r.dispatched_at, held[r.id][1] - held[r.id][0]) for r in group.requests if r.completed]
+    return [
+        (_span(members), service_time(group.policy, members, law))
+        for members in batches(group.requests)
+        if len(members) == members[0].batch_size and all(member.completed and member.output_tokens for member in members)
+    ]
+
+
+def _span(members: Sequence[Served]) -> float:
+    return max(member.server_free_at for member in members) - members[0].dispatched_at

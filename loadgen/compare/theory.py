@@ -1,0 +1,183 @@
+"""What stands beside an observation: the simulator on the run's own arrivals, predictions, the printed formula, chance."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from loadgen.compare.chance import sampling
+from loadgen.compare.comparison import Compared, PaperKind, Predicted, Sampling, Theory
+from policies import Continuous, Dynamic, Fixed, Policy, Request, Single, SpecError
+from queueing.distributions.token_distribution import TokenDistribution
+from queueing.errors import PredictionError, UnstableQueueError
+from queueing.latency.law import LatencyModel
+from queueing.measurement.record import Record
+from queueing.measurement.recursion import Served
+from queueing.model import Model
+from queueing.prediction import predict
+from queueing.result import LEVELS, Quantiles
+from queueing.simulation import fast
+from queueing.simulation.reference import Job, simulate_trace
+
+REPLICATIONS = 20  # draws of the residuals; without a residual one is enough
+UNBOUNDED = 2**31
+ONE_TOKEN = TokenDistribution(np.array([0.0, 1.0]))  # a replay draws no lengths
+
+
+def theory_of(
+    law: LatencyModel,
+    output_tokens: TokenDistribution | None = None,
+    asked_rate: float | None = None,
+    max_num_seqs: int | None = None,
+    seed: int = 0,
+) -> Theory:
+    """Everything a law can say about a run. Lengths and rate default to the run's own."""
+
+    def replay(policy: Policy, group: Sequence[Served], at: LatencyModel) -> dict[str, tuple[float, float]]:
+        return replay_arrivals(policy, group, at, max_num_seqs, seed)
+
+    def asked(policy: Policy, rate: float, group: Sequence[Served], at: LatencyModel) -> Predicted:
+        return predict_means(policy, asked_rate or rate, output_tokens or lengths_of(group), at, **limits(group, at))
+
+    def live(policy: Policy, rate: float, group: Sequence[Served], at: LatencyModel) -> Predicted:
+        return predict_means(policy, rate, lengths_of(group), at, **limits(group, at))
+
+    def printed(policy: Policy, rate: float, group: Sequence[Served], at: LatencyModel) -> tuple[float, PaperKind] | None:
+        return printed_delay(policy, asked_rate or rate, output_tokens or lengths_of(group), at, **limits(group, at))
+
+    def chance(policy: Policy, rate: float, group: Sequence[Served], compared: Compared, answer: Predicted) -> Sampling | None:
+        return sampling(model(policy, group), asked_rate or rate, len(group), compared, answer, seed=seed)
+
+    def model(policy: Policy, group: Sequence[Served]) -> Model:
+        return Model.clipped(policy, output_tokens or lengths_of(group), law, **limits(group, law))
+
+    def limits(group: Sequence[Served], at: LatencyModel) -> dict[str, Any]:
+        prompts = TokenDistribution.from_counts([max(1, r.prompt_tokens) for r in group]) if at.kp else None
+        return {"max_num_seqs": max_num_seqs, "prompt_tokens": prompts, "servers": servers_of(group)}
+
+    return Theory(law=law, replay=replay, predict=asked, live=live, printed=printed, chance=chance, asked_rate=asked_rate, model=model)
+
+
+def lengths_of(group: Sequence[Served]) -> TokenDistribution:
+    """The run's own output lengths."""
+    return TokenDistribution.from_counts([r.output_tokens for r in group if r.output_tokens])
+
+
+def servers_of(group: Sequence[Served]) -> int:
+    """How many servers the run shows."""
+    return 1 + max(request.server_id for request in group)
+
+
+def replay_arrivals(
+    policy: Policy, group: Sequence[Served], law: LatencyModel, max_num_seqs: int | None = None, seed: int = 0
+) -> dict[str, tuple[float, float]]:
+    """Start and release of every request had the law served it: means over draws of the residuals, by id.
+
+    Who was cut short in the run is replayed with the tokens that it got. The queue begins empty. The same seed draws the
+    same residuals for every law with the same cv.
+    """
+    model = Model(policy=policy, output_tokens=ONE_TOKEN, law=law, max_num_seqs=max_num_seqs, servers=servers_of(group))
+    draws = REPLICATIONS if law.cv and not policy.joins_running else 1
+    total = np.zeros((len(group), 2))
+    for child in np.random.SeedSequence(seed).spawn(draws):
+        rngs = [np.random.default_rng(one) for one in child.spawn(model.servers)]
+        total += _replay_compiled(model, group, rngs) if fast.is_compiled(model) else _replay_generic(model, group, rngs)
+    return {request.id: (start, release) for request, (start, release) in zip(group, (total / draws).tolist(), strict=True)}
+
+
+def _replay_compiled(model: Model, group: Sequence[Served], rngs: list[np.random.Generator]) -> Any:
+    trace = fast.Trace(
+        np.array([r.arrived_at for r in group], dtype=np.float64),
+        np.array([max(1, r.output_tokens) for r in group], dtype=np.int64),
+        np.array([r.prompt_tokens for r in group], dtype=np.int64),
+        rngs,
+    )
+    run = fast.replay(model, trace)
+    return np.column_stack([run.dispatched_at, run.released_at])
+
+
+def _replay_generic(model: Model, group: Sequence[Served], rngs: list[np.random.Generator]) -> Any:
+    found = np.empty((len(group), 2))
+    bound = model.max_num_seqs or UNBOUNDED
+    for record in simulate_trace(model.policy, jobs_of(group), model.law, rngs, servers=model.servers, max_batch_size=bound):
+        found[int(record.request_id)] = _instants(record)
+    return found
+
+
+def jobs_of(group: Sequence[Served]) -> list[Job]:
+    """The requests as the simulator takes them, named by their place in the run."""
+    return [
+        Job(
+            Request(id=str(index), arrived_at=r.arrived_at, prompt_tokens=r.prompt_tokens, max_output_tokens=max(1, r.output_tokens)),
+            max(1, r.output_tokens),
+        )
+        for index, r in enumerate(group)
+    ]
+
+
+def _instants(record: Record) -> tuple[float, float]:
+    assert record.dispatched_at is not None
+    assert record.released_at is not None
+    return record.dispatched_at, record.released_at
+
+
+def predict_means(policy: Policy, rate: float, lengths: TokenDistribution, law: LatencyModel, **limits: Any) -> Predicted:
+    """Means and quantiles of a prediction; None where there is no steady state or no method for it."""
+    nothing = Predicted(load=None, queueing_delay=None, sojourn_time=None)
+    if not 0 < rate < math.inf:
+        return nothing
+    try:
+        found = predict(policy, rate, lengths, law, **limits)
+    except UnstableQueueError as error:
+        return dataclasses.replace(nothing, load=error.load)
+    except PredictionError:
+        return nothing
+    return Predicted(
+        load=found.load,
+        queueing_delay=found.queueing_delay.mean,
+        sojourn_time=found.sojourn_time.mean,
+        method=found.method,
+        utilisation=found.utilisation,
+        batch_size=found.batch_size.mean,
+        quantiles={"queueing_delay": _levels(found.queueing_delay), "sojourn_time": _levels(found.sojourn_time)},
+    )
+
+
+def printed_delay(
+    policy: Policy,
+    rate: float,
+    lengths: TokenDistribution,
+    law: LatencyModel,
+    *,
+    max_num_seqs: int | None = None,
+    prompt_tokens: TokenDistribution | None = None,
+    servers: int = 1,
+) -> tuple[float, PaperKind] | None:
+    """The mean queueing delay as the documents print it, seconds; None where they print nothing for this queue.
+
+    The prompts enter k1 by their mean, as the formulas know none. Those of dynamic and elastic know no bound of the
+    batch either and are evaluated without the engine's; a bound of the mean is only the one for padded batches
+    without a residual.
+    """
+    if servers > 1 or isinstance(policy, Continuous) or not 0 < rate < math.inf:
+        return None
+    given: dict[str, Any] = {"prompt_tokens": prompt_tokens}
+    if not isinstance(policy, Single):
+        mean_prompt = prompt_tokens.mean if prompt_tokens else 0.0
+        law = dataclasses.replace(law, k1=law.k1 + law.kp * mean_prompt, kp=0.0)
+        given = {"max_num_seqs": max_num_seqs if isinstance(policy, Fixed) else None}
+    try:
+        mean = predict(policy, rate, lengths, law, method="paper", **given).queueing_delay.mean
+    except (PredictionError, SpecError):  # unstable; or nothing is printed: capped batches, max_wait
+        return None
+    kind: PaperKind = "exact" if isinstance(policy, Single) else "bound" if isinstance(policy, Dynamic) and not law.cv else "printed"
+    return None if mean is None else (mean, kind)
+
+
+def _levels(quantiles: Quantiles) -> dict[str, float]:
+    found = {level: getattr(quantiles, level) for level in LEVELS}
+    return {level: value for level, value in found.items() if value is not None and math.isfinite(value)}

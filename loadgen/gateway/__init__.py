@@ -1,0 +1,1 @@
+"""A gateway as a child process."""

@@ -1,0 +1,1 @@
+"""What a record, or many, come to: durations, goodput, failures, what is missing."""

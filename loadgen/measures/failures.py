@@ -1,0 +1,124 @@
+"""How many requests of a load run failed, when the first one did, and whether that is more than was allowed.
+
+Failed are requests that the server answered with an error, with 503 (it could not serve anybody) or not in full, and those
+without an answer within `--drain-limit`. Rejected (429) and abandoned (out of patience) are none: the server has decided
+about the request, and what it decided is what the run measures. Requests cut short by an interrupted run count as neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from loadgen.measures.metrics import began_at
+from policies.text import SpecError, counted, short_number
+from queueing.measurement.record import Outcome, Record
+
+ALLOWED = 0.01  # share of the requests
+UNAVAILABLE = "503"
+REFUSED = ("rejected", "abandoned")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failures:
+    """Of the requests that have an outcome."""
+
+    requests: int
+    failed: int
+    refused: int  # rejected or abandoned by the server
+    first_at: float | None  # seconds after the first intended instant
+    first_error: str | None
+    allowed: float  # share
+    empty: int = 0  # completed without a token
+
+    @property
+    def share(self) -> float:
+        """Of the requests."""
+        return self.failed / self.requests if self.requests else 0.0
+
+    @property
+    def too_many(self) -> bool:
+        """Whether more than the allowed share failed."""
+        return self.share > self.allowed
+
+    @property
+    def too_many_empty(self) -> bool:
+        """Whether more than the allowed share was answered without a token."""
+        return self.requests > 0 and self.empty / self.requests > self.allowed
+
+    def empty_text(self) -> str:
+        """One line."""
+        return f"{self.empty} of {counted(self.requests, 'request')} completed without a token ({percent(self.empty / self.requests)})"
+
+    def lines(self) -> list[str]:
+        """For a terminal."""
+        told = [f"{'failures':<14}{self.text()}"] if self.failed else []
+        if self.empty:
+            told.append(f"{'empty':<14}{self.empty_text()}")
+        if self.refused:
+            share = f"{self.refused} of {counted(self.requests, 'request')} ({percent(self.refused / self.requests)})"
+            told.append(f"{'refused':<14}{share} rejected or abandoned by the server; durations are those of the others")
+        return told
+
+    def text(self) -> str:
+        """One line."""
+        first = "" if self.first_at is None else f", the first {short_number(self.first_at, 3)} s after the start"
+        why = f": {self.first_error}" if self.first_error else ""
+        return f"{self.failed} of {counted(self.requests, 'request')} failed ({percent(self.share)}){first}{why}"
+
+    def as_object(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "requests": self.requests,
+            "failed": self.failed,
+            "refused": self.refused,
+            "empty": self.empty,
+            "share": self.share,
+            "allowed": self.allowed,
+            "first_at": self.first_at,
+            "first_error": self.first_error,
+        }
+
+
+def count_failures(records: Sequence[Record], *, cut_short: bool, allowed: float = ALLOWED) -> Failures:
+    """Of a run; `cut_short`: it was interrupted, and what it cancelled says nothing of the server."""
+    ended = [record for record in records if not (cut_short and record.outcome == "cancelled")]
+    failed = sorted((_ended_at(record), record.error or "") for record in ended if is_failure(record))
+    began = min((at for record in records if (at := began_at(record)) is not None), default=0.0)
+    return Failures(
+        requests=len(ended),
+        failed=len(failed),
+        refused=sum(record.outcome in REFUSED and not is_failure(record) for record in ended),
+        first_at=failed[0][0] - began if failed else None,
+        first_error=failed[0][1] or None if failed else None,
+        allowed=allowed,
+        empty=sum(record.outcome == "completed" and record.output_tokens == 0 for record in ended),
+    )
+
+
+def is_failure(record: Record) -> bool:
+    """Whether the server is to blame that there was no answer."""
+    unavailable = record.outcome == "rejected" and (record.error or "").startswith(UNAVAILABLE)
+    return record.outcome in ("failed", "cancelled") or unavailable
+
+
+def outcome_of(record: Record) -> Outcome:
+    """As a run counts it: 503 is a failure, though the record says rejected, as the gateway's own does of who came while it drains."""
+    return "failed" if record.outcome == "rejected" and is_failure(record) else record.outcome
+
+
+def parse_share(flag: str, value: float) -> float:
+    """Raises SpecError."""
+    if not 0 <= value <= 1:
+        raise SpecError(f"got {flag} {value:g}; expected a share between 0 and 1, for example 0.01")
+    return value
+
+
+def percent(share: float) -> str:
+    """Three digits."""
+    return f"{share * 100:.3g} %"
+
+
+def _ended_at(record: Record) -> float:
+    return record.released_at or record.sent_at or record.intended_at or 0.0

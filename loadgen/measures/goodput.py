@@ -1,0 +1,137 @@
+"""Goodput: the share of requests that were answered in full and within EVERY limit, and how many a second.
+
+The share is of all requests sent: what failed, was refused, gave up or was cut off kept nothing. Its interval respects
+that neighbours in a queue share their luck: the variance of the 0/1 sequence comes from batch means, n is replaced by
+the number of independent requests that would tell as much, and Wilson's interval is taken with it (with Student's t,
+as for batch means). It stays within 0..1 and does not shrink to nothing where every request kept its limits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import stdtrit
+
+from loadgen.measures.metrics import METRICS, began_at
+from policies.durations import seconds_or_nan
+from policies.text import SpecError
+from queueing.measurement.record import Record
+from queueing.measurement.statistics import BATCHES, FloatArray, batch_means_interval
+
+SHORT = {"queue": "queueing_delay", "service": "service_time"}
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One service level objective: a metric of loadgen.measures.metrics and the most it may be, seconds."""
+
+    metric: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.metric} <= {self.seconds * 1e3:g} ms"
+
+    def value(self, record: Record) -> float | None:
+        """Of a completed request, seconds; one token alone has no time per token, which counts as 0, as in vLLM."""
+        if self.metric == "tpot" and record.output_tokens is not None and record.output_tokens < 2:
+            return 0.0
+        return METRICS[self.metric].of(record)
+
+    def kept(self, record: Record) -> bool:
+        """Whether a completed request kept it; not where its value is unknown."""
+        value = self.value(record)
+        return value is not None and value <= self.seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goodput:
+    """Share of the requests sent that kept all limits, with the ends of its 95 % interval; kept per second."""
+
+    limits: tuple[str, ...]
+    share: float  # not a number where nothing was sent or the server does not report a quantity that has a limit
+    low: float
+    high: float
+    rate: float
+    n: int
+    effective_n: float
+
+
+def parse_goodput(texts: Iterable[str]) -> tuple[Limit, ...]:
+    """Limits from `["ttft:100", "e2el:1s queue:50ms"]`; a bare number is milliseconds, as in vLLM's --goodput. Raises SpecError."""
+    limits = tuple(_limit(pair) for text in texts for pair in text.replace(",", " ").split())
+    if not limits:
+        raise SpecError("got no limit; expected NAME:DURATION, for example ttft:100ms")
+    twice = {limit.metric for limit in limits if [other.metric for other in limits].count(limit.metric) > 1}
+    if twice:
+        raise SpecError(f"got two limits of {', '.join(sorted(twice))}; expected one")
+    return limits
+
+
+def _limit(pair: str) -> Limit:
+    name, _, number = pair.partition(":")
+    metric = SHORT.get(name, name)
+    if metric not in METRICS:
+        raise SpecError(f"got goodput limit {pair!r}; expected NAME:DURATION with one of {', '.join([*METRICS, *SHORT])}")
+    seconds = _seconds(number)
+    if not 0 <= seconds < math.inf:
+        raise SpecError(f"got goodput limit {pair!r}; expected a duration behind the colon, for example {name}:100ms; a bare 100 is 100 ms")
+    return Limit(metric, seconds)
+
+
+def _seconds(text: str) -> float:
+    """Of a duration, or of a bare number of milliseconds; not a number for anything else."""
+    try:
+        return float(text) / 1e3
+    except ValueError:
+        return seconds_or_nan(text)
+
+
+def goodput(records: Sequence[Record], limits: Sequence[Limit]) -> Goodput:
+    """Of records in the order of sending; leave the warm-up out before."""
+    kept = np.array([_keeps(record, limits) for record in records], dtype=np.float64)
+    share, low, high, effective_n = _share(kept) if _told(records, limits) else (math.nan, math.nan, math.nan, 0.0)
+    span = duration(records)
+    return Goodput(
+        limits=tuple(str(limit) for limit in limits),
+        share=share,
+        low=low,
+        high=high,
+        rate=share * kept.size / span if span > 0 else math.nan,
+        n=kept.size,
+        effective_n=effective_n,
+    )
+
+
+def _keeps(record: Record, limits: Sequence[Limit]) -> bool:
+    return record.outcome == "completed" and all(limit.kept(record) for limit in limits)
+
+
+def _told(records: Sequence[Record], limits: Sequence[Limit]) -> bool:
+    """Whether something was sent and, if something was completed, each limited quantity is known of some of it."""
+    done = [record for record in records if record.outcome == "completed"]
+    known = all(any(limit.value(record) is not None for record in done) for limit in limits)
+    return bool(records) and (known or not done)
+
+
+def _share(kept: FloatArray) -> tuple[float, float, float, float]:
+    interval = batch_means_interval(kept)
+    n = min(max(interval.effective_n, 1.0), float(kept.size))
+    t = float(stdtrit(max(min(BATCHES, kept.size) - 1, 1), 0.975))
+    share, weight = interval.mean, t * t / n
+    centre = (share + weight / 2) / (1 + weight)
+    half = math.sqrt(weight * (share * (1 - share) + weight / 4)) / (1 + weight)
+    return share, max(0.0, centre - half), min(1.0, centre + half), n
+
+
+def duration(records: Iterable[Record]) -> float:
+    """Seconds from the first intended instant to the last end; not a number without both."""
+    begins, ends = [], []
+    for record in records:
+        if (begin := began_at(record)) is not None:
+            begins.append(begin)
+        if record.released_at is not None:
+            ends.append(record.released_at)
+    return max(ends) - min(begins) if begins and ends else math.nan

@@ -1,0 +1,103 @@
+"""Whether the number in the system grows for good, told from watching it while requests are being sent.
+
+The time watched is cut into `BLOCKS` equal blocks. Under overload the number in the system is a random walk with drift:
+its increments over blocks are nearly independent, whatever happens within a block, and
+
+    t = mean increment / (standard deviation of the increments / sqrt(BLOCKS))
+
+tells a drift from luck. In a stable system the increments are negatively correlated (what came goes again), so their
+sum stays small beside its estimated error and t is smaller still: the test errs on the side of stability. One jump
+gives t of about 1. A point is called unstable only where the growth is
+significant AND large (`LEAST_GROWTH` of what arrives is left behind) AND has been watched for long enough. It is asked
+at growing intervals only, because every further look is a further chance to be wrong.
+
+tests/loadgen/test_sweep_stability.py shows by simulation how often it is wrong at load 0.8, and how soon it is right.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from policies.text import short_number
+from queueing.measurement.statistics import FloatArray
+
+BLOCKS = 16
+LEAST_T = 4.0
+LEAST_GROWTH = 0.03  # share of the arrivals that stays behind
+LEAST_ARRIVALS = 200
+LEAST_SECONDS = 5.0  # a shared machine that stalls for a second or two is not overloaded
+LEAST_NUMBER = 20  # in the system, above what there was at the first look
+WARM_UP = 0.2  # of the time watched, left out: the way from empty to a stationary level
+LOOKS = 1.15  # the time watched grows by this factor from one look to the next
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """How the number in the system went."""
+
+    share: float  # growth per arrival
+    half_width: float  # 95 %, of the share
+    t: float
+    number: int  # in the system at the end
+    seconds: float
+    arrivals: float  # expected in the time taken into account
+
+    @property
+    def unstable(self) -> bool:
+        """Whether it clearly grows for good."""
+        enough = self.arrivals >= LEAST_ARRIVALS and self.number >= LEAST_NUMBER
+        return enough and self.t > LEAST_T and self.share > LEAST_GROWTH
+
+    def __str__(self) -> str:
+        return (
+            f"{self.number} unanswered after {short_number(self.seconds, 3)} s, "
+            f"growing by {self.share:.0%} of the arrivals (t = {self.t:.1f} over {BLOCKS} blocks)"
+        )
+
+
+def growth(at: FloatArray, number: FloatArray, rate: float) -> Growth:
+    """From samples of the number in the system at instants in order, seconds from the first arrival; `rate` per second."""
+    edges = np.linspace(at[0] + WARM_UP * (at[-1] - at[0]), at[-1], BLOCKS + 1)
+    increments = np.diff(np.interp(edges, at, number))
+    seconds = float(at[-1] - at[0])
+    arrivals = rate * float(edges[-1] - edges[0])
+    error = float(increments.std(ddof=1)) * math.sqrt(BLOCKS)  # of the sum of the increments
+    total = float(increments.sum())
+    t = total / error if error else math.inf * total if total else 0.0
+    return Growth(
+        share=total / arrivals if arrivals else 0.0,
+        half_width=2.131 * error / arrivals if arrivals else math.inf,  # Student, 15 degrees of freedom
+        t=t,
+        number=int(number[-1]),
+        seconds=seconds,
+        arrivals=arrivals,
+    )
+
+
+class Watch:
+    """Collects samples and looks at them at growing intervals."""
+
+    def __init__(self, rate: float, least_seconds: float = LEAST_SECONDS) -> None:
+        self._rate = rate
+        self._at: list[float] = []
+        self._number: list[float] = []
+        self._next_look = max(least_seconds, LEAST_ARRIVALS / (1 - WARM_UP) / rate)
+
+    def observe(self, at: float, number: int) -> Growth | None:
+        """Take one sample, `at` seconds after the start; answers where it is a time to look, else None."""
+        self._at.append(at)
+        self._number.append(number)
+        seconds = at - self._at[0]
+        if seconds < self._next_look:
+            return None
+        self._next_look = LOOKS * seconds
+        return self.so_far()
+
+    def so_far(self) -> Growth | None:
+        """What the samples say now; None where there are too few."""
+        if len(self._at) <= BLOCKS:
+            return None
+        return growth(np.array(self._at), np.array(self._number), self._rate)

@@ -1,0 +1,1 @@
+"""What a run is said to have shown."""

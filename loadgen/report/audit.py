@@ -1,0 +1,159 @@
+"""Arrivals of a run file, ready to be judged: the instants, what they were asked to be, the timetable where it is known.
+
+Of a load generator's run these are the instants of sending, held against those at which a request could be sent: where a
+limit on the requests at once has held some back, the stream is judged by its timetable and those waits are no lateness;
+requests that were all due at once are judged by their order. Of a gateway's the instants at which the kernel had the
+requests (else those at which they were read); of a simulation's the arrivals. One call of several sequences is one
+arrival. The epochs of a gateway, its policies, are judged one by one. A gateway's run beside the load generator's that
+fed it is held against the timetable too: on one machine both read the same clock.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loadgen.arrivals.text import EXAMPLES
+from loadgen.compare.group import timetable_of
+from loadgen.measures.metrics import due_at
+from loadgen.measures.missing import incomplete
+from loadgen.sending.job import row_of
+from policies.text import short_number
+from queueing.measurement.arrival_audit import SIGNIFICANCE, Audit, Budget, audit_arrivals
+from queueing.measurement.arrival_tests import FloatArray
+from queueing.measurement.record import Header, Record
+
+ALL_AT_ONCE, PARTLY_CLOSED = "all at once", "partly closed"  # what arrivals are asked to be, beside the names of processes
+PROCESSES = (*EXAMPLES, "trace", "closed loop", ALL_AT_ONCE, PARTLY_CLOSED)
+ALL_AT_ONCE_TEXT = "poisson:rate=inf"
+FAR = 3600.0  # seconds between timetable and arrival beyond which two clocks differ, not a sender is late
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Stream:
+    """The arrivals of one run, or of one epoch of a gateway's."""
+
+    name: str
+    instants: FloatArray
+    what: str  # which instants: sent, received, arrived
+    asked_rate: float | None = None  # per second
+    process: str = "poisson"
+    intended: FloatArray | None = None
+    incomplete: tuple[str, ...] = ()  # how the run or its file was cut short, a sentence each
+    in_order: bool | None = None  # of requests due at once: whether each sender sent them in the order of the timetable
+
+    def audit(self, significance: float = SIGNIFICANCE, budget: Budget | None = None) -> Audit:
+        """Judge it."""
+        found = audit_arrivals(
+            self.instants,
+            asked_rate=self.asked_rate,
+            intended=self.intended,
+            process=self.process,
+            significance=significance,
+            budget=budget,
+        )
+        return found if self.in_order is None else _by_order(found, in_order=self.in_order)
+
+    def planned(self, significance: float = SIGNIFICANCE) -> Audit:
+        """The audit of the timetable itself: what chance has drawn is not the sender's doing."""
+        assert self.intended is not None
+        return audit_arrivals(self.intended, asked_rate=self.asked_rate, process=self.process, significance=significance)
+
+
+def _by_order(audit: Audit, *, in_order: bool) -> Audit:
+    reasons: tuple[str, ...] = () if in_order else ("requests left in another order than the timetable's",)
+    said = f"in the order of the timetable, within {short_number(audit.span, 3)} s" if in_order else reasons[0]
+    verdict = f"{'as asked' if in_order else 'not as asked'} ({ALL_AT_ONCE}): {said}"
+    return dataclasses.replace(audit, verdict=verdict, reasons=reasons, valid=in_order, lateness=None)
+
+
+def instant_of(record: Record) -> float | None:
+    """The earliest instant at which a gateway had the request; a simulation's only one."""
+    return record.arrived_at if record.received_at is None else record.received_at
+
+
+def streams_of(runs: Sequence[tuple[Path, Header, list[Record], bool]]) -> list[Stream]:
+    """Every stream of arrivals in the files, each with whether its last line was cut. Raises ValueError naming a file without any."""
+    sent = [(header, records) for _, header, records, _ in runs if header.writer == "load"]
+    found: list[Stream] = []
+    for path, header, records, cut in runs:
+        streams = [sent_stream(path.name, header, records)] if header.writer == "load" else list(_seen(path, header, records, sent))
+        if not any(stream.instants.size for stream in streams):
+            raise ValueError(f"{path}: got no instant of sending or of arrival; expected a run file with at least one request")
+        found += [dataclasses.replace(stream, incomplete=incomplete(header, records, cut=cut)) for stream in streams]
+    return found
+
+
+def asked(configuration: Mapping[str, Any]) -> tuple[str, float | None]:
+    """Process and rate per second that a header names; Poisson where it names none, as `vllm bench serve` means it."""
+    process = str(configuration.get("arrivals") or "poisson").partition(":")[0]
+    rate = configuration.get("request_rate")
+    known = float(rate) if isinstance(rate, int | float) and math.isfinite(rate) and rate > 0 else None
+    if configuration.get("trace") or configuration.get("loop") == "closed":
+        return "trace" if configuration.get("trace") else "closed loop", None
+    if process == "poisson" and configuration.get("burstiness") not in (None, 1, 1.0):
+        return "gamma", known
+    at_once = rate in (math.inf, "inf") or configuration.get("arrivals") == ALL_AT_ONCE_TEXT  # JSON has no infinity
+    return (ALL_AT_ONCE, None) if at_once else (process, known)
+
+
+def asked_of(header: Header, sent: Iterable[Record]) -> tuple[str, float | None]:
+    """The same, of a run that may have held requests back."""
+    process, rate = asked(header.configuration)
+    held = process != ALL_AT_ONCE and any(record.held_until is not None for record in sent)
+    return (PARTLY_CLOSED, None) if held else (process, rate)
+
+
+def sent_stream(name: str, header: Header, records: Iterable[Record]) -> Stream:
+    """What a load generator sent."""
+    sent = [record for record in records if record.sent_at is not None]
+    process, rate = asked_of(header, sent)
+    due = [at for record in sent if (at := due_at(record)) is not None]
+    intended = _array(due) if due and len(due) == len(sent) else None
+    if process == ALL_AT_ONCE:
+        in_order = None if intended is None else _in_order(sent)
+        return Stream(name=name, instants=_instants(sent), what="sent", process=process, in_order=in_order)
+    return Stream(name=name, instants=_instants(sent), what="sent", asked_rate=rate, process=process, intended=intended)
+
+
+def _instants(sent: Iterable[Record]) -> FloatArray:
+    return _array(record.sent_at for record in sent if record.sent_at is not None)
+
+
+def _in_order(sent: Iterable[Record]) -> bool:
+    """Sender by sender: several of them do not wait for one another."""
+    by_sender: dict[int | None, list[float]] = {}
+    for record in sorted(sent, key=row_of):
+        by_sender.setdefault(record.sender_id, []).append(record.sent_at or 0.0)
+    return all(earlier <= later for instants in by_sender.values() for earlier, later in pairwise(instants))
+
+
+def _seen(path: Path, header: Header, records: Iterable[Record], sent: Sequence[tuple[Header, list[Record]]]) -> Iterator[Stream]:
+    epochs: dict[int, dict[str, Record]] = {}
+    for record in records:
+        if instant_of(record) is not None:
+            call = record.request_id.rpartition("-")[0] if header.writer == "gateway" else record.request_id
+            epochs.setdefault(record.epoch or 0, {}).setdefault(call, record)
+    for epoch, calls in sorted(epochs.items()):
+        kept = list(calls.values())
+        name = path.name if len(epochs) == 1 else f"{path.name}, epoch {epoch}"
+        due = ((other, rows, timetable_of(kept, rows, due_at) or {}) for other, rows in sent)
+        fed = next(((asked_of(other, rows), times) for other, rows, times in due if len(times) == len(kept)), None)
+        process, rate = fed[0] if fed else asked(header.configuration)
+        instants = _array(at for record in kept if (at := instant_of(record)) is not None)
+        intended = _array(fed[1][record.request_id] for record in kept) if fed else None
+        if intended is not None and (process == ALL_AT_ONCE or abs(float(np.median(instants - intended))) > FAR):
+            intended = None
+        what = "received" if all(record.received_at is not None for record in kept) else "arrived"
+        yield Stream(name=name, instants=instants, what=what, asked_rate=rate, process=process, intended=intended)
+
+
+def _array(values: Iterable[float]) -> FloatArray:
+    return np.fromiter(values, dtype=np.float64)

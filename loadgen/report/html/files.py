@@ -1,0 +1,88 @@
+"""The report's files: HTML, CSV and JSON of its table, PNG and SVG of its main picture."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from loadgen.compare.cells import ReportCell
+from loadgen.compare.residual import PARTS
+from loadgen.report.html.columns import COLUMNS
+from loadgen.report.html.data import ReportData, in_order, of_folder
+from loadgen.report.html.page import page
+from loadgen.report.report import as_object
+from queueing.measurement.paths import writing
+
+if TYPE_CHECKING:
+    from loadgen.sweep.results import Results
+
+NAME = "report.html"
+
+
+def write_report(
+    folder: Path | None, data: ReportData | None = None, output: Path | None = None, *, results: Results | None = None
+) -> Path:
+    """The HTML report of a folder, or of data that is at hand; `results` spares reading a sweep's folder twice.
+
+    Without `output` it is `report.html` in the folder, and its table lies beside it as CSV.
+    """
+    if data is None:
+        if folder is None:
+            raise ValueError("got neither a folder nor data; expected one of them")
+        data = of_folder(folder, results)
+    data = dataclasses.replace(data, cells=in_order(data.cells))
+    target = output or (folder or Path()) / NAME
+    text = page(data)
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    if output is None:
+        write_csv(data.cells, target.with_suffix(".csv"))
+    return target
+
+
+def write_csv(cells: Sequence[ReportCell], path: Path) -> Path:
+    """A row per cell; durations in milliseconds as their names say, the parts of the difference too."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*(column.key for column in COLUMNS), *(f"part_{part}_ms" for part in PARTS)])
+    writer.writerows(_row(cell) for cell in cells)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.getvalue(), encoding="utf-8")
+    return path
+
+
+def _row(cell: ReportCell) -> list[Any]:
+    split = cell.comparison.split
+    parts = [None if split is None else split.part(name).seconds * 1e3 for name in PARTS]
+    return [*(column.value(cell) for column in COLUMNS), *parts]
+
+
+def as_json(cells: Sequence[ReportCell]) -> list[dict[str, Any]]:
+    """One object per cell: the comparison, its load as asked, verdict and sender."""
+    return [
+        as_object(cell.comparison)
+        | {
+            "name": cell.name,
+            "asked_load": cell.load,
+            "max_output_tokens": cell.max_output_tokens,
+            "audit": None if cell.audit is None else msgspec.to_builtins(cell.audit),
+        }
+        | {"lateness": None if cell.lateness is None else msgspec.to_builtins(cell.lateness)}
+        for cell in cells
+    ]
+
+
+def write_json(cells: Sequence[ReportCell], path: Path) -> Path:
+    """The objects of `as_json`; seconds; what is infinite or unknown is null."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(as_json(cells), enc_hook=float), indent=1) + b"\n")
+    return path

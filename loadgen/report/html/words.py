@@ -1,0 +1,147 @@
+"""The words of a report: its title, its verdict in one sentence, what the run was, what a reader must know."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from loadgen.compare.cells import ReportCell
+from loadgen.compare.comparison import TOO_SHORT
+from loadgen.report.html.data import ReportData
+from loadgen.report.html.numbers import label, load_text
+from policies.text import short_number
+from queueing.latency.law import LatencyModel
+
+GROUPS = {
+    "agree": "agree",
+    "disturbed": "short",
+    "too short": "short",
+    "sampling noise": "noise",
+    "no prediction": "short",
+}  # kind -> class of the chip; others "off"
+KINDS = {
+    "agree": ("agree", "the prediction a priori lies in the observed interval, or within 10 %"),
+    "sampling noise": ("sampling noise", "differ, but by no more than chance does in a run of this length"),
+    "disturbed": ("disturbed", "requests of other clients were in the queue: nothing can be said"),
+    "too short": ("too short", f"{TOO_SHORT}: nothing can be said"),
+    "speed": ("machine’s speed", "the machine was faster or slower than when it was calibrated"),
+    "scatter": ("scatter", "service times scatter more or less than calibrated"),
+    "shape": ("law’s shape", "service times follow another form than the law, or the speed wandered"),
+    "arrivals": ("arrivals", "what arrived is not the process that was asked for"),
+    "sender": ("sender", "requests were sent off their timetable"),
+    "gateway": ("gateway", "time was lost before dispatches"),
+    "theory": ("theory", "the formula is an approximation, and off here"),
+    "differ": ("differ", "no simulator for this queue: the difference could not be split"),
+    "no prediction": ("no prediction", "no law was given, or there is no steady state"),
+}
+
+
+def chip_class(kind: str) -> str:
+    """How a verdict is coloured."""
+    return GROUPS.get(kind, "off")
+
+
+def title(data: ReportData) -> str:
+    """What was measured, in one line."""
+    policies = len({label(cell) for cell in data.cells} | {missing.policy for missing in data.missing})
+    loads = len({round(cell.load or 0.0, 2) for cell in data.cells})
+    engine, model = data.configuration.get("engine"), data.configuration.get("model")
+    what = _count(policies, "policy", "policies") + (f" at {_count(loads, 'load', 'loads')}" if data.cells else "")
+    where = " on " + (f"{engine} ({model})" if model else str(engine)) if engine else ""
+    return what + where
+
+
+def headline(cells: Sequence[ReportCell]) -> str:
+    """The verdicts in one sentence."""
+    if not cells:
+        return "Nothing was measured."
+    kinds = Counter(cell.verdict.kind for cell in cells if cell.counts and cell.verdict.kind != "no prediction")
+    judged = kinds.total()
+    if not judged:
+        return f"{_count(len(cells), 'cell', 'cells')}, and none can be judged{_not_judged(cells)}."
+    within = kinds["agree"] + kinds["sampling noise"]
+    others = judged - within
+    text = f"Theory known before the run agrees with {kinds['agree']} of {_count(judged, 'cell', 'cells')} that can be judged"
+    if kinds["sampling noise"]:
+        text += f"; {_count(kinds['sampling noise'], 'more differs', 'more differ')} by no more than chance"
+    if others:
+        causes = [f"{KINDS[kind][0]} ({count})" for kind, count in kinds.most_common() if chip_class(kind) == "off"]
+        text += f"; {_count(others, 'differs', 'differ')} for a cause that was found: {', '.join(causes)}"
+    left_out = len(cells) - judged
+    return text + "." + (f" {left_out} of {len(cells)} cannot be judged{_not_judged(cells)}." if left_out else "")
+
+
+def _not_judged(cells: Sequence[ReportCell]) -> str:
+    """Why, each cell once."""
+    invalid = sum(cell.invalid for cell in cells)
+    disturbed = sum(cell.comparison.of_others > 0 and not cell.invalid for cell in cells)
+    short = sum(cell.comparison.too_short and not (cell.invalid or cell.comparison.of_others) for cell in cells)
+    bare = sum(cell.counts and cell.verdict.kind == "no prediction" for cell in cells)
+    reasons = ((short, "too short"), (disturbed, "disturbed"), (invalid, "invalid"), (bare, "without a prediction"))
+    return ": " + ", ".join(f"{count} {why}" for count, why in reasons if count)
+
+
+def accuracy(cells: Sequence[ReportCell]) -> list[tuple[str, str, int]]:
+    """How near each theory came, over the cells that can be judged: label, median of |deviation|, number of cells."""
+    found = []
+    for key, name in (
+        ("measured_service", "recursion on measured services"),
+        ("same_arrivals", "simulation, same arrivals"),
+        ("predicted", "theory at the run’s speed"),
+        ("a_priori", "theory a priori"),
+    ):
+        estimates = [getattr(cell.comparison.quantity, key) for cell in cells if cell.counts]
+        errors = sorted(abs(estimate.deviation) for estimate in estimates if estimate is not None)
+        if errors:
+            middle = (errors[(len(errors) - 1) // 2] + errors[len(errors) // 2]) / 2
+            found.append((name, f"{middle * 100:.1f} %", len(errors)))
+    return found
+
+
+def facts(data: ReportData) -> list[tuple[str, str]]:
+    """The run in pairs of name and value."""
+    shown = dict(data.configuration)
+    found = [("engine", _joined(shown.pop("engine", None), "emulated" if shown.pop("emulated", False) else None))]
+    plain = ("model", "output_tokens", "prompt_tokens", "max_num_seqs", "servers")
+    found += [(key.replace("_", " "), _text(shown.get(key))) for key in plain]
+    if data.headers:
+        header = data.headers[0]
+        found.append(("seed", _text(header.seed)))
+        hardware = header.hardware
+        found.append(("gateway's machine", _joined(hardware.get("cpu"), f"{hardware['cores']} core(s)" if "cores" in hardware else None)))
+        found.append(("versions", ", ".join(f"{name} {version}" for name, version in header.versions.items())))
+    if data.law is not None:
+        found.append(("law", law_text(data.law)))
+    if data.profile is not None and data.profile.r2 is not None:
+        found.append(("fit of the law", f"R² {data.profile.r2:.4f}; cells within {data.profile.mape or 0:.1%} on average"))
+    if data.date:
+        found.append(("calibrated", data.date.replace("T", " ")[:16]))
+    return [(name, value) for name, value in dict(found).items() if value and value != "-"]
+
+
+def law_text(law: LatencyModel) -> str:
+    """The law's coefficients to four digits, with their units."""
+    times = {"k1": law.k1, "k2": law.k2, "k3": law.k3, "k4": law.k4, "kp": law.kp, "turnaround": law.turnaround}
+    said = [f"{name} {short_number(value * 1e3)} ms" for name, value in times.items() if value]
+    return ", ".join([*said, f"cv {law.cv:.3g}", f"speed {law.speed:.4g}"])
+
+
+def causes(cells: Sequence[ReportCell]) -> list[tuple[str, str]]:
+    """Those that do not agree, and why."""
+    return [
+        (f"{label(cell)}, {load_text(cell.load)}", cell.verdict.text)
+        for cell in cells
+        if cell.counts and cell.verdict.kind not in ("agree", "no prediction")
+    ]
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
+
+
+def _joined(*parts: object) -> str:
+    return ", ".join(str(part) for part in parts if part)
+
+
+def _text(value: object) -> str:
+    return "-" if value is None else str(value)

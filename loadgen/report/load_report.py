@@ -1,0 +1,142 @@
+"""What `kendall load` says of a run: the summary, whether it was the run that was asked for, which conditions broke.
+
+Exit status: 3 where more requests failed than --max-failed-fraction allows, the records contradict Little's law, or a
+condition or a lateness budget that was asked for is broken; 1 where the run was interrupted, nothing was completed or a
+sender died; else 0. A run whose sender was late or sent other arrivals than asked is INVALID, and says so, with status 0
+unless --lateness-budget was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from loadgen.arrivals.spec_text import listed
+from loadgen.compare.assertions import Assertion, Broken, check, parse_assertion, percentiles_of, require_known
+from loadgen.measures.failures import ALLOWED, parse_share
+from loadgen.measures.goodput import Limit, parse_goodput
+from loadgen.measures.metrics import ITL, ORDER, parse_percentiles
+from loadgen.report.audit import asked
+from loadgen.report.files.bench_json import BENCH_METRICS
+from loadgen.report.load_verdict import BUDGET, LoadVerdict, judge, parse_budget
+from loadgen.report.summary import PERCENTILES, LoadSummary, summarise_load
+from loadgen.report.summary_text import load_lines, load_notes, load_table
+from loadgen.report.summary_values import flat, names
+from loadgen.sending.run import LoadResult
+from policies.text import SpecError
+from queueing.commands.terminal import say
+from queueing.measurement.arrival_audit import Budget
+
+METRIC_NAMES = tuple(dict.fromkeys((*ORDER, *BENCH_METRICS)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What is to be said of a run, and what must hold."""
+
+    metrics: tuple[str, ...] = ORDER
+    percentiles: tuple[float, ...] = PERCENTILES
+    limits: tuple[Limit, ...] = ()
+    assertions: tuple[Assertion, ...] = ()
+    budget: Budget = BUDGET
+    budget_asked: bool = False
+    max_failed: float = ALLOWED
+
+    @property
+    def computed(self) -> tuple[float, ...]:
+        """Percentiles that are shown or that conditions ask for."""
+        return tuple(sorted({*self.percentiles, *percentiles_of(self.assertions)}))
+
+    @property
+    def token_times(self) -> bool:
+        """Whether gaps between tokens were asked for by name: then every token's instant is recorded."""
+        return (ITL in self.metrics and self.metrics != ORDER) or any(one.name.endswith(f"_{ITL}") for one in self.assertions)
+
+
+def parse_wishes(
+    *,
+    metrics: str | None,
+    percentiles: str | None,
+    goodput: Sequence[str],
+    assertions: Sequence[str],
+    budget: str | None,
+    max_failed: float = ALLOWED,
+) -> Wishes:
+    """From the flags' texts; a condition on an unknown name is refused before the run. Raises SpecError."""
+    wishes = Wishes(
+        metrics=ORDER if metrics is None else _metrics(metrics),
+        percentiles=PERCENTILES if percentiles is None else parse_percentiles(percentiles),
+        limits=parse_goodput(goodput) if goodput else (),
+        assertions=tuple(parse_assertion(text) for text in assertions),
+        budget=BUDGET if budget is None else parse_budget(budget),
+        budget_asked=budget is not None,
+        max_failed=parse_share("--max-failed-fraction", max_failed),
+    )
+    require_known(wishes.assertions, names(wishes.computed))
+    return wishes
+
+
+def _metrics(text: str) -> tuple[str, ...]:
+    """Our names and those that only vLLM's file has."""
+    asked = tuple(name for name in listed(text) if name)
+    if not asked or not set(asked) <= set(METRIC_NAMES):
+        raise SpecError(f"got metrics {text!r}; expected some of {', '.join(METRIC_NAMES)}")
+    return asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """All of it."""
+
+    wishes: Wishes
+    summary: LoadSummary
+    verdict: LoadVerdict
+    broken: tuple[Broken, ...]
+    files: tuple[Path, ...] = ()
+
+    @property
+    def status(self) -> int:
+        """Of the command."""
+        asked = ("lateness",) if self.wishes.budget_asked else ()
+        if self.broken or self.verdict.invalid_for("failures", "wrong", *asked):
+            return 3
+        return 1 if self.summary.interrupted or not self.summary.completed or self.verdict.missing else 0
+
+    def as_object(self) -> dict[str, Any]:
+        """For JSON."""
+        broken = [str(one) for one in self.broken]
+        return {**self.summary.as_object(), **self.verdict.as_object(), "broken": broken, "files": [str(path) for path in self.files]}
+
+    def print(self, console: Console) -> None:
+        """For a terminal."""
+        for line in (*load_lines(self.summary), *self.verdict.lines()):
+            say(console, line, hang=14)
+        say(console, "")
+        console.print(load_table(self.summary, [name for name in self.wishes.metrics if name in ORDER]))
+        say(console, "")
+        for line in (*load_notes(self.summary), *(f"written: {path}" for path in self.files)):
+            say(console, line)
+        for line in self._alarms():
+            say(console, line, style="bold red")
+
+    def _alarms(self) -> Iterator[str]:
+        yield from self.verdict.why_invalid()
+        yield from (f"broken: {one}" for one in self.broken)
+
+
+def report_on(result: LoadResult, wishes: Wishes, files: Sequence[Path] = ()) -> Report:
+    """Summarise and judge a run, one that has just ended or one from its file."""
+    _, asked_rate = asked(result.header.configuration)
+    summary = summarise_load(result, asked_rate, percentiles=wishes.computed, limits=wishes.limits)
+    verdict = judge(result, budget=wishes.budget, max_failed=wishes.max_failed, little=summary.little)
+    return Report(
+        wishes=wishes,
+        summary=summary,
+        verdict=verdict,
+        broken=tuple(check(wishes.assertions, flat(summary) | {"failed": float(verdict.failures.failed)})),
+        files=tuple(files),
+    )

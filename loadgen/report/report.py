@@ -1,0 +1,208 @@
+"""Comparisons as tables for people: means beside every theory, quantiles and use, the parts of the difference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from loadgen.compare.comparison import TOO_SHORT, Comparison, Estimate, Part
+from loadgen.compare.residual import PARTS, disturbance, verdict
+from policies.text import short_form
+from queueing.commands.terminal import Column, Table, say
+
+HEADINGS = (
+    "load",
+    "n",
+    "batch\nsize",
+    "speed",
+    "observed\n(ms)",
+    "predicted\n(ms)",
+    "deviation",
+    "measured\nservice (ms)",
+    "same\narrivals (ms)",
+)
+QUANTILE_HEADINGS = (
+    "load",
+    "p50\n(ms)",
+    "p90\n(ms)",
+    "p99\n(ms)",
+    "batch\nsize",
+    "utili-\nsation",
+    "as printed\n(ms)",
+    "live\n(ms)",
+)
+QUANTILE_NOTES = (
+    "above: observed, below: predicted at the run's speed; live: theory with the run's own rate and lengths",
+    "as printed: the formula of the documents as they print it, at the run's speed; -: they print none for this queue",
+)
+PART_NOTES = (
+    "observed - predicted a priori as a sum (ms); !: beyond chance",
+    "theory: error of the formula; arrivals: requests drawn against those asked; sender: arrivals against the timetable",
+    "speed: machine against the calibration; scatter: residual cv against the calibration's; shape: what neither explains",
+    "gateway: time lost before dispatches; docs/agreement.md explains each column",
+)
+SHORT = {"too short": "short", "sampling noise": "chance", "no prediction": "-"}
+PART_HEADINGS = ("load", "a priori\n(ms)", *(f"{part}\n(ms)" for part in PARTS), "observed\n(ms)", "verdict")
+
+
+def table(comparisons: Iterable[Comparison]) -> Table:
+    """One row per policy and epoch: the observed mean, then what each theory says and the observation's deviation from it."""
+    return _table(HEADINGS, map(_row, comparisons))
+
+
+def quantile_table(comparisons: Iterable[Comparison]) -> Table:
+    """Observed above predicted at the run's speed: quantiles of what is compared, batch size, utilisation; printed and live means."""
+    return _table(QUANTILE_HEADINGS, map(_quantile_row, comparisons))
+
+
+def part_table(comparisons: Iterable[Comparison]) -> Table:
+    """From the prediction a priori to the observed mean, part by part, and the verdict."""
+    return _table(PART_HEADINGS, map(_part_row, comparisons))
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    columns = [Column(heading="policy", left=True, short=short_form), *(Column(heading=h, left=h == "verdict") for h in headings)]
+    return Table(columns, list(rows), keys=2)
+
+
+def show_table(comparisons: Sequence[Comparison], to: Console) -> None:
+    """The first table, and what its reader must know."""
+    to.print(table(comparisons))
+    say(to, "")
+    for line in notes(comparisons):
+        say(to, line)
+
+
+def notes(comparisons: Sequence[Comparison]) -> list[str]:
+    """What a reader of the table must know, one line each."""
+    lines = [
+        "observed: mean queueing delay ± 95 % half width; deviation = observed / predicted - 1",
+        "in percent: observed / theory - 1; speed: measured service times over the calibrated law's (> 1: slower)",
+    ]
+    if any(c.compared == "sojourn_time" for c in comparisons):
+        lines.append("*: means of the sojourn time; before a continuous engine, waiting for its next step belongs to service")
+    if disturbed := [f"{_name(c)} at load {_plain(c.load, '.2f')} ({disturbance(c)})" for c in comparisons if c.of_others]:
+        lines.append(f"disturbed, and not judged: {', '.join(disturbed)}")
+    if any(c.too_short for c in comparisons):
+        lines.append(f"too short: {TOO_SHORT}; it says nothing about agreement")
+    correlated = [c.policy for c in comparisons if c.quantity.observed.correlated and not c.too_short]
+    if correlated:
+        lines.append(f"batch means are correlated, and the interval is widened accordingly: {', '.join(correlated)}")
+    return lines
+
+
+def show(comparisons: Sequence[Comparison], to: Console) -> None:
+    """Tables and notes; the parts only where a law was given."""
+    show_table(comparisons, to)
+    if any(comparison.quantity.a_priori for comparison in comparisons):
+        say(to, "")
+        to.print(quantile_table(comparisons))
+        for line in QUANTILE_NOTES:
+            say(to, line)
+        say(to, "")
+        to.print(part_table(comparisons))
+        for line in PART_NOTES:
+            say(to, line)
+        for line in reasons(comparisons):
+            say(to, line)
+
+
+def reasons(comparisons: Sequence[Comparison]) -> list[str]:
+    """Why those that do not agree do not, one line each."""
+    judged = [(comparison, verdict(comparison)) for comparison in comparisons]
+    return [f"{_name(c)}, load {_plain(c.load, '.2f')}: {found.text}" for c, found in judged if found.kind != "agree"]
+
+
+def as_object(comparison: Comparison) -> dict[str, Any]:
+    """The comparison as JSON has it: seconds, and what follows from its fields."""
+    found = verdict(comparison)
+    return {
+        **msgspec.to_builtins(comparison, enc_hook=float),
+        "prediction_error": comparison.prediction_error,
+        "too_short": comparison.too_short,
+        "verdict": {"kind": found.kind, "text": found.text},
+    }
+
+
+def _quantile_row(comparison: Comparison) -> tuple[str, ...]:
+    quantity = comparison.quantity
+    predicted = quantity.theory_quantiles.get("predicted", {})
+    levels = (_pair(_ms(quantity.quantiles.get(level, math.nan)), _ms(predicted.get(level, math.nan))) for level in ("p50", "p90", "p99"))
+    return (
+        _name(comparison),
+        _plain(comparison.load, ".2f"),
+        *levels,
+        _pair(_plain(comparison.batch_size, ".2f"), _plain(comparison.predicted_batch_size, ".2f")),
+        _pair(_plain(comparison.utilisation, ".2f"), _plain(comparison.predicted_utilisation, ".2f")),
+        _beside(quantity.paper),
+        _beside(quantity.live),
+    )
+
+
+def _part_row(comparison: Comparison) -> tuple[str, ...]:
+    split, a_priori = comparison.split, comparison.quantity.a_priori
+    parts = ["-"] * len(PARTS) if split is None else [_part(split.part(name)) for name in PARTS]
+    return (
+        _name(comparison),
+        _plain(comparison.load, ".2f"),
+        "-" if a_priori is None else _ms(a_priori.mean),
+        *parts,
+        _ms(comparison.quantity.observed.mean),
+        SHORT.get(kind := verdict(comparison).kind, kind),
+    )
+
+
+def _part(part: Part) -> str:
+    shown = f"{part.seconds * 1e3:+.1f}"
+    return "0" if shown in ("+0.0", "-0.0") else shown + ("!" if part.significant else "")
+
+
+def _pair(observed: str, predicted: str) -> str:
+    return observed if predicted == "-" else f"{observed}\n{predicted}"
+
+
+def _name(comparison: Comparison) -> str:
+    return comparison.policy + ("*" if comparison.compared == "sojourn_time" else "")
+
+
+def _row(comparison: Comparison) -> tuple[str, ...]:
+    quantity = comparison.quantity
+    observed = quantity.observed
+    return (
+        _name(comparison),
+        _plain(comparison.load, ".2f"),
+        str(comparison.n),
+        f"{comparison.batch_size:.2f}",
+        _plain(comparison.speed.factor if comparison.speed else None, ".3f"),
+        f"{_ms(observed.mean)} ± {_ms(observed.half_width):>5}",
+        "-" if quantity.predicted is None else _ms(quantity.predicted.mean),
+        _deviation(comparison),
+        *(_beside(e) for e in (quantity.measured_service, quantity.same_arrivals)),
+    )
+
+
+def _deviation(comparison: Comparison) -> str:
+    if comparison.of_others:
+        return "disturbed"
+    if comparison.too_short:
+        return "too short"
+    error = comparison.prediction_error
+    return "-" if error is None else f"{error * 100:+.1f} %"
+
+
+def _beside(estimate: Estimate | None) -> str:
+    if estimate is None or math.isnan(estimate.mean):
+        return "-"
+    return f"{_ms(estimate.mean)} {f'{estimate.deviation * 100:+.1f}%':>6}"
+
+
+def _plain(value: float | None, form: str) -> str:
+    return "-" if value is None or not math.isfinite(value) else format(value, form)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f}" if math.isfinite(seconds) else "-"

@@ -1,0 +1,199 @@
+"""What one load run was like for its clients, from its records alone; durations count from the INTENDED instant.
+
+Means and quantiles carry a 95 % interval that respects how alike successive delays are, or "too short"
+(queueing.measurement.statistics). The first requests, which met an emptier system, are left out of every duration and of goodput;
+counts, rates, lengths and the sender's lateness are of the whole run. What nobody measured is None, never guessed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from loadgen.arrivals.timetable import delivered_rate
+from loadgen.measures.backlog import backlog
+from loadgen.measures.failures import outcome_of
+from loadgen.measures.goodput import Goodput, Limit, duration, goodput
+from loadgen.measures.little_check import LittleCheck, little_check
+from loadgen.measures.mean_variance import variances_of_records
+from loadgen.measures.metrics import LATENESS, METRICS, ORDER, began_at, percentile_name, values
+from loadgen.measures.stability import Growth
+from loadgen.sending.run import LoadResult
+from queueing.measurement.delay_variance import AsymptoticVariance
+from queueing.measurement.record import Record
+from queueing.measurement.statistics import FloatArray, find_warm_up, mean_interval, quantile_intervals
+
+PERCENTILES = (50.0, 90.0, 95.0, 99.0)
+ENDS = ("low", "high")
+RESOLUTION = 9  # digits, nanoseconds: equal durations are equal, whatever the instants they were taken from
+
+
+Ends = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """One quantity: mean with half the width of its 95 % interval (infinite below two values), spread and quantiles."""
+
+    mean: float
+    half_width: float
+    std: float
+    max: float
+    n: int
+    effective_n: float  # independent values that would tell as much about the mean
+    too_short: bool  # the run cannot state the mean
+    quantiles: Mapping[str, float]  # by p50, p99.9, ...
+    intervals: Mapping[str, Ends | None]  # of the quantiles; None where the run is too short to say
+
+    def as_object(self) -> dict[str, Any]:
+        """For JSON: the quantiles and the ends of their intervals (`p99_low`, `p99_high`) stand beside the mean."""
+        plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in {"quantiles", "intervals"}}
+        ends = {name: found or (None, None) for name, found in self.intervals.items()}
+        return (
+            plain | dict(self.quantiles) | {f"{name}_{end}": at for name, both in ends.items() for end, at in zip(ENDS, both, strict=True)}
+        )
+
+
+def measure(found: FloatArray, percentiles: Sequence[float] = PERCENTILES, theory: AsymptoticVariance | None = None) -> Measure | None:
+    """Of a sequence in its order; None of nothing. `theory`: what is known of the variance of its mean without it."""
+    if not found.size:
+        return None
+    found = np.round(found, RESOLUTION)
+    mean = mean_interval(found, theory=theory)
+    words, levels = [percentile_name(percentile) for percentile in percentiles], [percentile / 100 for percentile in percentiles]
+    intervals = quantile_intervals(found, levels)
+    return Measure(
+        mean=mean.mean,
+        half_width=mean.half_width,
+        std=float(found.std()),
+        max=float(found.max()),
+        n=mean.n,
+        effective_n=mean.effective_n,
+        too_short=bool(mean.too_short),
+        quantiles=dict(zip(words, np.percentile(found, percentiles).tolist(), strict=True)),
+        intervals={word: (at.low, at.high) if (at := intervals[level]) else None for word, level in zip(words, levels, strict=True)},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSummary:
+    """Rates per second, durations in seconds, lengths in tokens; None where nothing was measured."""
+
+    asked_rate: float | None
+    drawn_rate: float  # of the timetable's own instants
+    delivered_rate: float  # of the instants of sending
+    completed_rate: float  # completed requests over the duration
+    duration: float  # from the first intended instant to the last end
+    outcomes: Mapping[str, int]
+    warm_up: int  # requests left out of every duration, the first ones
+    warm_up_why: str
+    durations: Mapping[str, Measure]  # by the names of loadgen.measures.metrics; only what was measured
+    percentiles: tuple[float, ...]
+    prompt_tokens: Measure | None  # of completed requests
+    output_tokens: Measure | None
+    output_tokens_per_second: float
+    tokens_per_second: float  # prompts and answers
+    goodput: Goodput | None
+    little: LittleCheck | None
+    growth: Growth | None  # of the queue while requests were sent
+    errors: Mapping[str, int]  # texts of what failed, most frequent first, at most five
+    interrupted: bool
+
+    @property
+    def sent(self) -> int:
+        """Requests, however they ended."""
+        return sum(self.outcomes.values())
+
+    @property
+    def completed(self) -> int:
+        """Requests answered in full."""
+        return self.outcomes.get("completed", 0)
+
+    @property
+    def lateness(self) -> Measure | None:
+        """How late the sender was."""
+        return self.durations.get(LATENESS)
+
+    def as_object(self) -> dict[str, Any]:
+        """For JSON: every duration under its own name, null where it was not measured."""
+        plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in {"durations", "percentiles"}}
+        lengths = {name: None if plain[name] is None else plain[name].as_object() for name in ("prompt_tokens", "output_tokens")}
+        found = {name: self.durations[name].as_object() if name in self.durations else None for name in ORDER}
+        return plain | lengths | found
+
+
+def summarise_load(
+    result: LoadResult, asked_rate: float | None = None, *, percentiles: Sequence[float] = PERCENTILES, limits: Sequence[Limit] = ()
+) -> LoadSummary:
+    """Everything about a run in one value; `limits` ask for its goodput."""
+    return summarise_records(result.records, asked_rate, percentiles=percentiles, limits=limits, interrupted=result.interrupted)
+
+
+def summarise_records(
+    records: Sequence[Record],
+    asked_rate: float | None = None,
+    *,
+    percentiles: Sequence[float] = PERCENTILES,
+    limits: Sequence[Limit] = (),
+    interrupted: bool = False,
+) -> LoadSummary:
+    """The same of a run file's records."""
+    records = sorted(records, key=_order)
+    left_out, why = _warm_up(records)
+    done = [record for record in records if record.outcome == "completed"]
+    prompt, output = (_column(done, name) for name in ("prompt_tokens", "output_tokens"))
+    span = duration(records)
+    return LoadSummary(
+        asked_rate=asked_rate,
+        drawn_rate=delivered_rate(_column(records, "intended_at")),
+        delivered_rate=delivered_rate(_column(records, "sent_at")),
+        completed_rate=_per_second(len(done), span),
+        duration=span,
+        outcomes=dict(Counter(map(outcome_of, records))),
+        warm_up=left_out,
+        warm_up_why=why,
+        durations=_durations(records, left_out, percentiles),
+        percentiles=tuple(percentiles),
+        prompt_tokens=measure(prompt, percentiles),
+        output_tokens=measure(output, percentiles),
+        output_tokens_per_second=_per_second(float(output.sum()), span),
+        tokens_per_second=_per_second(float(prompt.sum() + output.sum()), span),
+        goodput=goodput(records[left_out:], limits) if limits else None,
+        little=little_check(records, left_out),
+        growth=backlog(records),
+        errors=dict(Counter(record.error for record in records if record.error).most_common(5)),
+        interrupted=interrupted,
+    )
+
+
+def _warm_up(records: Sequence[Record]) -> tuple[int, str]:
+    """From the queueing delays where the server reports them, else from the times end to end."""
+    done = [index for index, record in enumerate(records) if record.outcome == "completed"]
+    told = [index for index in done if records[index].queueing_delay is not None]
+    known = told or [index for index in done if METRICS["e2el"].of(records[index]) is not None]
+    found = find_warm_up(values("queueing_delay" if told else "e2el", [records[index] for index in known]))
+    return (known[found.dropped] if known else 0), found.why
+
+
+def _durations(records: Sequence[Record], left_out: int, percentiles: Sequence[float]) -> dict[str, Measure]:
+    steady = [record for record in records[left_out:] if record.outcome == "completed"]
+    known = variances_of_records(steady, records[left_out:])
+    every = {name: measure(values(name, records if name == LATENESS else steady), percentiles, known.get(name)) for name in ORDER}
+    return {name: found for name, found in every.items() if found is not None}
+
+
+def _order(record: Record) -> float:
+    at = began_at(record)
+    return np.inf if at is None else at
+
+
+def _column(records: Sequence[Record], name: str) -> FloatArray:
+    return np.array([value for record in records if (value := getattr(record, name)) is not None], dtype=np.float64)
+
+
+def _per_second(count: float, span: float) -> float:
+    return count / span if span > 0 else 0.0

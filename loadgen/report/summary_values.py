@@ -1,0 +1,58 @@
+"""A load summary as a flat dict of numbers, for conditions (loadgen.compare.assertions) and tables: one name, one number.
+
+Statistics of durations and lengths are `p99_ttft`, `mean_queueing_delay`, `max_output_tokens`; shares, rates and counts
+stand alone (`goodput`, `delivered_rate`, `completed`). Not a number where nothing was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from loadgen.measures.metrics import ORDER, percentile_name
+from loadgen.report.summary import PERCENTILES, LoadSummary, Measure
+
+STATISTICS = ("mean", "std", "max")
+_LENGTHS = ("prompt_tokens", "output_tokens")
+_OUTCOMES = ("completed", "failed", "rejected", "abandoned", "cancelled")
+_RATES = ("asked_rate", "drawn_rate", "delivered_rate", "duration")
+_OTHERS = ("sent", "error_rate", "request_throughput", "output_throughput", "total_token_throughput")
+_SINGLE = (*_OUTCOMES, *_RATES, *_OTHERS, "goodput", "request_goodput", "number_in_system")
+
+
+def flat(summary: LoadSummary) -> dict[str, float]:
+    """Every number of a summary."""
+    named = dict.fromkeys(names(summary.percentiles), np.nan) | _single(summary)
+    for name, found in _measures(summary).items():
+        named |= {f"{statistic}_{name}": getattr(found, statistic) for statistic in STATISTICS}
+        named |= {f"{level}_{name}": value for level, value in found.quantiles.items()}
+    return named
+
+
+def names(percentiles: Sequence[float] = PERCENTILES) -> list[str]:
+    """What `flat` gives, known before a run."""
+    levels = [*STATISTICS, *map(percentile_name, percentiles)]
+    return [*_SINGLE, *(f"{level}_{name}" for name in (*ORDER, *_LENGTHS) for level in levels)]
+
+
+def _single(summary: LoadSummary) -> dict[str, float]:
+    outcomes = {name: float(summary.outcomes.get(name, 0)) for name in _OUTCOMES}
+    rates = {name: value for name in _RATES if (value := getattr(summary, name)) is not None}
+    others = {
+        "sent": float(summary.sent),
+        "error_rate": 1 - summary.completed / summary.sent if summary.sent else np.nan,
+        "request_throughput": summary.completed_rate,
+        "output_throughput": summary.output_tokens_per_second,
+        "total_token_throughput": summary.tokens_per_second,
+    }
+    if summary.goodput is not None:
+        others |= {"goodput": summary.goodput.share, "request_goodput": summary.goodput.rate}
+    if summary.little is not None:
+        others["number_in_system"] = summary.little.number_in_system
+    return outcomes | rates | others
+
+
+def _measures(summary: LoadSummary) -> dict[str, Measure]:
+    lengths = {name: found for name in _LENGTHS if (found := getattr(summary, name)) is not None}
+    return dict(summary.durations) | lengths

@@ -1,0 +1,1 @@
+"""Sending at the right instant, and keeping what came back."""

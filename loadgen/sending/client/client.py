@@ -1,0 +1,176 @@
+"""One request over HTTP: sent, streamed, and written down as one record with one outcome.
+
+Nothing is retried, nothing times out by itself, and the number of connections has no limit: whatever the client held
+back would be missing from the delay.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from loadgen.sending.client.stream import Answer, StreamError, read_error
+from loadgen.sending.client.target import LoadError, Target, prompt_text
+from loadgen.sending.client.wire import Address, Connection
+from queueing.commands.remote import reason
+from queueing.measurement.record import Outcome, Record
+
+__all__ = ["Exchange", "LoadError", "Target", "address_of", "prompt_text", "reason", "run_prefix", "timing"]
+
+STREAM = "text/event-stream"
+CUT_SHORT = "the run ended before the answer did"
+
+
+def address_of(target: Target) -> Address:
+    """Where the requests go, and their headers."""
+    headers = {"content-type": "application/json", "accept": STREAM, "accept-encoding": "identity", "user-agent": "kendall"}
+    if target.api_key:
+        headers["authorization"] = f"Bearer {target.api_key}"
+    return Address(target.url, headers)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Exchange:
+    """One request on its way: what is known of it before, during and after. A `loadgen.sending.client.wire.Receiver`."""
+
+    request_id: str
+    intended_at: float
+    message: bytes  # of the whole request
+    prompt_tokens: int
+    max_output_tokens: int
+    predicted_output_tokens: float | None = None
+    sender_id: int | None = None
+    token_times: bool = False
+    ended: Callable[[Exchange], None] = lambda _: None  # called once, when the outcome is known
+    held_until: float | None = None
+    sent_at: float | None = None
+    first_byte_at: float | None = None
+    ended_at: float | None = None
+    queueing_delay: float | None = None
+    service_time: float | None = None
+    outcome: Outcome = "cancelled"  # until something else is known
+    error: str | None = "the run ended before it was sent"
+    _connection: Connection | None = None
+    _status: int = 0
+    _content_type: str = ""
+    _location: str | None = None  # of a redirect
+    _refusal: bytes = b""  # body of an answer that is none
+    _answer: Answer = field(default_factory=Answer)
+
+    def begin(self, now: float) -> None:
+        """It leaves now: its bytes, or the call for a connection that will carry them."""
+        self.sent_at, self.error = now, CUT_SHORT
+        if self.token_times:
+            self._answer.token_at = []
+
+    def send(self, connection: Connection) -> None:
+        """Write it; the answer comes back to this object."""
+        self._connection = connection
+        connection.send(self.message, self)
+
+    def cancel(self) -> None:
+        """The run ends; the outcome stays what it was, cancelled."""
+        if self._connection is not None:
+            self._connection.abort()
+        self._end(None)
+
+    def on_head(self, status: int, headers: Mapping[str, str], now: float) -> None:
+        """See Receiver."""
+        self._status, self.first_byte_at = status, now
+        self._content_type = headers.get("content-type", "").lower()
+        self._location = headers.get("location") if 300 <= status < 400 else None
+        self.queueing_delay, self.service_time = timing(headers, "queue"), timing(headers, "service")
+
+    def on_data(self, data: bytes, now: float) -> None:
+        """See Receiver."""
+        if self._status != 200:
+            self._refusal += data
+            return
+        try:
+            self._answer.feed(data, now)
+        except StreamError as error:
+            said = self._broken_off() if self._content_type and not self._content_type.startswith(STREAM) else str(error)
+            if self._connection is not None:
+                self._connection.abort()
+            self.on_lost(said, now)
+
+    def on_end(self, now: float) -> None:
+        """See Receiver."""
+        self.outcome, self.error = self._verdict()
+        self._end(now)
+
+    def on_lost(self, reason: str, now: float) -> None:
+        """See Receiver."""
+        self.outcome, self.error = "failed", reason
+        self._end(now)
+
+    def _verdict(self) -> tuple[Outcome, str | None]:
+        if self._status != 200:
+            code, text = read_error(self._refusal)
+            if self._location is not None:
+                text = f"redirects to {self._location}; redirects are not followed"
+            lost: Outcome = "abandoned" if code == "queue_timeout" else "rejected"
+            return lost if self._status in (429, 503) else "failed", f"{self._status} {text}".rstrip()
+        if not self._answer.complete:
+            return "failed", self._broken_off()
+        if self._answer.finish_reason in ("abort", "error"):
+            return "failed", f"the server ended the answer with finish_reason {self._answer.finish_reason!r}"
+        return "completed", None
+
+    def _broken_off(self) -> str:
+        kind = self._content_type.partition(";")[0].strip()
+        if kind and kind != STREAM:
+            return f"got an answer of content type {kind}; expected {STREAM}, the stream of an OpenAI-compatible API: check the URL"
+        return "the stream broke off before its end"
+
+    def _end(self, now: float | None) -> None:
+        self.ended_at, self._connection = now, None
+        self.ended(self)
+
+    def record(self) -> Record:
+        """What is known of it now."""
+        answer, done = self._answer, self.outcome == "completed"
+        return Record(
+            request_id=self.request_id,
+            outcome=self.outcome,
+            batch_size=answer.batch_size,
+            intended_at=self.intended_at,
+            held_until=self.held_until,
+            sent_at=self.sent_at,
+            first_byte_at=self.first_byte_at,
+            first_token_at=answer.first_token_at,
+            last_token_at=answer.last_token_at,
+            token_at=answer.token_at,
+            released_at=self.ended_at,
+            queueing_delay=self.queueing_delay if answer.queueing_delay is None else answer.queueing_delay,
+            service_time=self.service_time if answer.service_time is None else answer.service_time,
+            sojourn_time=self.ended_at - self.intended_at if done and self.ended_at is not None else None,
+            prompt_tokens=self.prompt_tokens if answer.prompt_tokens is None else answer.prompt_tokens,
+            output_tokens=answer.token_chunks if answer.output_tokens is None else answer.output_tokens,
+            max_output_tokens=self.max_output_tokens,
+            predicted_output_tokens=self.predicted_output_tokens,
+            sender_id=self.sender_id,
+            finish_reason=answer.finish_reason,
+            error=self.error,
+        )
+
+
+_SERVER_TIMING = {part: re.compile(rf"(?:^|,)\s*{part}\s*;[^,]*dur=([0-9.eE+-]+)") for part in ("queue", "service")}
+
+
+def timing(headers: Mapping[str, str], part: str) -> float | None:
+    """Seconds that the server says it took for a part, queue or service; None where it says nothing."""
+    text = headers.get("x-kendall-queueing-delay-ms") if part == "queue" else None
+    if text is None and (match := _SERVER_TIMING[part].search(headers.get("server-timing", ""))):
+        text = match[1]
+    try:
+        return None if text is None else float(text) / 1e3
+    except ValueError:
+        return None
+
+
+def run_prefix() -> str:
+    """A name for a run that no other has: two runs of one seed must not share request ids."""
+    return f"load-{uuid.uuid4().hex[:8]}"

@@ -1,0 +1,130 @@
+"""The look at a server before a run: whether it answers, which model it serves, how it lets an answer's length be set.
+
+One cheap `GET /v1/models`, and `/ready` where the server is Kendall. No question goes through a proxy, as no request of
+the run does: HTTP_PROXY and its like are not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import msgspec
+
+from loadgen.sending.client.stream import read_error
+from loadgen.sending.client.target import LoadError, Target
+from policies.text import SpecError
+from queueing.commands.remote import NO_TLS, NOT_TRUSTED, REFUSED, key_refusal, server_root, tls_context, unanswered
+
+ANSWER_LIMIT = 10.0  # seconds that one answer may take
+MIN_LIMIT = 0.01  # seconds: a client's timeout must be above 0
+RETRY = 0.5  # seconds between two looks at a server that is not ready
+WAIT_FOR_IT = "--ready-check-timeout SECONDS waits for it"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """What a server says of itself."""
+
+    models: tuple[str, ...] = ()
+    kendall: bool = False
+    length_fields: frozenset[str] | None = None  # request fields that set an answer's length; None: it does not say
+
+
+UNKNOWN = Endpoint()
+
+
+class _NotReadyError(Exception):
+    """It may be soon; the message is one line."""
+
+
+async def look_at(target: Target, timeout: float | None = None) -> Endpoint:
+    """Wait at most `timeout` seconds for a server that is ready; None looks once. Raises LoadError, SpecError."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + (timeout or 0.0)
+    url = server_root(target.base_url)
+    limit = ANSWER_LIMIT
+    verify = tls_context(target.cacert, insecure=target.insecure) if url.startswith("https:") else False  # plain HTTP: nothing to verify
+    headers = {"authorization": f"Bearer {target.api_key}"} if target.api_key else {}
+    waiting = False
+    async with httpx.AsyncClient(base_url=url, headers=headers, verify=verify, trust_env=False, timeout=ANSWER_LIMIT) as client:
+        while True:
+            try:
+                if timeout:
+                    limit = min(ANSWER_LIMIT, max(deadline - loop.time(), MIN_LIMIT))
+                return await _look(client, url, target.model, limit)
+            except _NotReadyError as error:
+                if loop.time() + RETRY > deadline:
+                    raise LoadError(_in_vain(str(error), timeout)) from None
+                if not waiting:
+                    sys.stderr.write(f"kendall: {error}; waiting at most {timeout:g} s for it\n")
+                waiting = True
+            await asyncio.sleep(RETRY)
+
+
+def _in_vain(why: str, timeout: float | None) -> str:
+    if timeout is None:
+        return f"{why}; is the server up, is --base-url right? {WAIT_FOR_IT}"
+    if timeout == 0:
+        return f"{why}; without a ready server its model is unknown: give --model"
+    return f"{why}; expected it to be ready within the {timeout:g} s of --ready-check-timeout"
+
+
+async def _look(client: httpx.AsyncClient, url: str, model: str, limit: float) -> Endpoint:
+    where = f"{url}/v1/models"
+    response = await _get(client, "/v1/models", url, limit)
+    if response.status_code in REFUSED:
+        raise SpecError(key_refusal(where, response.status_code, read_error(response.content)[1], "--api-key"))
+    if response.is_redirect:
+        raise LoadError(f"{where} redirects to {response.headers['location']}; expected the server itself: give that address as --base-url")
+    endpoint = _read(response.content) if response.status_code == httpx.codes.OK else UNKNOWN
+    if not (endpoint.models or model):
+        raise LoadError(f"{where} {_no_models(response)}; expected a list of models: correct --base-url, or name the model with --model")
+    if endpoint.kendall:
+        if (await _get(client, "/ready", url, limit)).status_code != httpx.codes.OK:
+            raise _NotReadyError(f"the gateway at {url} is not ready: its engine is starting or lost, or it is shutting down")
+        if model and model not in endpoint.models:
+            raise SpecError(f"got --model {model}; expected one that {url} serves: {', '.join(endpoint.models)}")
+    return endpoint
+
+
+def _no_models(response: httpx.Response) -> str:
+    """What came instead of a list with a model."""
+    if response.status_code != httpx.codes.OK:
+        return f"answered {response.status_code}"
+    kind = response.headers.get("content-type", "").partition(";")[0]
+    return "lists no model" if kind == "application/json" else f"answered 200 with {kind or 'no content type'}, not with a list of models"
+
+
+async def _get(client: httpx.AsyncClient, path: str, url: str, limit: float) -> httpx.Response:
+    """Any answer but a failure of the server, which may be over soon."""
+    try:
+        response = await client.get(path, timeout=limit)
+    except httpx.InvalidURL as error:
+        raise SpecError(f"got --base-url {url}: {error}; expected http://HOST:PORT") from None
+    except httpx.TimeoutException:
+        raise _NotReadyError(f"no answer from {url}{path} within {limit:.2g} s") from None
+    except httpx.HTTPError as error:
+        why = unanswered(error, url)
+        told = f"no answer from {url}{path}: {why}"
+        if why.startswith((NOT_TRUSTED, NO_TLS)):  # later, too
+            raise LoadError(told) from None
+        raise _NotReadyError(told) from None
+    if response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR and path != "/ready":
+        raise _NotReadyError(f"{url}{path} answered {response.status_code}: {read_error(response.content)[1]}")
+    return response
+
+
+def _read(content: bytes) -> Endpoint:
+    """A list of models; whatever else it is, it names none."""
+    try:
+        entries: list[dict[str, Any]] = msgspec.json.decode(content)["data"]
+        models = tuple(str(entry["id"]) for entry in entries)
+        first = entries[0]
+        fields = first.get("output_length_fields")
+        return Endpoint(models, first.get("owned_by") == "kendall", None if fields is None else frozenset(map(str, fields)))
+    except (msgspec.MsgspecError, LookupError, TypeError, AttributeError):
+        return UNKNOWN

@@ -1,0 +1,98 @@
+"""Where a load goes and what one request of it looks like: the bytes of its body."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from loadgen.arrivals.datasets import Prompt
+from loadgen.arrivals.timetable import IntArray
+from policies.text import SpecError
+from queueing.commands.remote import server_root
+from queueing.errors import CommandError
+
+FORCED_FIELD = "kendall_forced_output_tokens"  # read by the engine alone
+LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz"))
+
+
+class LoadError(CommandError):
+    """The run cannot begin; the message is one line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where the load goes and in what form."""
+
+    base_url: str
+    model: str
+    max_tokens: int | None = None  # the same for all; None: the largest drawn length, or each its own where nothing is sealed
+    chat: bool = False
+    ignore_eos: bool = False  # for servers without the sealed field: max_tokens is the drawn length
+    natural_lengths: bool = False  # answers end where the model ends them, at max_tokens at the latest
+    api_key: str | None = None
+    insecure: bool = False  # any certificate will do
+    n: int = 1  # sequences that each request asks for
+    cacert: str | None = None  # file of the authorities that may have signed the certificate
+
+    @property
+    def url(self) -> str:
+        """The endpoint."""
+        return server_root(self.base_url) + ("/v1/chat/completions" if self.chat else "/v1/completions")
+
+    @property
+    def lengths(self) -> str:
+        """How an answer's length is set."""
+        return "natural" if self.natural_lengths else "ignore_eos" if self.ignore_eos else "forced"
+
+    def limit(self, output_tokens: int, largest: int) -> int:
+        """`max_tokens` of a request of this drawn length; `largest` is the run's."""
+        if self.ignore_eos:
+            return min(output_tokens, self.max_tokens or output_tokens)
+        if self.natural_lengths:
+            return self.max_tokens or output_tokens
+        return self.max_tokens or largest
+
+    def body(self, prompt: Prompt, output_tokens: int, limit: int, seed: int, predicted: float | None = None) -> bytes:
+        """JSON of one request; where lengths are forced, only the sealed field tells two of them apart.
+
+        Raises SpecError where the endpoint cannot take such a prompt.
+        """
+        body: dict[str, Any] = {
+            "model": self.model,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "temperature": 0,
+            "seed": seed,
+            "max_tokens": limit,
+        }
+        body |= self._prompt(prompt)
+        if self.n > 1:
+            body["n"] = self.n
+        if self.ignore_eos:
+            body["ignore_eos"] = True
+        elif not self.natural_lengths:
+            body[FORCED_FIELD] = output_tokens
+        if predicted is not None:
+            body["predicted_output_tokens"] = predicted
+        return msgspec.json.encode(body)
+
+    def _prompt(self, prompt: Prompt) -> dict[str, Any]:
+        match prompt:
+            case np.ndarray():
+                if self.chat:
+                    return {"messages": [{"role": "user", "content": prompt_text(prompt)}]}
+                return {"prompt": prompt.tolist()}
+            case str():
+                return {"messages": [{"role": "user", "content": prompt}]} if self.chat else {"prompt": prompt}
+            case _:
+                if not self.chat:
+                    raise SpecError("got a dataset of conversations; expected --chat, which sends them")
+                return {"messages": prompt}
+
+
+def prompt_text(prompt: IntArray) -> str:
+    """Text of about as many tokens for a chat: single letters, one to a token in most vocabularies."""
+    return " ".join(LETTERS[prompt % len(LETTERS)].tolist())

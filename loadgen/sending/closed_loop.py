@@ -1,0 +1,67 @@
+"""The closed loop, for comparison: a fixed number of users, each sends when the answer to its last request has come.
+
+The next free user takes the next row. A request is intended at the instant at which its user is ready: the end of the
+user's last answer, and a think time after it, which the sender's clock keeps (loadgen/sending/pacing.py). The offered rate is
+whatever the server allows: a closed loop never shows what happens to customers who do not wait for one another
+(coordinated omission).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from loadgen.sending.pacing import Alarms, pacing_clock
+
+if TYPE_CHECKING:
+    from loadgen.sending.outbox import Outbox
+
+
+async def closed_loop(outbox: Outbox, start_at: float) -> None:
+    """Let the users send every row; returns when the last row was sent or the time is over."""
+    job = outbox.job
+    assert job.closed_loop is not None
+    loop = asyncio.get_running_loop()
+    duration = job.closed_loop.duration
+    ends_at = math.inf if duration is None else start_at + duration
+    with pacing_clock() as clock, closing(Alarms(clock)) as alarms:
+        rows = _Rows(outbox, alarms, ends_at)
+        users = {outbox.spawn(rows.user(start_at)) for _ in range(job.closed_loop.users)}
+        last = outbox.spawn(rows.all_sent.wait())
+        while users and not last.done() and (left := ends_at - loop.time()) > 0:
+            timeout = None if math.isinf(left) else left
+            done, waiting = await asyncio.wait({last, *users}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if any(task.exception() for task in done):
+                break  # `Outbox.drain` raises it
+            users &= waiting
+
+
+class _Rows:
+    """What the users share: the rows that nobody has taken, and how many of the others have been sent."""
+
+    def __init__(self, outbox: Outbox, alarms: Alarms, ends_at: float) -> None:
+        assert outbox.job.closed_loop is not None
+        self._outbox, self._alarms, self._ends_at = outbox, alarms, ends_at
+        self._think_times = outbox.job.closed_loop.think_times
+        self._untaken = iter(range(len(outbox.job)))
+        self._unsent = len(outbox.job)
+        self.all_sent = asyncio.Event()
+
+    async def user(self, ready_at: float) -> None:
+        """One user: thinks, sends, waits for the answer, until no row is left or the time is over."""
+        loop = asyncio.get_running_loop()
+        for index in self._untaken:
+            ready_at += 0.0 if self._think_times is None else float(self._think_times[index])
+            if ready_at >= self._ends_at:
+                break
+            if ready_at > loop.time():
+                await self._alarms.until(ready_at)
+            self._unsent -= 1
+            if not self._unsent:
+                self.all_sent.set()
+            record = await self._outbox.send(self._outbox.exchange(index, ready_at))
+            if record.outcome == "cancelled":  # the run is ended: a record keeps it, and so hides it from this task
+                break
+            ready_at = loop.time() if record.released_at is None else record.released_at

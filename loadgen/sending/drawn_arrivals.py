@@ -1,0 +1,114 @@
+"""When the requests of `kendall load` come: a process drawn, or recorded instants, from what the options say."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from loadgen.arrivals.processes import Deterministic, Gamma, Poisson
+from loadgen.arrivals.rates import Ramp
+from loadgen.arrivals.text import Process, parse_arrivals
+from loadgen.arrivals.timetable import Timetable, draw_timetable, load_timetable
+from loadgen.arrivals.traces import load_trace
+from loadgen.sending.options import LoadOptions
+from policies.text import SpecError, suggest
+from queueing.distributions.token_distribution import SHORTER, parse_distribution
+
+NUM_PROMPTS = 1000  # where neither their number nor a duration is given
+OUTPUT_TOKENS = 128  # max_tokens where neither a law of the lengths nor --max-tokens is given
+SHAPES = ("linear", "exponential")
+
+
+class Drawn(NamedTuple):
+    """When requests come, and how long their answers are to be."""
+
+    seed: int
+    process: Process | None  # None: recorded instants
+    timetable: Timetable
+    natural: bool  # no length was asked for: the model ends its answers
+
+
+def draw_arrivals(options: LoadOptions, source: str) -> Drawn:
+    """A process drawn, or recorded instants, with the lengths that are drawn or recorded. Raises SpecError."""
+    if source == "--timetable":
+        assert options.timetable is not None
+        header, timetable = _read_timetable(options.timetable)
+        recorded = header.get("seed")
+        seed = recorded if options.seed is None and isinstance(recorded, int) else options.seed or 0
+        return Drawn(seed, None, _within(timetable, options), natural=header.get("lengths") == "natural")
+    seed = options.seed or 0
+    if source == "--trace":
+        assert options.trace is not None
+        trace = load_trace(options.trace, options.trace_format, options.time_scale, count=options.num_prompts)
+        return Drawn(seed, None, _within(trace.timetable, options), natural=False)
+    process, count, duration = _process(options, source)
+    law = options.output_tokens or f"deterministic:value={options.max_tokens or OUTPUT_TOKENS}"
+    timetable = draw_timetable(
+        process,
+        count=count,
+        duration=duration,
+        seed=seed,
+        prompt_tokens=parse_distribution(options.prompt_tokens, remedy=SHORTER),
+        output_tokens=parse_distribution(law, options.max_tokens, remedy="set --max-tokens"),
+    )
+    return Drawn(seed, process, timetable, natural=options.output_tokens is None)
+
+
+def _read_timetable(path: Path) -> tuple[dict[str, Any], Timetable]:
+    try:
+        return load_timetable(path)
+    except OSError as error:
+        raise SpecError(f"got timetable {path}: {error.strerror}; expected a file of --save-timetable") from None
+    except ValueError as error:
+        raise SpecError(str(error)) from None
+
+
+def _within(timetable: Timetable, options: LoadOptions) -> Timetable:
+    """The first rows of recorded ones, as many as were asked for and not after the duration."""
+    last = len(timetable) if options.num_prompts is None else options.num_prompts
+    if options.duration is not None:
+        last = min(last, int(np.searchsorted(timetable.intended_at, options.duration, side="right")))
+    if not last:
+        raise SpecError(f"got no request within {options.duration} s; expected at least one")
+    return timetable.rows(np.arange(min(last, len(timetable))))
+
+
+def _process(options: LoadOptions, source: str) -> tuple[Process, int | None, float | None]:
+    """The process, and how many arrivals or seconds of it."""
+    count = options.num_prompts
+    if count is None and options.duration is None:
+        count = NUM_PROMPTS
+    if source == "--max-concurrency":
+        return Poisson(math.inf), options.num_prompts or NUM_PROMPTS, None
+    if source == "--ramp-up-strategy":
+        return _ramp(options), None, None
+    if options.arrivals is not None:
+        return parse_arrivals(options.arrivals), count, options.duration
+    return _at_rate(options), count, options.duration
+
+
+def _at_rate(options: LoadOptions) -> Process:
+    """As `vllm bench serve`: burstiness is the shape of gamma gaps, infinity is constant; but nothing is rescaled."""
+    assert options.request_rate is not None
+    if options.burstiness == 1.0 or math.isinf(options.request_rate):
+        return Poisson(options.request_rate)
+    if math.isinf(options.burstiness):
+        return Deterministic(options.request_rate)
+    return Gamma(options.request_rate, options.burstiness)
+
+
+def _ramp(options: LoadOptions) -> Ramp:
+    """Over the duration, or over the time in which it brings the asked number of requests on average."""
+    start, end, shape = options.ramp_up_start_rps, options.ramp_up_end_rps, options.ramp_up_strategy
+    if start is None or end is None:
+        raise SpecError("got --ramp-up-strategy alone; expected --ramp-up-start-rps and --ramp-up-end-rps too")
+    if shape not in SHAPES:
+        raise SpecError(f"got --ramp-up-strategy {shape!r}; expected {' or '.join(SHAPES)}{suggest(str(shape), SHAPES)}")
+    ramp = Ramp(start, end, options.duration or 1.0, "linear" if shape == "linear" else "exponential")
+    if options.duration is not None:
+        return ramp
+    return dataclasses.replace(ramp, duration=(options.num_prompts or NUM_PROMPTS) / ramp.mean_rate)

@@ -1,0 +1,209 @@
+"""A load run: a timetable sent to a target, every answer recorded, whatever ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import os
+import platform
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from loadgen.arrivals.datasets import Prompts, random_prompts
+from loadgen.arrivals.timetable import Timetable
+from loadgen.measures.metrics import LATENESS, values
+from loadgen.sending.client.client import run_prefix
+from loadgen.sending.client.target import LoadError, Target
+from loadgen.sending.descriptors import raise_file_limit
+from loadgen.sending.job import ClosedLoop, Job, Tally, row_of
+from loadgen.sending.run_writer import RunWriter, replace_run
+from loadgen.sending.senders import send_by_processes
+from loadgen.sending.sending import send_job
+from loadgen.sending.urgency import urgency_permitted
+from queueing.measurement.paths import cannot_write
+from queueing.measurement.record import Header, Record
+from queueing.measurement.statistics import Summary, summarise
+
+__all__ = ["ClosedLoop", "LoadResult", "Progress", "Tally", "hardware", "lateness", "run_load", "versions"]
+
+VOCABULARY = range(10, 250)  # above the special tokens of common vocabularies, below the end of the smallest (bytes)
+START_DELAY = 0.2  # seconds between the start of the clock and instant 0 of the timetable
+
+
+class Progress(Protocol):
+    """Shows a tally now and then until it is cancelled."""
+
+    async def show(self, tally: Tally) -> None:
+        """Does not end by itself."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """What was sent and what came back, in the order of the timetable."""
+
+    header: Header
+    records: list[Record]
+    lateness: Summary  # of the sender, seconds
+    interrupted: bool
+    held: int = 0  # requests that waited for a place among `max_concurrency`: the loop was partly closed
+    missing: tuple[str, ...] = ()  # what senders that died have left untold, one sentence each
+
+
+async def run_load(
+    target: Target,
+    timetable: Timetable,
+    *,
+    seed: int,
+    configuration: Mapping[str, Any] | None = None,
+    vocabulary: range = VOCABULARY,
+    drain_limit: float = 600.0,
+    max_errors: int = 0,
+    progress: Progress | None = None,
+    prompts: Prompts | None = None,
+    processes: int = 1,
+    max_concurrency: int | None = None,
+    closed_loop: ClosedLoop | None = None,
+    token_times: bool = False,
+    path: Path | None = None,
+) -> LoadResult:
+    """Send a timetable. Requests unanswered `drain_limit` seconds after the last was sent are cancelled.
+    `max_errors` failures in a row end the run, and `missing` says so; with 0 none do.
+
+    A cancellation (Ctrl-C) ends the run early and keeps its records. `path` is a run file that grows with the run.
+    `closed_loop` leaves the instants aside. Runs on asyncio's own event loop, not on uvloop. Raises LoadError.
+    """
+    job = Job(
+        target=target,
+        timetable=timetable,
+        prompts=prompts or random_prompts(timetable, seed, vocabulary),
+        rows=np.arange(len(timetable)),
+        largest=int(timetable.output_tokens.max()),
+        seed=seed,
+        prefix=run_prefix(),
+        drain_limit=drain_limit,
+        max_errors=max_errors,
+        max_concurrency=max_concurrency,
+        closed_loop=closed_loop,
+        token_times=token_times,
+    )
+    raise_file_limit(closed_loop.users if closed_loop else max_concurrency)
+    header = _header(job, processes, configuration)
+    tally = Tally(asked=len(timetable))
+    async with _shown(progress, tally):
+        if processes == 1:
+            records, interrupted = await _send_here(job, header, tally, path)
+            missing: tuple[str, ...] = tuple(filter(None, [tally.missing()]))
+        else:
+            records, interrupted, missing = await send_by_processes(job, processes, header, tally, path)
+    records.sort(key=row_of)
+    header = _ended(header, interrupted=interrupted, missing=missing, recorded=len(records))
+    missing += _replaced(path, header, records)
+    return LoadResult(header, records, lateness(records), interrupted, held_back(records), missing)
+
+
+def _replaced(path: Path | None, header: Header, records: list[Record]) -> tuple[str, ...]:
+    """Why the whole run could not be written."""
+    try:
+        if path is not None:
+            replace_run(path, header, records)
+    except OSError as error:
+        why = cannot_write(path or "", error)
+        already = any(why in sentence for sentence in header.configuration["missing"])
+        return () if already else (why,)
+    return ()
+
+
+def _ended(header: Header, *, interrupted: bool, missing: tuple[str, ...], recorded: int) -> Header:
+    """The header of a run that is over: one that was killed has none of these keys."""
+    said = {"interrupted": interrupted, "missing": list(missing), "recorded": recorded}
+    return msgspec.structs.replace(header, configuration=header.configuration | said)
+
+
+async def _send_here(job: Job, header: Header, tally: Tally, path: Path | None) -> tuple[list[Record], bool]:
+    records: list[Record] = []
+    start_at = asyncio.get_running_loop().time() + START_DELAY
+    if path is None:
+        return records, await send_job(job, start_at, tally, records.append)
+    with _writer(path, header) as writer:
+
+        def keep(record: Record) -> None:
+            records.append(record)
+            writer.keep(record)
+
+        return records, await send_job(job, start_at, tally, keep)
+
+
+def _writer(path: Path, header: Header) -> RunWriter:
+    try:
+        return RunWriter(path, header)
+    except OSError as error:
+        raise LoadError(f"{cannot_write(path, error)}; --output FILE names another place, --no-save writes no file") from None
+
+
+@asynccontextmanager
+async def _shown(progress: Progress | None, tally: Tally) -> AsyncIterator[None]:
+    shown = asyncio.create_task(progress.show(tally)) if progress else None
+    try:
+        yield
+    finally:
+        if shown:
+            shown.cancel()
+            with suppress(asyncio.CancelledError):
+                await shown
+
+
+def held_back(records: Iterable[Record]) -> int:
+    """How many requests waited for a place among those at once; what was never sent waited until the end."""
+    return sum(record.held_until is not None or record.sent_at is None for record in records)
+
+
+def lateness(records: Iterable[Record]) -> Summary:
+    """How late the sender was, seconds."""
+    return summarise(values(LATENESS, records))
+
+
+def _header(job: Job, processes: int, configuration: Mapping[str, Any] | None) -> Header:
+    target = job.target
+    limit = target.limit(job.largest, job.largest)
+    asked = {key: value for key, value in asdict(target).items() if key != "api_key"}
+    sent = {
+        "max_tokens": limit if limit == target.limit(int(job.timetable.output_tokens.min()), job.largest) else None,  # None: each its own
+        "lengths": target.lengths,
+        "num_prompts": len(job),
+        "processes": processes,
+        "max_concurrency": job.closed_loop.users if job.closed_loop else job.max_concurrency,
+        "loop": "closed" if job.closed_loop else "open",
+        "real_time": urgency_permitted(),  # whether the system wakes the senders at once
+    }
+    return Header(
+        writer="load",
+        configuration={**asked, **sent, **(configuration or {})},
+        seed=job.seed,
+        versions=versions(),
+        hardware=hardware(),
+    )
+
+
+def versions() -> dict[str, str]:
+    """What ran here, by name."""
+    found = {"python": platform.python_version()}
+    for name in ("kendall", "httptools", "numpy"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def hardware() -> dict[str, Any]:
+    """Processor and cores of the sender's machine."""
+    model = platform.machine()
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
+    return {"cpu": model, "cores": os.cpu_count()}

@@ -1,0 +1,64 @@
+"""A sender of several, as a process: takes its job from standard input, tells its tally on standard output.
+
+`python -m loadgen.sending.sender_process`, started by loadgen/sending/senders.py alone. The end of standard input ends the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import sys
+from contextlib import suppress
+
+import msgspec
+
+from loadgen.sending.descriptors import raise_file_limit
+from loadgen.sending.job import Job, Tally
+from loadgen.sending.run_writer import RunWriter
+from loadgen.sending.sending import send_job
+from queueing.measurement.record import Header
+
+PERIOD = 0.25  # seconds between two tallies
+
+
+def main() -> None:
+    """Read the job, say that it is there, send it from the instant that is told."""
+    size = int.from_bytes(sys.stdin.buffer.read(8), "big")
+    job, header, file = pickle.loads(sys.stdin.buffer.read(size))
+    raise_file_limit()
+    with RunWriter(file, msgspec.json.decode(header, type=Header)) as writer:
+        print("ready", flush=True)  # noqa: T201 - the protocol
+        if told := sys.stdin.buffer.readline():
+            asyncio.run(_send(job, float(told), writer))
+
+
+async def _send(job: Job, start_at: float, writer: RunWriter) -> None:
+    tally = Tally(asked=len(job))
+    sending = asyncio.create_task(send_job(job, start_at, tally, writer.keep))
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        loop.remove_reader(sys.stdin.fileno())
+        sending.cancel()
+
+    loop.add_reader(sys.stdin.fileno(), stop)
+    telling = asyncio.create_task(_tell(tally))
+    interrupted = await sending
+    telling.cancel()
+    _say(tally, interrupted=interrupted)
+
+
+async def _tell(tally: Tally) -> None:
+    while True:
+        await asyncio.sleep(PERIOD)
+        _say(tally, interrupted=False)
+
+
+def _say(tally: Tally, *, interrupted: bool) -> None:
+    with suppress(BrokenPipeError):  # the parent is gone; the records are what counts
+        sys.stdout.buffer.write(msgspec.json.encode((tally, interrupted)) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

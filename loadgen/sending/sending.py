@@ -1,0 +1,71 @@
+"""One sender: a job sent from beginning to end in this process.
+
+Open loop: row i leaves at its instant whatever has become of the others. A limit on the requests in flight makes the
+loop partly closed: a request that must wait for a place keeps its intended instant, so that the wait counts in its
+delay; its record says when the place became free, so that the wait is not taken for lateness of the sender. The closed
+loop is in loadgen/sending/closed_loop.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from functools import partial
+
+from loadgen.sending.client.client import address_of
+from loadgen.sending.client.pool import KEEPALIVE, RESERVE, Pool
+from loadgen.sending.closed_loop import closed_loop
+from loadgen.sending.job import Job, Tally
+from loadgen.sending.outbox import Keep, Outbox
+from loadgen.sending.pacing import pace, quiet_garbage_collector
+from loadgen.sending.urgency import urgent
+from queueing.commands.remote import tls_context
+
+
+async def send_job(job: Job, start_at: float, tally: Tally, keep: Keep) -> bool:
+    """Send everything, instant 0 of the timetable being `start_at` on the loop's clock; whether it was interrupted.
+
+    Too many failures in a row end it too: `tally.stopped` then says so.
+    A cancellation (Ctrl-C) ends it early. Every request that was begun has a record when this returns.
+    """
+    address, target = address_of(job.target), job.target
+    tls = tls_context(target.cacert, insecure=target.insecure) if address.tls else None
+    async with Pool(address, reserve_for(job), tls) as pool:
+        outbox = Outbox(job, pool, tally, keep)
+        with quiet_garbage_collector(), urgent():
+            return await _send(outbox, start_at)
+
+
+async def _send(outbox: Outbox, start_at: float) -> bool:
+    interrupted = False
+    sending = asyncio.current_task()
+    assert sending is not None
+    outbox.on_stop = sending.cancel
+    try:
+        await (closed_loop(outbox, start_at) if outbox.job.closed_loop else open_loop(outbox, start_at))
+        await outbox.drain(outbox.job.drain_limit)
+    except asyncio.CancelledError:
+        interrupted = outbox.tally.stopped is None
+        sending.uncancel()
+    finally:
+        outbox.on_stop = None
+        await outbox.close()
+    return interrupted
+
+
+def reserve_for(job: Job) -> int:
+    """Idle connections to keep: no more than the job will use before a server closes them."""
+    if job.closed_loop is not None:
+        return min(RESERVE, job.closed_loop.users)
+    rate = job.timetable.rate
+    return min(RESERVE, len(job), math.ceil(rate * KEEPALIVE) if math.isfinite(rate) else RESERVE)
+
+
+async def open_loop(outbox: Outbox, start_at: float) -> None:
+    """Every row at its own instant; returns when the last one has left."""
+
+    def prepare(index: int, instant: float) -> Callable[[], None]:
+        return partial(outbox.start, outbox.exchange(index, instant))
+
+    await pace(start_at + outbox.job.timetable.intended_at, prepare)

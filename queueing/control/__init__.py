@@ -1,0 +1,1 @@
+"""Advice, autopilot and wait estimates."""

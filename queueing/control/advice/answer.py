@@ -1,0 +1,132 @@
+"""Predictions of a setting at three prices.
+
+    precise    exact or an approximation where there is one for up to `LARGEST_EXACT` in a batch; 0.2 to 0.5 s for batches
+    quick      simulated, unless the answer is a formula (single, continuous): 40 to 60 ms, standard error about 1 % at load 0.6
+    rough      simulated means, and at most one quantile: 5 ms for 30,000 requests; for ratios on common random numbers
+
+Simulated answers say so in `method` and in their assumptions; the same requests arrive in all of them.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from policies.immediate import Single
+from queueing.distributions.token_distribution import Vector
+from queueing.errors import NotConvergedError, UnstableQueueError
+from queueing.model import Model
+from queueing.optimization.objective import Slo
+from queueing.prediction import best_method, infinite_mean, predict_model, without_means
+from queueing.result import LEVELS, Prediction, Quantiles, Quantity
+from queueing.simulation.experiment import simulate_model, simulate_run
+
+SIMULATED, ROUGH = 100_000, 30_000  # requests
+LARGEST_EXACT = 64
+# relative standard errors of the continuous approximation where it is not in doubt (table in queueing.models.continuous)
+APPROXIMATE, APPROXIMATE_SERVICE = 0.04, 0.015  # of the delay; of all that follows the dispatch
+SHORT, APPROXIMATE_SHORT = 0.02, 0.8  # a delay below this share of the sojourn is up to 80 % off
+NOTE = f"simulated with {SIMULATED:,} requests: an exact answer takes longer than this may"
+
+
+def precise(model: Model, arrival_rate: float) -> Prediction:
+    """The steady state. Raises UnstableQueueError."""
+    method = _checked(model, arrival_rate)
+    if method == "simulation" or (method == "exact" and (model.bound is None or model.bound > LARGEST_EXACT)):
+        return simulated(model, arrival_rate)
+    return _solved(model, arrival_rate, method)
+
+
+def quick(model: Model, arrival_rate: float) -> Prediction:
+    """The steady state. Raises UnstableQueueError."""
+    method = _checked(model, arrival_rate)
+    if _formula(model, method):
+        return _solved(model, arrival_rate, method)
+    return simulated(model, arrival_rate)
+
+
+def simulated(model: Model, arrival_rate: float, note: str = NOTE) -> Prediction:
+    """By `SIMULATED` requests; `note`: why."""
+    found = simulate_model(model, arrival_rate, num_requests=SIMULATED, notes=(note,))
+    return without_means(found) if infinite_mean(model, found.load) else found
+
+
+def rough(model: Model, arrival_rate: float, slo: Slo | None = None, requests: int = ROUGH) -> Prediction:
+    """Mean delays and loss, and the quantile that `slo` bounds. A queue with a steady state."""
+    run = simulate_run(model, arrival_rate, requests, np.random.SeedSequence(0)).after(requests // 10)
+    served = ~run.lost
+    own = run.queueing_delay[served]
+    lost = 1 - own.size / served.size
+    every = own if not lost else np.where(served, run.queueing_delay, model.patience or math.inf)
+    return Prediction(
+        policy=model.text,
+        effective_max_batch_size=model.bound,
+        model=model.name,
+        method="simulation",
+        stable=True,
+        load=math.nan,
+        utilisation=None,
+        queueing_delay=_of(every, slo, "queueing_delay"),
+        sojourn_time=_of(run.sojourn_time[served], slo, "sojourn_time"),
+        served_queueing_delay=Quantiles(float(own.mean())),
+        time_to_first_token=_of((run.first_token_at - run.arrived_at)[served], slo, "time_to_first_token"),
+        loss_fraction=lost,
+    )
+
+
+def searched(model: Model, arrival_rate: float, slo: Slo | None = None) -> Prediction:
+    """One of dozens in a search: a formula, or as `rough` with more requests. Raises UnstableQueueError."""
+    method = _checked(model, arrival_rate)
+    if _formula(model, method):
+        found = _solved(model, arrival_rate, method)
+        if slo is None or slo.value(found) is not None:
+            return found
+    found = rough(model, arrival_rate, slo, SIMULATED)
+    return without_means(found) if infinite_mean(model, model.load(arrival_rate)) else found
+
+
+def own_error(prediction: Prediction, quantity: Quantity = "queueing_delay") -> float:
+    """Relative standard error that the method itself leaves in a mean."""
+    found = getattr(prediction, quantity)
+    if prediction.method == "approximation":
+        return _approximate(prediction, quantity)
+    return float(found.standard_error / found.mean) if found.standard_error and found.mean else 0.0
+
+
+def _approximate(prediction: Prediction, quantity: Quantity) -> float:
+    delay, found = prediction.queueing_delay.mean, getattr(prediction, quantity).mean
+    sojourn = prediction.sojourn_time.mean
+    if delay is None or not found or sojourn is None:
+        return APPROXIMATE
+    of_delay = APPROXIMATE if delay > SHORT * sojourn else APPROXIMATE_SHORT
+    if quantity == "queueing_delay":
+        return of_delay
+    return math.hypot(of_delay * delay / found, APPROXIMATE_SERVICE)
+
+
+def _checked(model: Model, arrival_rate: float) -> str:
+    load = model.load(arrival_rate)
+    if load >= 1 and model.patience is None:
+        raise UnstableQueueError(load)
+    return best_method(model)
+
+
+def _formula(model: Model, method: str) -> bool:
+    return method == "approximation" or (method == "exact" and isinstance(model.policy, Single))
+
+
+def _solved(model: Model, arrival_rate: float, method: str) -> Prediction:
+    try:
+        found = predict_model(model, arrival_rate, method)
+    except NotConvergedError as error:
+        return simulated(model, arrival_rate, f"simulated with {SIMULATED:,} requests, not {method}: {error.reason}")
+    doubted = any(each.startswith("approximation in doubt") for each in found.assumptions)
+    return simulated(model, arrival_rate) if doubted else found
+
+
+def _of(values: Vector, slo: Slo | None, field: str) -> Quantiles:
+    mean = float(values.mean())
+    if slo is None or slo.field != field or slo.metric == "mean":
+        return Quantiles(mean)
+    return Quantiles(mean, **{slo.metric: float(np.quantile(values, LEVELS[slo.metric]))})

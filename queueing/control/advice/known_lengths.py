@@ -1,0 +1,106 @@
+"""How long answers are under any token limit: as far as the window tells, and beyond that only under a named family.
+
+    P(N > n)    product-limit up to the largest count k that is known (queueing.estimation.lengths). What is known to go beyond k stands
+                at k + 1, so that min(N, n), and the share that a limit n cuts, are right for every n <= k (for n < k)
+
+Beyond k a family is fitted (queueing.estimation.extrapolation) and followed up to `MOST` tokens. `parts` are the same law from a fifth of
+the requests each: what a quantity scatters over them, over sqrt 5, is what the sample leaves open. A fit needs more than a fifth: under
+a family they are all but an eighth each (delete-a-group jackknife). Small parts scatter more, so less is lost in a simulation's noise.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from policies.text import SpecError, suggest
+from queueing.distributions.fit import FAMILIES
+from queueing.distributions.token_distribution import TokenDistribution
+from queueing.errors import NotConvergedError
+from queueing.estimation.extrapolation import extrapolate, replicates
+from queueing.estimation.lengths import Lengths
+
+GROUPS = 5
+FEWEST = 10 * GROUPS  # requests
+MOST = 32_768  # tokens
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class KnownLengths:
+    """Lengths without the gateway's limit, their clients' own limits kept."""
+
+    whole: TokenDistribution
+    parts: tuple[TokenDistribution, ...]
+    to_error: float  # standard error of the whole over the standard deviation of the parts
+    known_to: float  # the largest limit that the window tells; infinite where it tells all
+    reach: float  # the largest limit that may be asked: infinite where all is known, or a family goes on
+    note: str = ""  # where a family was asked for: "extrapolated: ...", or why it could not be fitted
+
+    def refusal(self, limit: int | None) -> str | None:
+        """Why nothing is said of that limit, and what to do; None where something is."""
+        if _number(limit) <= self.reach:
+            return None
+        asked = "without a token limit" if limit is None else f"at the token limit {limit}"
+        cure = self.note or "name a family for the longer ones (family=lognormal), or let a larger limit be in force for a while"
+        return f"nothing is known {asked}: limits so far say no more than how many answers go beyond {self.known_to:.0f} tokens; {cure}"
+
+    def notes(self, limit: int | None) -> tuple[str, ...]:
+        """What an answer at that limit rests on beside the window."""
+        return (self.note,) if self.known_to < _number(limit) <= self.reach else ()
+
+    def law(self, limit: int | None) -> TokenDistribution:
+        """The law of min(N, limit)."""
+        return self.whole if limit is None else self.whole.clip(limit)
+
+    def clipped_fraction(self, limit: int | None) -> float | None:
+        """P(N > limit); None where it is not known."""
+        if limit is None:
+            return 0.0 if math.isinf(self.reach) else None
+        if limit >= self.reach:
+            return None
+        return float(self.whole.survival[min(limit, self.whole.longest)])
+
+
+def known_lengths(sample: Lengths, family: str | None = None) -> KnownLengths | None:
+    """None where there are fewer than `FEWEST` lengths. Raises SpecError for a name that is no family."""
+    if family is not None and family not in FAMILIES:
+        raise SpecError(f"got family {family!r}; expected one of {', '.join(FAMILIES)}{suggest(family, FAMILIES)}")
+    if sample.counts.size < FEWEST:
+        return None
+    parts: dict[str, Any] = {"parts": tuple(_as_seen(_only(sample, group)) for group in range(GROUPS)), "to_error": GROUPS**-0.5}
+    if not sample.unknown_mass:
+        return KnownLengths(whole=sample.law(), known_to=math.inf, reach=math.inf, **parts)
+    known, note = float(sample.known_to), ""
+    if family is not None:
+        try:
+            return _beyond(sample, family)
+        except (SpecError, NotConvergedError) as error:
+            note = f"the family {family} could not be fitted: {error}"
+    return KnownLengths(whole=_as_seen(sample), known_to=known, reach=known, note=note, **parts)
+
+
+def _beyond(sample: Lengths, family: str) -> KnownLengths:
+    found = extrapolate(sample, family, MOST, groups=2)  # its own interval of the mean is not used: the parts say more
+    parts = tuple(replicates(sample, family, MOST))
+    error = (len(parts) - 1) * len(parts) ** -0.5
+    return KnownLengths(whole=found.law, parts=parts, to_error=error, known_to=float(sample.known_to), reach=math.inf, note=found.note)
+
+
+def _only(sample: Lengths, group: int) -> Lengths:
+    """Every `GROUPS`-th request."""
+    kept = np.arange(sample.counts.size) % GROUPS == group
+    return Lengths(sample.counts[kept], sample.censored[kept], sample.weights[kept])
+
+
+def _as_seen(sample: Lengths) -> TokenDistribution:
+    if not sample.unknown_mass:
+        return sample.law()
+    pmf = np.append(-np.diff(sample.survival, prepend=1.0), sample.survival[-1])
+    return TokenDistribution(np.clip(pmf, 0.0, None) / pmf.sum())
+
+
+def _number(limit: int | None) -> float:
+    return math.inf if limit is None else float(limit)

@@ -1,0 +1,84 @@
+"""The value of a setting as advice reports it, and whether that value keeps an SLO.
+
+Searches simulate dozens of choices; what is reported of the chosen one may be exact and differ by a few percent. So the choice is
+checked by the reported value, and near the SLO the search goes on with it: no advice breaks the SLO by its own numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+from queueing.control.advice.answer import SIMULATED, rough
+from queueing.control.advice.forecast import Knobs
+from queueing.control.advice.measure import Measure
+from queueing.control.advice.situation import Situation
+from queueing.errors import UnstableQueueError
+from queueing.optimization.objective import Objective
+from queueing.optimization.search import Optimum, Point, choose
+
+
+def reported(situation: Situation, knobs: Knobs, measure: Measure) -> float:
+    """Simulated where the setting's method cannot give it. Raises UnstableQueueError."""
+    assert situation.lengths is not None
+    model, whole = situation.model(knobs), situation.lengths.whole
+    value = measure.of(situation.predicted(knobs), model, whole)
+    if not math.isnan(value):
+        return value
+    return measure.of(situation.predicted(knobs, lambda queue, rate: rough(queue, rate, measure.slo, SIMULATED)), model, whole)
+
+
+def reported_slo(situation: Situation, knobs: Knobs, objective: Objective) -> float | None:
+    """What the SLO bounds, seconds; None without an SLO, and without a steady state."""
+    if objective.slo is None:
+        return None
+    try:
+        return reported(situation, knobs, Measure(objective, objective.slo.field))
+    except UnstableQueueError:
+        return None
+
+
+def keeps_slo(situation: Situation, knobs: Knobs, objective: Objective) -> bool:
+    """Whether the reported value does; also true without an SLO."""
+    value = reported_slo(situation, knobs, objective)
+    return objective.slo is None or (value is not None and value <= objective.slo.seconds)
+
+
+def verified(situation: Situation, objective: Objective, found: Optimum, knobs_of: Callable[[Point], Knobs], current: Knobs) -> Optimum:
+    """The best choice that keeps the SLO by its reported value; the setting in force counts by its own. Raises NoStableChoiceError."""
+    if objective.slo is None or found.compared is None:
+        return found
+    kept, compared = keeps_slo(situation, current, objective), found.compared
+
+    def corrected(point: Point) -> Point:
+        score = point[compared] if point["score"] is None else point["score"]
+        return point | {"score": score if kept else None}
+
+    curve = [corrected(point) if knobs_of(point) == current else point for point in found.curve]
+    while True:
+        best = dataclasses.replace(choose(found.target, objective, curve, found.note, by_sojourn=True), compared=found.compared)
+        if keeps_slo(situation, knobs_of(best.best), objective):
+            return best
+        curve = [point | {"score": None} if point is best.best else point for point in curve]
+
+
+def largest_kept(keeps: Callable[[int], bool], start: int, least: int, most: int) -> int | None:
+    """The largest of `least` .. `most` that keeps, where all below it do: from `start` by doubling steps, then by bisection."""
+    step = 1
+    if keeps(start):
+        low, high = start, most + 1
+        while low < most and high > most:
+            probe = min(low + step, most)
+            low, high = (probe, high) if keeps(probe) else (low, probe)
+            step *= 2
+    else:
+        low, high = least - 1, start
+        while high > least and low < least:
+            probe = max(high - step, least)
+            low, high = (probe, high) if keeps(probe) else (low, probe)
+            step *= 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if keeps(middle) else (low, middle)
+    return low if low >= least else None

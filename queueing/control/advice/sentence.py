@@ -1,0 +1,92 @@
+"""One plain sentence of advice: what to set, what that should change, and how sure that is; or that nothing is worth changing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from policies.text import short_number
+from queueing.control.advice.forecast import Advice, Forecast
+from queueing.control.advice.measure import Measure, forbidden
+from queueing.control.advice.percent import HALF_A_PERCENT, NO_CHANGE, seconds, share, small_share
+from queueing.estimation.interval import Estimate
+from queueing.optimization.objective import Objective
+
+
+def sentence(
+    advice: Advice, best: Forecast, objective: Objective, measure: Measure, values: Sequence[float | None], *, in_force: float | None = None
+) -> str:
+    """For an advice that has a best choice; `values`: what is measured in force, and then; `in_force`: what the SLO bounds, seconds."""
+    now, gain, target = advice.current, advice.gain, advice.target
+    here, there = setting(now, target), setting(best, target)
+    before, after = (_number(value, measure) for value in values)
+    change = f"{measure.name} {before} -> {after}"
+    against = forbidden(objective, now, limits_tokens=target == "max-output-tokens", simulated=in_force)
+    if now.knobs == best.knobs:
+        held = "" if against is None else f", though it {against}"
+        text = f"{there} is the best choice already{held}: {measure.name} {before}"
+    elif now.prediction is None and not now.load >= 1:
+        text = f"set {there}: {change}; what is in force cannot be forecast"
+    elif against is not None:
+        text = f"set {there}: the current {here} {against}; {change}"
+    elif target == "servers" and objective.slo is None and not _too_small(gain):
+        text = f"one more server ({best.knobs.servers}): {change}, {percent(gain)}; without an SLO more is always faster"
+    elif objective.slo is not None and target in ("max-output-tokens", "servers"):
+        text = f"{there} is enough in place of {here}: {change}, within {objective.slo.seconds:g} s"
+    elif _too_small(gain):
+        met = "" if objective.slo is None else f"{here} meets the SLO; "
+        means = f"{measure.name} {before} with {here}, {after} with {there}"
+        return f"{met}{NO_CHANGE}: {means}{_why_not(gain)}" + _notes(best)
+    else:
+        text = f"set {there} instead of {here}: {change}, {percent(gain)}"
+    return text + _cut(now, best, target) + _beside(now, best, measure) + _notes(best)
+
+
+def _why_not(gain: Estimate) -> str:
+    """Where the numbers alone would be a reason to change."""
+    return "" if gain.value < HALF_A_PERCENT else "; the gain is uncertain and may be none"
+
+
+def _notes(best: Forecast) -> str:
+    return "".join(f"; {note}" for note in best.notes)
+
+
+def _cut(now: Forecast, best: Forecast, target: str) -> str:
+    """The fraction of the answers that the token limit cuts, and that in force where it is another one."""
+    if target != "max-output-tokens" or best.knobs.max_output_tokens is None or best.clipped_fraction is None:
+        return ""
+    other = now.knobs != best.knobs and now.clipped_fraction is not None
+    return f"; cuts {small_share(best.clipped_fraction)} of the answers" + (f", now {small_share(now.clipped_fraction)}" if other else "")
+
+
+def _beside(now: Forecast, best: Forecast, measure: Measure) -> str:
+    """The queueing delays too, where sojourn times were compared."""
+    if measure.compared in (None, "queueing_delay") or now.knobs == best.knobs:
+        return ""
+    delays = [None if each.prediction is None else each.prediction.queueing_delay.mean for each in (now, best)]
+    return f"; mean queueing delay {seconds(delays[0])} -> {seconds(delays[1])}"
+
+
+def setting(found: Forecast, target: str) -> str:
+    """The knob that the target turns, as it stands."""
+    knobs = found.knobs
+    if target == "servers":
+        return f"{knobs.servers} server{'' if knobs.servers == 1 else 's'}"
+    if target == "max-output-tokens":
+        return "no token limit" if knobs.max_output_tokens is None else f"the token limit {knobs.max_output_tokens}"
+    return knobs.policy
+
+
+def percent(gain: Estimate) -> str:
+    """`34 % less (28 to 40 %)`; an interval open below says so."""
+    low, high = (share(end) if abs(end) < 100 else "minus much" for end in (gain.low, gain.high))
+    words = "less" if gain.value > -HALF_A_PERCENT else "more"
+    return f"{share(abs(gain.value))} % {words} (95 %: {low} to {high} % less)"
+
+
+def _too_small(gain: Estimate) -> bool:
+    """Whether the gain or the lower end of its interval is 0 as `percent` prints them."""
+    return min(gain.low, gain.value) < HALF_A_PERCENT
+
+
+def _number(value: float | None, measure: Measure) -> str:
+    return seconds(value) if value is None or measure.seconds else short_number(value)

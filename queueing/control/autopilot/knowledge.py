@@ -1,0 +1,113 @@
+"""What is known at a look, made whole: an earlier epoch's rate and speed where this one is young, lengths beyond the longest seen.
+
+A switch begins an epoch and the window of arrivals with it; but how often clients ask does not depend on the policy. So the sharper of
+the two is used, the earlier one's interval widened by `DRIFT` per minute of age; where the intervals do not meet, the rate has
+changed, and only this epoch's counts.
+
+Lengths censored at the largest count (all answers so far cut at a limit; or the longest still in service) may end anywhere between
+there and the engine's context. Settings under such a limit do not depend on it. Where the setting in force does, every question is
+asked under both extremes, and an answer must hold under both: what lies beyond ends at once, or at the context's end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from policies.text import counted
+from queueing.control.advice.answer import quick
+from queueing.control.advice.situation import Situation
+from queueing.control.autopilot.look import Look
+from queueing.control.autopilot.rules import Rules
+from queueing.control.autopilot.state import Carried, State
+from queueing.estimation.estimates import Estimates
+from queueing.estimation.interval import Estimate, symmetric
+from queueing.estimation.lengths import Lengths
+
+DRIFT = 0.05  # relative, per minute
+
+
+@dataclass(frozen=True, eq=False)
+class Knowledge:
+    """`situations`: one, or two where lengths beyond the longest matter, the cautious one first."""
+
+    situations: tuple[Situation, ...]
+    rate: Estimate
+    speed: Estimate
+
+    @property
+    def relative(self) -> float:
+        """Half width of rate x speed."""
+        return math.hypot(self.rate.relative, self.speed.relative)
+
+    @property
+    def highest(self) -> float:
+        """Factor on a load at the upper ends of rate and speed."""
+        return _upper(self.rate) * _upper(self.speed)
+
+    @property
+    def lowest(self) -> float:
+        """Factor on a load at the lower ends."""
+        return _lower(self.rate) * _lower(self.speed)
+
+
+def learn(seen: Look, state: State, rules: Rules) -> Knowledge | str:
+    """The knowledge at a look, or what is missing. Notes rate and speed in the state, for the next epoch."""
+    found = seen.estimates
+    if state.rate.epoch != found.epoch:
+        state.rate_before, state.speed_before = state.rate, state.speed
+    rate = _sharper(found.arrival_rate, state.rate_before, seen.now, rules)
+    speed = _sharper(found.speed, state.speed_before, seen.now, rules)
+    state.rate, state.speed = (Carried(each, seen.now, found.epoch) for each in (rate, speed))
+    if not rate.known or not rate.value > 0 or rate.effective_n < rules.fewest_arrivals:
+        return f"{counted(round(rate.effective_n), 'arrival')} known, {rules.fewest_arrivals} are needed"
+    ended = int(np.count_nonzero(~found.output_tokens.censored))
+    if ended < rules.fewest_ended:
+        return f"{counted(ended, 'answer')} ended, {rules.fewest_ended} are needed"
+    if not speed.known:
+        value = seen.shape.speed
+        speed = symmetric(value, rules.unseen_speed * value, 0.0)
+    whole = dataclasses.replace(found, arrival_rate=rate, speed=speed)
+    situations = tuple(Situation(estimates=each, shape=seen.shape, limits=seen.limits, predict=quick) for each in _completed(whole, seen))
+    refusal = situations[0].refusal(seen.current.max_output_tokens)
+    return Knowledge(situations, rate, speed) if refusal is None else refusal
+
+
+def _completed(found: Estimates, seen: Look) -> list[Estimates]:
+    """With lengths of which nothing is left open."""
+    lengths, limit = found.output_tokens, seen.current.max_output_tokens
+    if not lengths.unknown_mass:
+        return [found]
+    ends = [seen.longest] if limit is not None and limit <= lengths.known_to else [seen.longest, lengths.known_to]
+    return [dataclasses.replace(found, output_tokens=_ending_at(lengths, max(end, lengths.known_to))) for end in dict.fromkeys(ends)]
+
+
+def _ending_at(lengths: Lengths, end: int) -> Lengths:
+    """What is censored at the largest count ends at `end`."""
+    top = lengths.censored & (lengths.counts == lengths.known_to)
+    return Lengths(np.where(top, end, lengths.counts), lengths.censored & ~top, lengths.weights, lengths.restored_n)
+
+
+def _sharper(own: Estimate, carried: Carried, now: float, rules: Rules) -> Estimate:
+    """Of this epoch, or of an earlier one, widened."""
+    age = now - carried.at
+    if not carried.estimate.known or age > rules.carried:
+        return own
+    value = carried.estimate.value
+    half = math.hypot((carried.estimate.high - carried.estimate.low) / 2, DRIFT * value * age / 60)
+    earlier = symmetric(value, half, carried.estimate.effective_n)
+    if not own.known or not own.value > 0:
+        return earlier
+    apart = own.high < earlier.low or own.low > earlier.high
+    return own if apart or own.relative <= earlier.relative else earlier
+
+
+def _upper(estimate: Estimate) -> float:
+    return estimate.high / estimate.value
+
+
+def _lower(estimate: Estimate) -> float:
+    return max(0.0, estimate.low) / estimate.value

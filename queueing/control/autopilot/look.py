@@ -1,0 +1,79 @@
+"""What the autopilot is shown each time: the window's estimates, what was observed, which assumptions fail, what is in force."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policies import parse_policy
+from queueing.control.advice.forecast import Knobs
+from queueing.estimation.assess import Assessment, Limits
+from queueing.estimation.assumptions.assumption import Assumption
+from queueing.estimation.assumptions.verdict import ENOUGH, judged
+from queueing.estimation.estimates import Estimates, estimate
+from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
+from queueing.estimation.window.window import Snapshot
+from queueing.latency.law import LatencyModel
+from queueing.measurement.statistics import FloatArray, batch_means_interval
+from queueing.result import Quantity
+
+LONGEST = 32_768  # tokens
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Look:
+    """Seconds and tokens; instants on the driver's clock."""
+
+    now: float
+    estimates: Estimates
+    shape: LatencyModel  # the calibrated law
+    current: Knobs
+    limits: Limits
+    observed: Estimate = UNKNOWN  # mean queueing delay of this epoch, with an interval that respects autocorrelation
+    observed_sojourn: Estimate = UNKNOWN  # likewise
+    judged: int = 0  # requests behind it
+    assumptions: tuple[Assumption, ...] = ()
+    waiting: int = 0
+    longest: int = LONGEST  # answer that the engine can give: its context
+
+    def observed_of(self, quantity: Quantity) -> Estimate:
+        """The observed mean of what settings are compared by."""
+        return self.observed_sojourn if quantity == "sojourn_time" else self.observed
+
+    def failing(self) -> tuple[Assumption, ...]:
+        """Those whose failure leaves predictions without ground; a queue that has not settled and a rate that moved are waited for."""
+        return tuple(each for each in self.assumptions if each.holds is False and each.name not in ("settled", "constant_rate"))
+
+    def holds(self, name: str) -> bool | None:
+        """Of one assumption; None where it was not judged."""
+        return next((each.holds for each in self.assumptions if each.name == name), None)
+
+    @property
+    def enough(self) -> bool:
+        """Whether the window has been judged on enough requests."""
+        return self.judged >= ENOUGH and bool(self.assumptions)
+
+
+def look(seen: Snapshot, shape: LatencyModel, current: Knobs, limits: Limits, found: Assessment | None, *, longest: int = LONGEST) -> Look:
+    """From a window. `found` is None where it could not be assessed (a limit beyond what the lengths are known for)."""
+    delays, sojourns = judged(seen), judged(seen, sojourn=True)
+    return Look(
+        now=seen.now,
+        estimates=estimate(seen, parse_policy(seen.policy), shape) if found is None else found.estimates,
+        shape=shape,
+        current=current,
+        limits=limits,
+        observed=_mean(delays),
+        observed_sojourn=_mean(sojourns),
+        judged=int(delays.size),
+        assumptions=() if found is None else found.compared.assumptions,
+        waiting=seen.waiting,
+        longest=longest,
+    )
+
+
+def _mean(values: FloatArray) -> Estimate:
+    """Weighed against a prediction, never printed as a mean."""
+    if not values.size:
+        return UNKNOWN
+    interval = batch_means_interval(values)
+    return symmetric(interval.mean, interval.half_width, interval.effective_n)

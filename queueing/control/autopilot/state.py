@@ -1,0 +1,130 @@
+"""What the autopilot remembers between two decisions, and across a restart: plain values, to and from JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from queueing.control.advice.forecast import Knobs
+from queueing.control.autopilot.decision import Decision
+from queueing.estimation.interval import UNKNOWN, Estimate
+
+SCHEMA_VERSION = 1
+CARRIED = ("rate", "speed", "rate_before", "speed_before")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A change that is in force and not judged yet."""
+
+    decision: Decision
+    rate: Estimate  # when it was made
+    waiting: int
+    unstable_before: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A setting that did worse than predicted: not to be tried before `until`, unless the rate has left that of then."""
+
+    knobs: Knobs
+    until: float
+    times: int
+    rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """The last estimate of an epoch, and when it was made."""
+
+    estimate: Estimate = UNKNOWN
+    at: float = -math.inf
+    epoch: int = -1
+
+
+@dataclass(slots=True)
+class State:
+    """Instants are on the clock that the driver passes as `now`."""
+
+    changed_at: float = -math.inf
+    cool_until: float = -math.inf
+    think_at: float = -math.inf
+    trial: Trial | None = None
+    failures: tuple[Failure, ...] = ()
+    rate: Carried = field(default_factory=Carried)  # of this epoch
+    speed: Carried = field(default_factory=Carried)
+    rate_before: Carried = field(default_factory=Carried)  # of the one before
+    speed_before: Carried = field(default_factory=Carried)
+    said: Knobs | None = None  # the setting that was held back last
+    said_at: float = -math.inf
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        plain: dict[str, Any] = {name: _number(getattr(self, name)) for name in ("changed_at", "cool_until", "think_at", "said_at")}
+        plain |= {"schema_version": SCHEMA_VERSION, "said": None if self.said is None else dataclasses.asdict(self.said)}
+        plain |= {name: _carried(getattr(self, name)) for name in CARRIED}
+        plain["failures"] = [dataclasses.asdict(each) for each in self.failures]
+        trial = self.trial
+        plain["trial"] = None
+        if trial is not None:
+            plain["trial"] = {
+                "decision": trial.decision.to_dict(),
+                "rate": trial.rate.to_dict(),
+                "waiting": trial.waiting,
+                "unstable_before": trial.unstable_before,
+            }
+        return plain
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> State:
+        """What `to_dict` wrote. Raises ValueError for another schema."""
+        if plain.get("schema_version") != SCHEMA_VERSION:
+            raise ValueError(f"got an autopilot state of schema version {plain.get('schema_version')}; this Kendall reads {SCHEMA_VERSION}")
+        fields: dict[str, Any] = {name: _instant(plain[name]) for name in ("changed_at", "cool_until", "think_at", "said_at")}
+        fields |= {name: _read_carried(plain[name]) for name in CARRIED}
+        failures = tuple(Failure(**(each | {"knobs": Knobs(**each["knobs"])})) for each in plain["failures"])
+        trial = plain["trial"]
+        if trial is not None:
+            trial = Trial(
+                decision=Decision.from_dict(trial["decision"]),
+                rate=Estimate.from_dict(trial["rate"]),
+                waiting=trial["waiting"],
+                unstable_before=trial["unstable_before"],
+            )
+        return cls(**fields, failures=failures, trial=trial, said=plain["said"] and Knobs(**plain["said"]))
+
+    def shifted(self, seconds: float) -> State:
+        """The same on a clock that shows `seconds` more: after a restart the clock begins anew, and so do the epochs."""
+        trial = self.trial
+        if trial is not None:
+            trial = dataclasses.replace(trial, decision=dataclasses.replace(trial.decision, at=trial.decision.at + seconds))
+        return State(
+            changed_at=self.changed_at + seconds,
+            cool_until=self.cool_until + seconds,
+            think_at=self.think_at + seconds,
+            trial=trial,
+            failures=tuple(dataclasses.replace(each, until=each.until + seconds) for each in self.failures),
+            rate=Carried(self.rate.estimate, self.rate.at + seconds),
+            speed=Carried(self.speed.estimate, self.speed.at + seconds),  # the one before is of no use any more
+            said=self.said,
+            said_at=self.said_at + seconds,
+        )
+
+
+def _carried(value: Carried) -> dict[str, Any]:
+    return {"estimate": value.estimate.to_dict(), "at": _number(value.at), "epoch": value.epoch}
+
+
+def _read_carried(plain: Mapping[str, Any]) -> Carried:
+    return Carried(Estimate.from_dict(plain["estimate"]), _instant(plain["at"]), plain["epoch"])
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _instant(value: float | None) -> float:
+    return -math.inf if value is None else float(value)

@@ -1,0 +1,44 @@
+"""A model's service times as the queue ahead needs them (`queueing.control.wait_ahead`): small enough to be sent to another process.
+
+Sizes are spaced by factors of two up to the bound: between them means and variances of a batch's service time are near a line.
+"""
+
+from __future__ import annotations
+
+from policies.immediate import Continuous
+from queueing.control.wait_ahead import BatchService, SlotService
+from queueing.model import Model
+
+_LARGEST = 1024  # where neither the policy nor the engine has a bound
+
+
+def service_ahead(model: Model) -> BatchService | SlotService:
+    """Moments under the model's law and lengths. Raises NotConvergedError for slots."""
+    bound = _LARGEST if model.bound is None else model.bound
+    return _slots(model, bound) if isinstance(model.policy, Continuous) else _batches(model, bound)
+
+
+def _batches(model: Model, bound: int) -> BatchService:
+    time = model.batch_time
+    sizes = sorted({min(2**power, bound) for power in range(bound.bit_length() + 1)})
+    means = [time.mean(size) for size in sizes]
+    variances = [max(0.0, time.second_moment(size) - mean**2) for size, mean in zip(sizes, means, strict=True)]
+    return BatchService(
+        largest=bound,
+        servers=model.servers,
+        sizes=tuple(sizes),
+        means=tuple(means),
+        variances=tuple(variances),
+        first_token=time.first_token(bound),
+    )
+
+
+def _slots(model: Model, bound: int) -> SlotService:
+    time = model.slot_time
+    mean, share = time.parts(bound, refilled=True)
+    return SlotService(
+        slots=bound * model.servers,
+        throughput=model.servers * bound / mean,
+        scv=time.scv(bound, mean, share),
+        first_token=time.first_token(bound, share, refilled=True),
+    )

@@ -1,0 +1,1 @@
+"""Token length distributions: laws, fits, files, text, censoring, heavy tails, lattices."""

@@ -1,0 +1,1 @@
+"""What the prediction assumes, and whether the window agrees."""

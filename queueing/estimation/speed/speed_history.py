@@ -1,0 +1,97 @@
+"""The wander of the engine's speed (queueing.estimation.speed.wander) from an hour of batches instead of one window's.
+
+The hour is cut into stretches of at most `STRETCH` seconds, and at every epoch: each has a mean speed of its own, integrated out of its
+likelihood, so that neither a law that fits one policy better than another nor a drift over many minutes counts as wander. The
+likelihoods of all stretches are added on one grid of sigma and tau. The likelihood of a stretch that is over is kept in place of its
+batches. Where the speed made a step, the batches of the stretch before it are dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from queueing.estimation.change import Vector
+from queueing.estimation.speed.batch_times import BatchTimes
+from queueing.estimation.speed.speeds import Speeds
+from queueing.estimation.speed.wander import FEWEST_BLOCKS, TauLikelihoods, Wander, block_speeds, most_likely
+
+HOUR = 3600.0
+STRETCH, BLOCK = 240.0, 2.0  # seconds
+TAUS = np.geomspace(BLOCK / 2, STRETCH / 2, 12)
+
+
+@dataclass(frozen=True, eq=False)
+class _Stretch:
+    """What one says of the process."""
+
+    end: float  # seconds
+    likelihood: TauLikelihoods
+    fast: float  # variance of what is not slow, times the number of batches
+    count: int  # batches
+
+
+@dataclass(slots=True)
+class SpeedHistory:
+    """Fed with every look; windows may overlap."""
+
+    seconds: float = HOUR
+    _over: deque[_Stretch] = field(default_factory=deque)
+    _open: list[BatchTimes] = field(default_factory=list)
+    _epoch: int | None = None
+    _until: float = -math.inf  # dispatch of the last batch that was taken in
+
+    def add(self, speeds: Speeds, epoch: int) -> Wander | None:
+        """Take in the batches that are new; the wander of the hour, None where there is too little of it."""
+        if epoch != self._epoch:
+            self._close()
+            self._epoch = epoch
+        times = speeds.steady
+        if speeds.step is not None:
+            self._open = [part.part(part.at >= speeds.step.at) for part in self._open]
+            times = times.part(times.at >= speeds.step.at)
+        new = times.part(times.at > self._until)
+        if new.count:
+            self._open.append(new)
+            self._until = float(new.at[-1])
+        now = _stretch(self._open)
+        if now is not None and now.end - float(_joined(self._open).at[0]) >= STRETCH:
+            self._close()
+            now = None
+        while self._over and self._over[0].end < self._until - self.seconds:
+            self._over.popleft()
+        return _process([*self._over, *([] if now is None else [now])])
+
+    def _close(self) -> None:
+        found = _stretch(self._open)
+        if found is not None:
+            self._over.append(found)
+        self._open = []
+
+
+def _process(stretches: list[_Stretch]) -> Wander | None:
+    if not stretches:
+        return None
+    likelihood: Vector = np.sum([each.likelihood for each in stretches], axis=0)
+    count = sum(each.count for each in stretches)
+    fast = math.sqrt(sum(each.fast for each in stretches) / count)
+    return most_likely(likelihood, TAUS, span=STRETCH * len(stretches), fast_cv=fast)
+
+
+def _stretch(parts: list[BatchTimes]) -> _Stretch | None:
+    times = _joined(parts)
+    if times.count < FEWEST_BLOCKS:
+        return None
+    span = float(times.at[-1] - times.at[0])
+    blocks = block_speeds(times, max(FEWEST_BLOCKS, round(span / BLOCK)))
+    if blocks is None or blocks.fast_cv == 0:
+        return None
+    return _Stretch(float(times.at[-1]), blocks.likelihoods(TAUS), times.count * blocks.fast_cv**2, times.count)
+
+
+def _joined(parts: list[BatchTimes]) -> BatchTimes:
+    names = BatchTimes.__dataclass_fields__
+    return BatchTimes(*(np.concatenate([getattr(part, name) for part in parts] or [np.empty(0)]) for name in names))

@@ -1,0 +1,64 @@
+"""What the batch times of one window say of the speed, each thing found once and shared by estimates and assumptions.
+
+Steps and wander are judged without outliers, which are neither, and the residual without stalls; the speed itself, the mean factor on
+the time that the batches take, includes all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from policies import Policy
+from queueing.estimation.speed.batch_times import BatchTimes, batch_times, slot_times
+from queueing.estimation.speed.speed_change import SpeedChange, speed_change
+from queueing.estimation.speed.speed_process import Stalls, slot_stalls, stalled, stalls, without_outliers
+from queueing.estimation.speed.wander import Wander, wander
+from queueing.estimation.window.snapshot import Snapshot
+from queueing.latency.law import LatencyModel
+
+
+@dataclass(frozen=True, eq=False)
+class Speeds:
+    """Computed when first asked for."""
+
+    times: BatchTimes
+    slots: tuple[BatchTimes, ...] = ()  # of continuous servers, request by request
+
+    @classmethod
+    def of(cls, policy: Policy, seen: Snapshot, shape: LatencyModel) -> Speeds:
+        """Of the snapshot's own rows."""
+        slots = slot_times(seen.mine, shape) if policy.joins_running else []
+        return cls(batch_times(policy, seen.mine, shape, slots), tuple(slots))
+
+    @cached_property
+    def stalls(self) -> Stalls:
+        """Far beyond the law, since the speed changed."""
+        if not self.slots:
+            return stalls(self.recent)
+        return slot_stalls(self.slots if self.step is None else [each.part(each.at >= self.step.at) for each in self.slots])
+
+    @cached_property
+    def steady(self) -> BatchTimes:
+        """Batches without outliers."""
+        return without_outliers(self.times)
+
+    @cached_property
+    def step(self) -> SpeedChange | None:
+        """The instant at which the speed changed."""
+        return speed_change(self.steady)
+
+    @cached_property
+    def recent(self) -> BatchTimes:
+        """All batches since then."""
+        return self.times if self.step is None else self.times.part(self.times.at >= self.step.at)
+
+    @cached_property
+    def without_stalls(self) -> BatchTimes:
+        """Of those the batches that met no stall."""
+        return self.recent.part(~stalled(self.recent))
+
+    @cached_property
+    def slow(self) -> Wander:
+        """The slow part of the speed since then."""
+        return wander(self.steady if self.step is None else self.steady.part(self.steady.at >= self.step.at))

@@ -1,0 +1,1 @@
+"""The window of recent arrivals and records, and how it is kept in two processes."""

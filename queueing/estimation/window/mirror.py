@@ -1,0 +1,137 @@
+"""The predicting process's copy of the window: fed with what is new, read as arrays.
+
+An epoch ends the window: after a switch of policy, limit, patience or servers nothing measured before it is averaged with what
+follows, EXCEPT token counts: how long prompts and answers are is the clients' matter. Those of earlier epochs are kept for
+the length estimate only, where limits that differ are what its censoring is for; an epoch begun with
+`carry_lengths=False` (another model, another system prompt) drops them too.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from queueing.estimation.change import Vector
+from queueing.estimation.window.feed import MOST, News
+from queueing.estimation.window.snapshot import COLUMN, WIDTH, Snapshot, picked
+
+SECONDS = 300.0
+
+
+class Tail:
+    """The last `most` rows of a stream (at least), column after column in memory, so that reading one does not read all."""
+
+    def __init__(self, most: int, width: int) -> None:
+        self._most = most
+        self._kept: npt.NDArray[np.float64] = np.empty((width, 0))
+        self._end = 0
+        self._forgot = False
+
+    def extend(self, numbers: array[float]) -> None:
+        """With whole rows; copies them."""
+        width, room = self._kept.shape
+        new = np.frombuffer(numbers, dtype=np.float64).reshape(-1, width) if numbers else np.empty((0, width))
+        self._forgot = self.full or len(new) > self._most
+        new = new[-self._most :]
+        if self._end + len(new) > room:
+            self._make_room(len(new))
+        self._kept[:, self._end : self._end + len(new)] = new.T
+        self._end += len(new)
+
+    def _make_room(self, count: int) -> None:
+        old = self.rows
+        kept = np.empty((self._kept.shape[0], min(2 * self._most, 2 * (len(old) + count)) + count))
+        kept[:, : len(old)] = old.T
+        self._kept, self._end = kept, len(old)
+
+    @property
+    def rows(self) -> npt.NDArray[np.float64]:
+        """The last `most`: a view, which holds until the next `extend`."""
+        return self._kept[:, max(0, self._end - self._most) : self._end].T
+
+    @property
+    def full(self) -> bool:
+        """Whether older rows were forgotten."""
+        return self._forgot or self._end > self._most
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._end, self._forgot = 0, False
+
+
+@dataclass(slots=True, kw_only=True)
+class Mirror:
+    """A window of `seconds`, at most `most` arrivals and `most` ended requests."""
+
+    seconds: float = SECONDS
+    most: int = MOST
+    _news: News | None = None  # the last
+    _tails: dict[str, Tail] = field(default_factory=dict)
+    _shortest: float = math.inf  # queueing delay so far, seconds
+
+    def __post_init__(self) -> None:
+        names = ("arrivals", "sequences", "retries", "lost", "rows")
+        self._tails = {name: Tail(self.most, WIDTH if name == "rows" else 1) for name in names}
+
+    def add(self, news: News) -> None:
+        """What the feed gave; in its order, none left out."""
+        for name, tail in self._tails.items():
+            if news.forgets_lengths if name == "rows" else news.begun:
+                tail.clear()
+            tail.extend(getattr(news, name))
+        self._news = news
+        self._shortest = min(self._shortest, _shortest_delay(news.rows))
+
+    def snapshot(
+        self,
+        policy: str,
+        now: float,
+        *,
+        in_service: tuple[tuple[float, int], ...] = (),
+        ended: tuple[tuple[float, int], ...] = (),
+        waiting: int = 0,
+        servers: int = 1,
+    ) -> Snapshot:
+        """Arrays of what lies in the window; does not modify it. Raises ValueError before anything was added."""
+        if self._news is None:
+            raise ValueError("got a mirror without news; expected at least one `add` before a snapshot")
+        arrivals = self._tails["arrivals"].rows[:, 0]
+        start = max(self._news.epoch_at, now - self.seconds)
+        if self._tails["arrivals"].full:
+            start = max(start, float(arrivals[0]))
+        rows = self._tails["rows"].rows
+        within = arrivals > start
+        sequences = self._tails["sequences"].rows[:, 0][within]
+        return Snapshot(
+            policy=policy,
+            epoch=self._news.epoch,
+            epoch_at=self._news.epoch_at,
+            start=start,
+            now=now,
+            arrivals=arrivals[within],
+            sequences=sequences if (sequences > 1).any() else None,
+            rows=picked(rows, rows[:, COLUMN["dispatched_at"]] >= now - self.seconds),
+            in_service=in_service,
+            ended=ended,
+            waiting=waiting,
+            retries=self._after("retries", start).size,
+            lost_at=self._after("lost", start),
+            servers=servers,
+            carried_from=max(self._news.carried_from, now - self.seconds),
+            shortest_delay=self._shortest,
+        )
+
+    def _after(self, name: str, start: float) -> Vector:
+        found = self._tails[name].rows[:, 0]
+        return found[found > start]
+
+
+def _shortest_delay(numbers: array[float]) -> float:
+    """Of dispatched requests; infinite where there are none."""
+    rows = np.frombuffer(numbers, dtype=np.float64).reshape(-1, WIDTH) if numbers else np.empty((0, WIDTH))
+    delays = rows[:, COLUMN["dispatched_at"]] - rows[:, COLUMN["arrived_at"]]
+    return float(np.min(delays, initial=math.inf, where=np.isfinite(delays)))

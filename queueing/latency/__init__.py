@@ -1,0 +1,1 @@
+"""The latency law, service and batch times, profiles, energy per batch."""

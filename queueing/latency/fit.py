@@ -1,0 +1,99 @@
+"""Fits of the latency law to designed measurements.
+
+    H = k1 b + k2 + kp sum(prompt) + (k3 b + k4) l_max          (padded)
+    H = k1 b + k2 + kp sum(prompt) + k3 sum(l) + k4 l_max       (unpadded)
+
+Least squares with weights 1/fitted, iterated (relative errors count alike, and no weight depends on the noise of its
+own measurement), coefficients >= 0 (Lawson-Hanson). On means, not medians: what a queue feels is the mean. Intervals
+by bootstrap over the measurements of each cell. b and l must have been set by the experimenter: fitted on a run's own
+batches the coefficients are nonsense, because slow periods grow batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from queueing.latency.law import LatencyModel
+from queueing.latency.speed import residual_cv
+
+FloatArray = NDArray[np.float64]
+COEFFICIENTS = ("k1", "k2", "kp", "k3", "k4")
+ROUNDS = 8  # of reweighting; three suffice in practice
+BOOTSTRAP = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One measured batch."""
+
+    lengths: tuple[int, ...]  # output tokens of every member
+    prompt_tokens: int  # sum over the batch
+    service_time: float  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A law with how well it fits: R2 on the raw scale, mean absolute percentage error over cells' means, 95 % intervals."""
+
+    law: LatencyModel
+    r2: float
+    mape: float  # fraction
+    intervals: dict[str, tuple[float, float]]
+
+
+def fit_law(batches: Sequence[Measured], rng: np.random.Generator, *, padded: bool = True, bootstrap: int = BOOTSTRAP) -> Fit:
+    """The law that fits these batches. Raises ValueError where they cannot tell the coefficients apart."""
+    design, times = _design(batches, padded=padded), np.array([batch.service_time for batch in batches])
+    prompts = design[:, 2] / design[:, 0]
+    varied = np.array([True, True, prompts.std() > 0, True, True])  # one prompt length: its cost is part of k1
+    if np.linalg.matrix_rank(design[:, varied]) < np.count_nonzero(varied):
+        raise ValueError("got batches whose sizes and lengths vary together; expected a grid of sizes and lengths")
+    cells = _cells(batches)
+    coefficients = _solve(design, times, varied)
+    fitted = design @ coefficients
+    draws = np.array(
+        [coefficients, *(_solve(design[index], times[index], varied) for index in (_resample(cells, rng) for _ in range(bootstrap)))]
+    )
+    low, high = np.percentile(draws, [2.5, 97.5], axis=0)
+    law = LatencyModel(**dict(zip(COEFFICIENTS, map(float, coefficients), strict=True)), cv=residual_cv(times, fitted))
+    errors = [abs(times[index].mean() / fitted[index].mean() - 1) for index in cells]
+    return Fit(
+        law=law,
+        r2=float(1 - ((times - fitted) ** 2).sum() / ((times - times.mean()) ** 2).sum()),
+        mape=float(np.mean(errors)),
+        intervals={name: (float(a), float(b)) for name, a, b in zip(COEFFICIENTS, low, high, strict=True)},
+    )
+
+
+def _design(batches: Sequence[Measured], *, padded: bool) -> FloatArray:
+    rows = []
+    for batch in batches:
+        size, longest, total = len(batch.lengths), max(batch.lengths), sum(batch.lengths)
+        rows.append([size, 1, batch.prompt_tokens, size * longest if padded else total, longest])
+    return np.array(rows, dtype=float)
+
+
+def _solve(design: FloatArray, times: FloatArray, varied: NDArray[np.bool_]) -> FloatArray:
+    weights = np.full(len(times), 1 / times.mean())
+    coefficients = np.zeros(design.shape[1])
+    for _ in range(ROUNDS):
+        coefficients[varied], _ = nnls(design[:, varied] * weights[:, None], times * weights)
+        weights = 1 / np.maximum(design @ coefficients, 1e-9)
+    return coefficients
+
+
+def _cells(batches: Sequence[Measured]) -> list[NDArray[np.intp]]:
+    """Indices of the repeats of each designed cell."""
+    found: dict[tuple[tuple[int, ...], int], list[int]] = {}
+    for index, batch in enumerate(batches):
+        found.setdefault((batch.lengths, batch.prompt_tokens), []).append(index)
+    return [np.array(indices) for indices in found.values()]
+
+
+def _resample(cells: Sequence[NDArray[np.intp]], rng: np.random.Generator) -> NDArray[np.intp]:
+    return np.concatenate([rng.choice(indices, indices.size) for indices in cells])

@@ -1,0 +1,234 @@
+"""One engine that obeys the latency law, step by step: a pure state machine on exact instants.
+
+The simulator jumps it from end to end, the emulated engine moves it token by token; because both read the same
+closed form for the instants of a stretch of equal steps, they agree to the last bit. Between two changes of
+composition the steps are equal: step k of a stretch that began at `t` ends at `t + first + (k - 1) * rest`. A
+composition changes only at the end of a step: a member ends (unpadded), a new one enters, one was removed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from queueing.latency.law import LatencyModel
+from queueing.latency.stalls import StallClock
+
+
+@dataclass(slots=True)
+class Member:
+    """One sequence in service: how many output tokens it will make (known here only) and has made."""
+
+    id: str
+    prompt_tokens: int
+    output_tokens: int
+    produced: int = 0
+    enters_at: float = 0.0
+    first_token_at: float | None = None
+    last_token_at: float | None = None  # its own end
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has met its own end."""
+        return self.produced >= self.output_tokens
+
+
+class ServiceProcess:
+    """An engine under the law. Idle at first; `admit`, `remove` and `advance` are its only changes."""
+
+    def __init__(self, law: LatencyModel, rng: np.random.Generator, *, pad_prompts: bool = False) -> None:
+        self.law = law
+        self._pad_prompts = pad_prompts  # of a batch, to its longest one
+        self._rng = rng
+        self._active: dict[str, Member] = {}  # in a step; a padded batch keeps its ended members
+        self._pending: dict[str, Member] = {}  # admitted, not yet in a step
+        self._entry_at = math.inf  # the earliest instant at which one of them may enter
+        self._padded = False
+        self._residual = self._pace = 1.0  # factor on a stall, on a step
+        self._stalls = StallClock(law, rng)
+        self._until_first = self._each = 0.0  # lawful seconds of this stretch's first step, of each that follows; 0 without stalls
+        self._joined = False  # a continuous engine's: without residual and stalls
+        self._opens_batch = False  # the next stretch pays k2
+        self._first_end = self._rest = math.inf
+        self._steps = 0  # completed in this stretch
+        self._changed = True  # composition changed at `_now`: the next step opens a new stretch
+        self._began_at = -math.inf  # start of this stretch
+        self._entered: list[Member] = []  # those who entered with it
+        self._now = -math.inf  # end of the last completed step
+        self._target: int | None = None  # step at which the next change is, once it has been looked for
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is in service or on its way."""
+        return not (self._active or self._pending)
+
+    def admit(self, now: float, members: Iterable[Member], *, padded: bool, joining: bool) -> None:
+        """Take members in. A batch (`joining=False`) needs an idle engine and enters one step together, now."""
+        self._target = None
+        if not joining:
+            if not self.idle:
+                raise ValueError("a batch was dispatched to an engine that is not empty")
+            self._residual, self._opens_batch, self._padded = self.law.residual(self._rng), True, padded
+            self._pace, self._joined = self._residual * (1 - self.law.stall_share), False
+        elif not self._active:
+            self._residual, self._opens_batch, self._padded = 1.0, False, False
+            self._pace, self._joined = 1.0, True
+        delay = self.law.turnaround * self.law.speed if joining else 0.0
+        for member in members:
+            member.enters_at = now + delay
+            self._pending[member.id] = member
+            self._entry_at = min(self._entry_at, member.enters_at)
+
+    def remove(self, member_id: str, now: float) -> None:
+        """Drop a member (its client left); the step in flight keeps its end. Unknown ids are no error."""
+        if self._pending.pop(member_id, None) or member_id not in self._active:
+            self._look_for_entry()
+            self._target = None
+            return
+        self._open()
+        while self._instant(self._steps + 1) <= now:
+            self._complete(1)
+        self._target = None
+        del self._active[member_id]
+        if all(member.ended for member in self._active.values()):
+            self._active.clear()  # nobody is left who needs another token
+            self._changed = True
+        else:
+            self._first_end = self._instant(self._steps + 1)
+            self._serve(self._steps + 1)
+            self._steps, self._until_first = 0, 0.0
+            self._step_of(len(self._active))
+
+    def next_step_at(self) -> float:
+        """End of the step in flight; infinity when idle."""
+        self._open()
+        return self._instant(self._steps + 1)
+
+    def next_change_at(self) -> float:
+        """Instant of the next end of a member or, before it, of the next entry; infinity when idle."""
+        self._open()
+        return self._instant(self._steps_to_change())
+
+    def advance(self, *, to_change: bool) -> list[Member]:
+        """Complete one step, or all up to the next change; returns the members whose own end this is."""
+        self._open()
+        return self._depart(self._complete(self._steps_to_change() - self._steps if to_change else 1))
+
+    def step(self) -> tuple[list[Member], list[Member]]:
+        """Complete one step; returns the members that were in it, ended ones of a padded batch included, and those whose own end it is."""
+        self._open()
+        running = list(self._active.values())
+        return running, self._depart(self._complete(1))
+
+    def _depart(self, ended: list[Member]) -> list[Member]:
+        if not self._padded:
+            for member in ended:
+                del self._active[member.id]
+            self._changed = self._changed or bool(ended)
+        elif all(member.ended for member in self._active.values()):
+            self._active.clear()
+            self._changed = True
+        return ended
+
+    def _complete(self, steps: int) -> list[Member]:
+        """Go on by so many steps; returns the members whose own end is among them."""
+        done, ended = self._steps, []
+        self._steps += steps
+        self._target = None
+        self._now = self._instant(self._steps)
+        for member in self._active.values():
+            if not member.produced:
+                member.first_token_at = self._instant(done + 1)
+            left = member.output_tokens - member.produced
+            if 0 < left <= steps:
+                member.last_token_at = self._instant(done + left)
+                ended.append(member)
+            member.produced += steps
+        return ended
+
+    def _open(self) -> None:
+        """Begin a new stretch where the composition changed or someone may enter now."""
+        if not self._active:
+            self._first_end = self._rest = math.inf
+            if self._pending:
+                self._begin(max(self._now, self._entry_at))
+        elif self._changed or self._entry_at <= self._now:
+            self._begin(self._now)
+
+    def _begin(self, at: float) -> None:
+        entering = [member for member in self._pending.values() if member.enters_at <= at]
+        for member in entering:
+            self._active[member.id] = self._pending.pop(member.id)
+        self._look_for_entry()
+        if at > self._began_at:
+            self._began_at, self._entered = at, []
+        self._entered += entering  # a stretch reopened at its own start keeps what those before have to pay
+        prompts = self._prompt_tokens()
+        self._serve(self._steps)
+        self._step_of(len(self._active))
+        seconds = (self.law.setup if self._opens_batch else self.law.admission)(len(self._entered), prompts)
+        self._first_end = at + (self._pace * seconds + self._rest)
+        if self._stalls.rate and not self._joined:
+            self._until_first = seconds + self._each
+            self._first_end += self._stalled(self._until_first)
+        self._steps, self._opens_batch, self._changed, self._target = 0, False, False, None
+
+    def _prompt_tokens(self) -> int:
+        """Of those who entered, padding included."""
+        tokens = [member.prompt_tokens for member in self._entered]
+        return len(tokens) * max(tokens) if self._pad_prompts and self._opens_batch else sum(tokens)
+
+    def _look_for_entry(self) -> None:
+        self._entry_at = min([member.enters_at for member in self._pending.values()], default=math.inf)
+
+    def _instant(self, step: int) -> float:
+        if step == 1:
+            return self._first_end
+        end = self._first_end + (step - 1) * self._rest
+        if not self._each or end == math.inf:
+            return end
+        return end + self._stalled(self._seconds(step)) - self._stalled(self._until_first)
+
+    def _step_of(self, size: int) -> None:
+        """Steps of this stretch have `size` members."""
+        step = self.law.step(size)
+        self._rest = self._pace * step
+        self._each = step if self._stalls.rate and not self._joined else 0.0
+
+    def _seconds(self, steps: int) -> float:
+        """Lawful seconds of the stretch's first steps."""
+        return self._until_first + (steps - 1) * self._each if steps else 0.0
+
+    def _serve(self, steps: int) -> None:
+        """So much of the stretch is over."""
+        self._stalls.pass_by(self._seconds(steps))
+        self._until_first = self._each = 0.0
+
+    def _stalled(self, seconds: float) -> float:
+        """What the stalls of the next lawful seconds take."""
+        return self._residual * self.law.stall * self._stalls.within(seconds)
+
+    def _steps_to_change(self) -> int:
+        if self._target is None:
+            self._target = self._look_for_change()
+        return self._target
+
+    def _look_for_change(self) -> int:
+        left = [member.output_tokens - member.produced for member in self._active.values() if member.produced < member.output_tokens]
+        if not left:
+            return self._steps + 1
+        steps = self._steps + (max(left) if self._padded else min(left))
+        if self._pending:
+            steps = min(steps, self._first_step_at_or_after(self._entry_at))
+        return max(steps, self._steps + 1)
+
+    def _first_step_at_or_after(self, at: float) -> int:
+        step = max(1, math.ceil((at - self._first_end) / self._rest) + 1)
+        while step > 1 and self._instant(step - 1) >= at:
+            step -= 1
+        while self._instant(step) < at:
+            step += 1
+        return step

@@ -1,0 +1,1 @@
+"""Queueing models, one a module."""

@@ -1,0 +1,192 @@
+"""Continuous batching: c slots on an engine whose step slows down with the sequences in it. An approximation.
+
+Birth-death in the number of requests n, the closed system of queueing.latency.slot_time in each state: up lam, down X(min(n, c)), the
+refilled X above c. Gives the slots taken, P(Wq > 0) and the delay Wq_M of exponential work. General lengths:
+
+    Wq = Wq_M (1 + C^2)/2 * 2 w_D / (2 alpha w_D + 1 - alpha),   w_D = Wq(M/D/c) / Wq(M/M/c)
+    alpha = ((1 + C^2) E[S] / g - c - 1) / (c - 1),   C^2, g: SlotTime.scv, SlotTime.smallest_of
+
+(Boxma, Cohen and Huffels 1979, with w_D by Kimura 1986 after Cosmetatos): right in light and heavy traffic, exact for c = 1.
+
+    P(Wq > x) = P(Wq > 0) e^{-x P(Wq > 0) / Wq}
+    time to first token = Wq + gap + admissions + first step;  inter-token latency = (sojourn - time to first token) / (E[N] - 1)
+Conditions: Poisson arrivals, one server. `load` = lam / refilled X(c). The same engine as a fluid, exact:
+queueing.models.processor_sharing.
+
+Measured against simulation of the same model (not an engine), model / simulation - 1 in %. Laws: k1 .3 ms, k3 25 us, k4 .92 ms with
+turnaround 0 and 1.55 ms; k1 .3 ms, k3 = k4 = .5 ms. Load .3, .6, .85, .95; 6e5 requests a cell (2e6 at .95, 1e5 at .3 and c >= 16;
+standard error of the delay 1 to 10 %).
+Delay where it is above 2 % of the sojourn (below, it is up to 80 % off and does not matter), then sojourn, worst cells of either sign:
+
+    lengths               c = 2              4              8             16             32
+    geometric 16     -2+2 -2+2      -3+4 -2+3      -4+5 -2+1      -2+8 -0+4      -5+3 -1+1
+    uniform 1-32     -3+2 -3+1      -4+2 -1+1      -7+2 -1+1      -6+0 -1+1     -18+0 -1+2
+    lognormal .7     -5+2 -4+1      -3+4 -1+3      -3+8 -1+5      -3+3 -1+1     -12+4 -1+1
+    lognormal 1.2    -5+5 -5+4      -3+3 -3+2      -6+8 -5+2      -3+6 -1+4     -2+19 -1+2
+    16 each          -8+2 -7+2      -5+6 -1+4     -12+1 -7+1     -24+4 -8+2     -29-4 -1+1
+    uniform 1-4     -9+20 -3+17   -17+35 -4+25    -27+1 -8+7    -28+22 -6+9    -42+32 -3+11
+
+Time to first token: the delay's error, else within 3 %; inter-token latency -1 to +3 %. `doubt` names every cell (330 of 426 pass, with
+mean lengths 4, 8, 177, k1 = 2 ms and c = 64 added, 4e5 requests) where the delay is off by more than 10 % and 2 % of the sojourn, or the
+sojourn by more than 3 %, beyond two standard errors. Quantiles where given: p50 to p95 within 10 %, p99 within 13 %; at load .95 17 %,
+noise included, and -28 % in one cell whose delay has a standard error of 25 %.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from queueing.distributions.token_distribution import Vector
+from queueing.errors import NotConvergedError, UnstableQueueError
+from queueing.latency.slot_time import SlotTime
+from queueing.models.mgc import general_service
+from queueing.models.processor_sharing import log_weights
+from queueing.result import LEVELS, Quantiles
+
+__all__ = ["SlotQueue", "SlotTime", "doubt", "solve_continuous", "trusted"]
+
+_LARGEST = 20_000
+_ALL_FOLLOWED = 256  # slots; of more, only as many as matter
+_FEW_TOKENS, _ADMISSIONS, _ALIKE, _NEAR = 8.0, 0.35, 0.05, 0.88  # where the measured errors begin
+_SPREAD = 0.2  # SCV of the lengths from which on the delay of those who wait is near exponential
+
+
+@dataclass(frozen=True)
+class SlotQueue:
+    """A continuous engine in steady state; `batch_size` counts the slots taken just after a dispatch. Seconds."""
+
+    queueing_delay: float
+    sojourn_time: float
+    batch_size: float
+    utilisation: float
+    load: float
+    waiting: float  # P(Wq > 0)
+    delay: Quantiles  # its mean is queueing_delay
+    time_to_first_token: float  # from the arrival
+    inter_token_latency: float | None  # mean over tokens; None where every answer is one token
+
+
+def solve_continuous(time: SlotTime, arrival_rate: float, slots: int | None) -> SlotQueue:
+    """The approximation. Raises UnstableQueueError, NotConvergedError."""
+    load = arrival_rate / _capacity(time, slots)
+    if load >= 1:
+        raise UnstableQueueError(load)
+    found = _occupancy(time, arrival_rate, slots, load)
+    delay = 0.0
+    if slots is not None and found.waiting > 0:
+        delay = found.waiting / (time.throughput(slots, refilled=True) - arrival_rate) * _general_lengths(time, slots, load)
+    sojourn, first = delay + found.taken(0) / arrival_rate, delay + found.first_token(time)
+    later = time.output_tokens.mean - 1
+    return SlotQueue(
+        queueing_delay=delay,
+        sojourn_time=sojourn,
+        batch_size=found.taken(1),
+        utilisation=1 - float(found.free[0]),
+        load=load,
+        waiting=found.waiting,
+        delay=_quantiles(found.waiting, delay, time.output_tokens.scv),
+        time_to_first_token=first,
+        inter_token_latency=(sojourn - first) / later if later > 0 else None,
+    )
+
+
+def doubt(time: SlotTime, arrival_rate: float, slots: int | None) -> str | None:
+    """Why the approximation is not to be trusted here, if so (see the table of errors). A stable queue."""
+    capacity, tokens = _capacity(time, slots), time.output_tokens
+    most = math.inf if slots is None else slots
+    admissions = time.admitted * arrival_rate
+    if admissions > _ADMISSIONS and most > 4:
+        return f"admissions take {admissions:.0%} of the engine's time; the approximation holds up to {_ADMISSIONS:.0%}"
+    if tokens.mean < _FEW_TOKENS and most > tokens.mean:
+        room = "slots" if slots is None else f"{slots} slots"
+        return f"answers of {tokens.mean:.3g} tokens in {room} end in bunches; the approximation holds from {_FEW_TOKENS:.0f} tokens on"
+    if time.law.turnaround > 0 and (tokens.mean < _FEW_TOKENS or tokens.scv < _ALIKE) and arrival_rate > _NEAR * capacity:
+        return "short answers, or answers of one length, keep step with the turnaround: the capacity is uncertain by 2 %"
+    return None
+
+
+def trusted(time: SlotTime, arrival_rate: float, slots: int | None) -> bool:
+    """Whether `doubt` has nothing to say."""
+    return doubt(time, arrival_rate, slots) is None
+
+
+@dataclass(frozen=True)
+class _Occupancy:
+    """What an arrival sees: P(n slots taken) for n < c, and P(all taken); `stays[n]` = S and share of n + 1 taken slots."""
+
+    stays: list[tuple[float, float]]
+    free: Vector
+    waiting: float
+
+    def taken(self, more: int) -> float:
+        """E[min(n + more, c)], for `more` = 0 and 1."""
+        return float(self.free @ (np.arange(len(self.free)) + more)) + self.waiting * len(self.stays)
+
+    def first_token(self, time: SlotTime) -> float:
+        """From the dispatch to the first token."""
+        entries = [time.first_token(n, share, refilled=False) for n, (_, share) in enumerate(self.stays, start=1)]
+        at_once = float(self.free[: len(entries)] @ entries)
+        if self.waiting == 0:
+            return at_once
+        share = time.parts(len(entries), refilled=True)[1]
+        return at_once + self.waiting * time.first_token(len(entries), share, refilled=True)
+
+
+def _capacity(time: SlotTime, slots: int | None) -> float:
+    return time.limit() if slots is None else time.throughput(slots, refilled=True)
+
+
+def _occupancy(time: SlotTime, arrival_rate: float, slots: int | None, load: float) -> _Occupancy:
+    stays = _stays(time, arrival_rate, slots)
+    rates = np.arange(1, len(stays) + 1) / np.array([mean for mean, _ in stays])
+    weights = log_weights(arrival_rate, rates)
+    weights = np.exp(weights - weights.max())
+    if slots is None or len(stays) < slots:
+        return _Occupancy(stays, weights / weights.sum(), 0.0)
+    weights[-1] /= 1 - load  # with the states above c
+    weights /= weights.sum()
+    return _Occupancy(stays, weights[:-1], float(weights[-1]))
+
+
+def _quantiles(waiting: float, delay: float, spread: float) -> Quantiles:
+    """0 with probability 1 - waiting, else exponential; None where C^2 = `spread` is small, or next to the atom at 0."""
+    clear = spread >= _SPREAD
+    return Quantiles(delay, **{name: _quantile(level, waiting, delay) if clear or waiting == 0 else None for name, level in LEVELS.items()})
+
+
+def _quantile(level: float, waiting: float, delay: float) -> float | None:
+    """Next to the atom a small error of P(Wq > 0) moves a quantile far."""
+    times = waiting / (1 - level)
+    if times < 0.5:
+        return 0.0
+    return math.log(times) * delay / waiting if times >= (1.6 if level <= 0.5 else 4) else None
+
+
+def _stays(time: SlotTime, arrival_rate: float, slots: int | None) -> list[tuple[float, float]]:
+    """S(n) and its share in steps for n = 1, ..., c; without a bound as many as matter."""
+    if slots is not None and slots <= _ALL_FOLLOWED:
+        return [time.parts(n, refilled=False) for n in range(1, slots + 1)]
+    stays, height, share = [], 0.0, 0.5
+    for n in range(1, _LARGEST if slots is None else min(slots + 1, _LARGEST)):
+        stays.append(time.parts(n, refilled=False, share=share))
+        if n > _ALL_FOLLOWED:
+            share = stays[-1][1]  # near that of one more
+        down = n / stays[-1][0]
+        height += math.log(arrival_rate / down)
+        if down > arrival_rate and height < -35:  # e^-35 of the first state, and falling
+            return stays
+    if len(stays) == slots:
+        return stays
+    raise NotConvergedError(f"the number of slots that {arrival_rate:.4g} requests/s take", math.exp(min(0.0, height)))
+
+
+def _general_lengths(time: SlotTime, slots: int, load: float) -> float:
+    """Wq / Wq_M."""
+    mean, share = time.parts(slots, refilled=True)
+    scv = time.scv(slots, mean, share)
+    if slots == 1:
+        return (1 + scv) / 2
+    return general_service(slots, load, scv, time.smallest_of(slots, mean, share) / mean)

@@ -1,0 +1,121 @@
+"""What is to be achieved, and how one choice scores. Every score is smaller-is-better; a choice that may not be made has none.
+
+    delay        mean queueing delay; across families mean sojourn time (queueing.optimization.quantity)
+    throughput   minus the largest stable rate
+    v1           Yang et al. Eq. 10: theta E[u] - (1 - theta) E[Wq]
+    v2           Eq. 11 with patience: theta E[u] - (1 - theta) E[Wq | served] - l pi. Printed with `+`, which rewards waiting:
+                 `sign=+1` gives that (their reported optimum comes out with it only)
+    clipped      mean queueing delay, at most `max_clipped_fraction` of the requests clipped
+    slo          as delay, or the mean of the duration that the SLO bounds, among the choices that keep the SLO
+
+E[u] = E[min(1, n_max / N)], the share of an answer that its reader gets (as printed).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from policies.durations import parse_duration
+from policies.text import SpecError
+from queueing.distributions.token_distribution import TokenDistribution
+from queueing.result import Prediction, Quantity
+
+OBJECTIVES = ("delay", "throughput", "v1", "v2", "clipped", "slo")
+_SLO = re.compile(r"(mean|p50|p90|p95|p99)_(queueing_delay|sojourn_time|time_to_first_token)\s*=\s*(.+)")
+
+
+@dataclass(frozen=True)
+class Slo:
+    """`metric` (mean or a quantile) of `field` at most `seconds`."""
+
+    metric: str
+    field: Quantity
+    seconds: float
+
+    def value(self, prediction: Prediction) -> float | None:
+        """What is predicted for it, seconds."""
+        found = getattr(getattr(prediction, self.field), self.metric)
+        return None if found is None else float(found)
+
+    def kept(self, prediction: Prediction) -> bool:
+        """Whether it holds. Raises SpecError where the method has no such quantile."""
+        found, mean = self.value(prediction), getattr(prediction, self.field).mean
+        if found is None and mean is not None and self.metric in ("p90", "p95", "p99") and mean > self.seconds:
+            return False  # where the law could not be followed: near saturation, with a mean that is too long already
+        if found is None:
+            expected = "a mean, or --method simulation"
+            raise SpecError(f"got slo={self}, which {prediction.method} does not give for {prediction.policy}; expected {expected}")
+        return found <= self.seconds
+
+    def __str__(self) -> str:
+        return f"{self.metric}_{self.field}={self.seconds:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """The objective with its parameters. Raises SpecError where they do not fit."""
+
+    name: str
+    theta: float = 0.5
+    loss_cost: float = 1.0
+    max_clipped_fraction: float = 0.05
+    slo: Slo | None = None
+    sign: int = -1  # of the delay in V2
+
+    def __post_init__(self) -> None:
+        if self.name not in OBJECTIVES:
+            raise SpecError(f"got objective={self.name!r}; expected one of {', '.join(OBJECTIVES)}")
+        self._check_weights()
+        if (self.name == "slo") != (self.slo is not None):
+            if self.slo is None:
+                raise SpecError("got --objective slo without --slo; expected --slo too, for example --slo p99_queueing_delay=2s")
+            raise SpecError(f"got objective={self.name} and slo={self.slo}; expected --objective slo for --slo: add --objective slo")
+
+    def _check_weights(self) -> None:
+        if not 0 <= self.theta <= 1:
+            raise SpecError(f"got theta={self.theta:g}; expected a number from 0 to 1")
+        if not 0 <= self.loss_cost < math.inf:
+            raise SpecError(f"got loss_cost={self.loss_cost:g}; expected a finite number >= 0")
+        if not 0 <= self.max_clipped_fraction < 1:
+            raise SpecError(f"got max_clipped_fraction={self.max_clipped_fraction:g}; expected a number from 0 to below 1")
+
+    @property
+    def constraint(self) -> str:
+        """What a stable choice may break, with its value."""
+        if self.slo is not None:
+            return str(self.slo)
+        return f"max_clipped_fraction={self.max_clipped_fraction:g}" if self.name == "clipped" else "of the objective"
+
+    def utility_score(self, utility: float, delay: float, loss: float = 0.0) -> float:
+        """V1 or V2, negated."""
+        signed = self.sign if self.name == "v2" else -1
+        cost = self.loss_cost * loss if self.name == "v2" else 0.0
+        return -(self.theta * utility + signed * (1 - self.theta) * delay - cost)
+
+
+def parse_slo(text: str) -> Slo:
+    """`p99_queueing_delay=2s`. Raises SpecError."""
+    match = _SLO.fullmatch(text.strip())
+    if match is None:
+        form = "{mean, p50, p90, p95, p99}_{queueing_delay, sojourn_time, time_to_first_token}=SECONDS"
+        raise SpecError(f"got slo={text!r}; expected {form}, for example p99_queueing_delay=2s")
+    try:
+        seconds = parse_duration(match[3])
+    except SpecError:
+        raise SpecError(f"got slo={text!r}; expected a duration such as 2s or 100ms behind the =") from None
+    if not 0 < seconds < math.inf:
+        raise SpecError(f"got slo={text!r}; expected finite seconds > 0")
+    return Slo(match[1], cast(Quantity, match[2]), seconds)
+
+
+def utilities(lengths: TokenDistribution) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """E[min(1, n / N)] for n = 0 .. longest: P(N <= n) + n E[1/N; N > n]."""
+    inverse = np.zeros(len(lengths.pmf))
+    inverse[1:] = lengths.pmf[1:] / lengths.counts[1:]
+    beyond = np.append(np.cumsum(inverse[::-1])[::-1][1:], 0.0)
+    return np.asarray(lengths.cdf + lengths.counts * beyond, dtype=np.float64)

@@ -1,0 +1,111 @@
+"""The token limit: the longest answer that the queue can afford.
+
+Single requests without patience: every limit is scored at once from cumulative sums (exact search):
+    E[N'] = sum_{k<n} P(N > k),  E[N'^2] = sum_{k<n} (2k + 1) P(N > k),  N' = min(N, n)      (Yang et al. Eq. 2-3)
+Everything else: a geometric grid of limits, refined about the best down to one token (right for a score with one valley).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from policies.immediate import Single
+from policies.text import SpecError
+from queueing.model import Model
+from queueing.optimization.objective import Objective, utilities
+from queueing.optimization.quantity import compared_by, mean_of
+from queueing.optimization.search import Optimum, Point, Predict, choose, point_of, refined, score_of
+from queueing.prediction import predict_model
+
+TARGET = "max-output-tokens"
+REFINED = "not every limit was tried: a coarse grid, refined about its best (right for a score with one valley)"
+
+
+def best_token_limit(
+    model: Model, arrival_rate: float, objective: Objective, largest: int | None = None, predict: Predict = predict_model
+) -> Optimum:
+    """Over the limits 1 .. `largest` (the longest answer); `model` has the lengths before clipping.
+
+    Raises SpecError, NoStableChoiceError.
+    """
+    if largest is not None and largest < 1:
+        raise SpecError(f"got largest={largest}; expected at least 1")
+    if objective.name == "v2" and model.patience is None:
+        raise SpecError("got --objective v2 without --patience; expected a patience (v2 weighs lost requests), or --objective v1")
+    longest = model.output_tokens.longest if largest is None else min(largest, model.output_tokens.longest)
+    quick = isinstance(model.policy, Single) and model.patience is None and model.servers == 1
+    compared = compared_by([model.policy]) if objective.name in ("delay", "clipped") else None
+    if quick and objective.name in ("delay", "v1", "clipped", "throughput"):
+        found = choose(TARGET, objective, _every_limit(model, arrival_rate, objective, longest))
+        return dataclasses.replace(found, compared=compared)
+    points: dict[int, Point] = {}
+    useful = utilities(model.output_tokens)
+
+    def score(limit: int) -> float | None:
+        points[limit] = _point(model, arrival_rate, objective, limit, float(useful[limit]), predict=predict)
+        return score_of(points[limit])
+
+    curve = [points[limit] for limit in refined(1, longest, score)]
+    found = choose(TARGET, objective, curve, None if len(curve) == longest else REFINED)
+    return dataclasses.replace(found, compared=compared)
+
+
+def _point(model: Model, arrival_rate: float, objective: Objective, limit: int, utility: float, *, predict: Predict) -> Point:
+    clipped = float(model.output_tokens.survival[limit])
+    limited = dataclasses.replace(model, output_tokens=model.output_tokens.clip(limit))
+    choice = {"max_output_tokens": limit, "clipped_fraction": clipped, "utility": utility}
+    point, prediction = point_of(choice, limited, arrival_rate, predict)
+    if prediction is None:
+        return point
+    delay, served = float(prediction.queueing_delay.mean or 0.0), float(prediction.served_queueing_delay.mean or 0.0)
+    compared = float(mean_of(prediction, compared_by([model.policy])) or 0.0)
+    allowed = True
+    if objective.name in ("v1", "v2"):
+        value = objective.utility_score(utility, served if objective.name == "v2" else delay, prediction.loss_fraction or 0.0)
+    elif objective.name == "throughput":
+        value = -limited.largest_stable_rate
+    elif objective.name == "slo":
+        assert objective.slo is not None
+        allowed, value = objective.slo.kept(prediction), -float(limit)  # the longest answers that keep it
+    else:
+        allowed, value = objective.name == "delay" or clipped <= objective.max_clipped_fraction, compared
+    return point | {"score": value if allowed else None}
+
+
+def _every_limit(model: Model, arrival_rate: float, objective: Objective, longest: int) -> list[Point]:
+    limits = np.arange(1, longest + 1)
+    above = model.output_tokens.survival[:longest]  # P(N > k), k = 0 ..
+    first, second = np.cumsum(above), np.cumsum((2 * limits - 1) * above)
+    law, prompts = model.law, model.prompt_tokens
+    setup = law.setup(1, 0.0 if prompts is None else prompts.mean)
+    extra = 0.0 if prompts is None else (law.speed * law.kp) ** 2 * prompts.variance
+    step = law.step(1)
+    mean = setup + step * first
+    stalls = law.stall_share * law.stall * mean
+    squares = (1 + law.cv**2) * (setup**2 + extra + 2 * setup * step * first + step**2 * second + stalls)
+    load = arrival_rate * mean
+    stable = load < 1
+    with np.errstate(divide="ignore"):
+        delay = np.where(stable, arrival_rate * squares / (2 * (1 - load)), np.inf)
+    clipped = model.output_tokens.survival[1 : longest + 1]
+    useful = utilities(model.output_tokens)[1 : longest + 1]
+    if objective.name == "v1":
+        score = -(objective.theta * useful - (1 - objective.theta) * delay)
+    else:
+        score = -1 / mean if objective.name == "throughput" else delay
+    allowed = stable & ((clipped <= objective.max_clipped_fraction) if objective.name == "clipped" else True)
+    return [
+        {
+            "max_output_tokens": int(limits[i]),
+            "clipped_fraction": float(clipped[i]),
+            "utility": float(useful[i]),
+            "load": float(load[i]),
+            "stable": bool(stable[i]),
+            "queueing_delay": float(delay[i]) if stable[i] else None,
+            "sojourn_time": float(delay[i] + mean[i]) if stable[i] else None,
+            "score": float(score[i]) if allowed[i] else None,
+        }
+        for i in range(longest)
+    ]

@@ -1,0 +1,1 @@
+"""What only the papers need: `kendall reproduce`, formulas as printed, their measurements."""

@@ -1,0 +1,1 @@
+"""The event-driven reference, compiled kernels, experiments and how long they have to run."""

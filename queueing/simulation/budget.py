@@ -1,0 +1,58 @@
+"""How many requests a simulation may follow within a few seconds and a few hundred megabytes.
+
+An event looks at every server, one of a continuous engine at every sequence in service too, a service at each of its stalls; the
+residuals of all servers, and the gaps between their stalls, are drawn beforehand. The generic simulator takes some hundred times longer
+than the compiled one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from policies.immediate import Continuous
+from queueing.errors import OutOfReachError
+from queueing.latency.stalls import SPARE_GAPS
+from queueing.model import Model
+from queueing.simulation.fast import MOST_SLOTS, is_compiled
+
+_LOOKS, _GENERIC_LOOKS = 1_500_000_000, 15_000_000  # at a server or a sequence, in about five seconds
+_DRAWS = 30_000_000  # residuals kept: 240 MB; and as many gaps between stalls
+_GENERIC_EVENT = 300  # looks that an event of the generic simulator costs besides
+_FEWEST = 20_000  # requests that a mean can be read from
+
+
+def affordable_requests(model: Model, arrival_rate: float, most: int) -> int:
+    """At most `most`. Raises OutOfReachError where too few are affordable for a mean."""
+    compiled = is_compiled(enough_slots(model, arrival_rate))
+    in_service = _in_service(model, arrival_rate)
+    stalls = 0.0 if model.policy.joins_running else model.law.stall_rate * model.batch_time.mean(1)
+    looks = 4 * (model.servers + in_service) + stalls + (0 if compiled else _GENERIC_EVENT)
+    affordable = (_LOOKS if compiled else _GENERIC_LOOKS) / looks
+    if model.draws_in_advance:
+        affordable = min(affordable, _DRAWS / model.servers - (SPARE_GAPS if model.law.stall_share else 0))
+    if affordable < _FEWEST:
+        events = f"{in_service:.0f} sequences in service together and {stalls:.0f} stalls in a service"
+        what = f"a simulation of servers={model.servers} with {events}"
+        raise OutOfReachError(what, "ask for fewer servers, a smaller bound on the batch size, or fewer and longer stalls")
+    return int(min(affordable, most))
+
+
+def enough_slots(model: Model, arrival_rate: float) -> Model:
+    """The same queue with the slots that the compiled simulator has, where twice as many as are in service are fewer than these."""
+    has_enough = model.bound is not None and model.bound <= MOST_SLOTS
+    if not isinstance(model.policy, Continuous) or has_enough or 2 * _in_service(model, arrival_rate) > MOST_SLOTS:
+        return model
+    return dataclasses.replace(model, max_num_seqs=MOST_SLOTS)
+
+
+def _in_service(model: Model, arrival_rate: float) -> float:
+    """Sequences together on a continuous engine, from its own load: at most the slots."""
+    if not isinstance(model.policy, Continuous):
+        return 0.0
+    time = model.slot_time
+    rate = arrival_rate / model.servers * (1.0 if model.sequences is None else model.sequences.mean)
+    shared = rate * (time.admitted + model.law.speed * model.law.k3 * time.mean_tokens)
+    alone = rate * model.law.speed * (model.law.k4 * time.mean_tokens + model.law.turnaround)
+    reached = alone / (1 - shared) if shared < 1 else math.inf
+    return min(reached, model.bound or math.inf, 100 * MOST_SLOTS)

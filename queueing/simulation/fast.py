@@ -1,0 +1,245 @@
+"""The named policies replayed on arrays by compiled kernels (queueing.simulation.kernels): what `kendall simulate` runs.
+
+The trace is that of `queueing.simulation.experiment.draw_jobs`, number for number: the same generators spawned from the seed, so one seed
+gives the same arrivals, lengths and residuals under every policy and in either simulator (common random numbers). Random numbers
+are drawn in blocks that stay in the cache; where all members of a batch fare alike, one value a batch is kept and spread when read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.fixed import Fixed
+from policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
+from queueing.distributions.token_distribution import TokenDistribution, Vector
+from queueing.latency.law import LatencyModel
+from queueing.latency.stalls import SPARE_GAPS
+from queueing.model import Model
+from queueing.models.batches.calls import draw_calls
+from queueing.models.gg1 import unit_gaps
+from queueing.simulation import kernels, slot_kernels
+
+Ints = npt.NDArray[np.signedinteger[Any]]
+MOST_SLOTS = 4096  # of a continuous server; beyond, the generic simulator
+COLUMNS = ("dispatched_at", "released_at", "first_token_at", "server_free_at", "batch_id", "batch_size", "server_id")
+_NAMED = (Single, Dynamic, Capped, Elastic, Continuous, Fixed)
+_GUIDE = 2**16
+_BLOCK = 2**14
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Arrivals (s), lengths and the generators of the residuals, one per server."""
+
+    arrived_at: Vector
+    output_tokens: Ints
+    prompt_tokens: Ints
+    residuals: list[np.random.Generator]
+    call_ends: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # for each where its call ends; empty: one by one
+
+
+@dataclass(frozen=True, eq=False)
+class SimulatedRun:
+    """What happened to each request, in order of arrival; instants in seconds, not-a-number and batch -1 where it was lost."""
+
+    arrived_at: Vector
+    output_tokens: Ints
+    columns: Mapping[str, npt.NDArray[Any]]  # those of COLUMNS, one value a request or, where `sizes` are given, one a batch
+    sizes: Ints | None = None  # of batches of consecutive requests on one server
+
+    @cached_property
+    def dispatched_at(self) -> Vector:
+        """Start of the service, or of the batch."""
+        return self._column("dispatched_at")
+
+    @cached_property
+    def released_at(self) -> Vector:
+        """Its answer has left."""
+        return self._column("released_at")
+
+    @cached_property
+    def first_token_at(self) -> Vector:
+        """End of its first step."""
+        return self._column("first_token_at")
+
+    @cached_property
+    def server_free_at(self) -> Vector:
+        """End of its batch; continuous: of its slot."""
+        return self._column("server_free_at")
+
+    @cached_property
+    def batch_id(self) -> Ints:
+        """Number of the dispatch, from 0."""
+        return self._column("batch_id")
+
+    @cached_property
+    def batch_size(self) -> Ints:
+        """Members of its batch; continuous: in service right after the dispatch."""
+        return self._column("batch_size")
+
+    @cached_property
+    def server_id(self) -> Ints:
+        """Where it was served, from 0."""
+        return self._column("server_id")
+
+    @property
+    def lost(self) -> npt.NDArray[np.bool_]:
+        """Those whose patience ran out."""
+        return self.batch_id < 0
+
+    @property
+    def queueing_delay(self) -> Vector:
+        """Dispatch - arrival."""
+        return self.dispatched_at - self.arrived_at
+
+    @property
+    def sojourn_time(self) -> Vector:
+        """Release - arrival."""
+        return self.released_at - self.arrived_at
+
+    def after(self, first: int) -> SimulatedRun:
+        """Without the first requests (the warm-up)."""
+        kept = {name: getattr(self, name)[first:] for name in COLUMNS}
+        return SimulatedRun(self.arrived_at[first:], self.output_tokens[first:], kept)
+
+    def _column(self, name: str) -> npt.NDArray[Any]:
+        values = self.columns[name] if name in self.columns else self._implied(name)
+        if self.sizes is None or len(values) == len(self.arrived_at):
+            return values
+        column = np.empty(len(self.arrived_at), dtype=values.dtype)
+        kernels.spread(values, self.sizes, column)
+        return column
+
+    def _implied(self, name: str) -> Ints:
+        assert self.sizes is not None
+        if name == "batch_size":
+            return self.sizes
+        return np.arange(len(self.sizes)) if name == "batch_id" else np.zeros(len(self.sizes), dtype=np.int32)
+
+
+def draw_trace(model: Model, arrival_rate: float, num_requests: int, stream: np.random.SeedSequence) -> Trace:
+    """Arrivals, of one request or of calls of several, and independent lengths."""
+    arrivals, lengths, prompts, *residuals = (np.random.default_rng(child) for child in stream.spawn(3 + model.servers))
+    sizes = draw_calls(model.sequences, num_requests, stream)
+    instants = _instants(1 / arrival_rate, model.arrival_scv, arrivals, num_requests if sizes is None else len(sizes))
+    return Trace(
+        instants if sizes is None else np.repeat(instants, sizes),
+        _sample(model.output_tokens, lengths, num_requests),
+        np.zeros(num_requests, dtype=np.int64) if model.prompt_tokens is None else _sample(model.prompt_tokens, prompts, num_requests),
+        residuals,
+        np.empty(0, dtype=np.int64) if sizes is None else np.repeat(np.cumsum(sizes), sizes),
+    )
+
+
+def replay(model: Model, trace: Trace) -> SimulatedRun:
+    """The policy on the trace. The queue closes with the last arrival."""
+    law, bound = model.law, 2**31 if model.bound is None else model.bound
+    given = trace.arrived_at, trace.output_tokens, trace.prompt_tokens
+    wait_for, max_wait = (bound, model.policy.max_wait) if isinstance(model.policy, Fixed) else (1, math.inf)
+    continuous = isinstance(model.policy, Continuous)
+    alone = model.servers == 1 and model.patience is None and not continuous
+    if alone and (bound == 1 or (model.policy.padded and max_wait == math.inf)):
+        return _from_batch_to_batch(model, trace, bound, wait_for)
+    deadlines = trace.arrived_at + (math.inf if model.patience is None else model.patience)
+    if continuous:
+        found = slot_kernels.run_slots(*given, deadlines, _coefficients(law), law.turnaround, model.servers, bound, trace.call_ends)
+    else:
+        limits = (model.servers, bound, wait_for, max_wait, model.policy.padded, trace.call_ends)
+        found = kernels.run_batches(*given, deadlines, _of_batches(model), _residuals(law, trace), _gaps(law, trace), *limits)
+    dispatched, released, first, free, batch, sizes, server = found
+    columns = dict(zip(COLUMNS, (dispatched, released, first, free, batch, sizes, server), strict=True))
+    return SimulatedRun(trace.arrived_at, trace.output_tokens, columns)
+
+
+def is_compiled(model: Model) -> bool:
+    """Whether the kernels cover it: the named policies, first come, first served; not a continuous engine with thousands of slots.
+
+    Every step must take time: a fitted law may have k1 or k2 below zero, and with it a batch that ends before it began.
+    """
+    law = model.law
+    if type(model.policy) not in _NAMED or getattr(model.policy, "order", "fcfs") != "fcfs":
+        return False
+    if law.kp < 0 or law.k1 + law.k3 < 0 or law.k1 + law.k3 + min(law.k2, 0) + law.k4 <= 0:
+        return False
+    return not isinstance(model.policy, Continuous) or (model.bound is not None and model.bound <= MOST_SLOTS)
+
+
+def _from_batch_to_batch(model: Model, trace: Trace, bound: int, wait_for: int) -> SimulatedRun:
+    """One server, all members of a batch leave at its end; memory from numpy, which asks for huge pages (half of the time else)."""
+    count, law = len(trace.arrived_at), model.law
+    given = trace.arrived_at, trace.output_tokens, trace.prompt_tokens, _of_batches(model), _residuals(law, trace), _gaps(law, trace)
+    dispatched, firsts, ends = np.empty((3, count))
+    sizes = np.empty(count, dtype=np.int32)
+    if bound == 1:
+        kernels.run_single(*given, dispatched, firsts, ends)
+        sizes[:] = 1
+    else:
+        count = kernels.run_padded(*given, bound, wait_for, trace.call_ends, dispatched, firsts, ends, sizes)
+    columns = {"dispatched_at": dispatched, "released_at": ends[:count], "first_token_at": firsts[:count], "server_free_at": ends[:count]}
+    return SimulatedRun(trace.arrived_at, trace.output_tokens, columns, sizes[:count])
+
+
+def _coefficients(law: LatencyModel) -> tuple[float, ...]:
+    return law.k1, law.k2, law.k3, law.k4, law.kp, law.speed
+
+
+def _of_batches(model: Model) -> tuple[float, ...]:
+    return *_coefficients(model.law), model.law.stall_share, model.law.stall, float(model.pads_prompts)
+
+
+def _gaps(law: LatencyModel, trace: Trace) -> Vector:
+    """Gaps between stalls in units of their mean, for each server: the numbers that `StallClock` draws one by one."""
+    if not law.stall_share:
+        return np.empty((len(trace.residuals), 0))
+    drawn = np.empty((len(trace.residuals), len(trace.arrived_at) + SPARE_GAPS))
+    for rng, row in zip(trace.residuals, drawn, strict=True):
+        rng.spawn(1)[0].standard_exponential(out=row)
+    return drawn
+
+
+def _residuals(law: LatencyModel, trace: Trace) -> Vector:
+    """One draw per batch that there can be at most, for each server: the numbers that `LatencyModel.residual` draws one by one."""
+    if law.cv == 0:
+        return np.empty((len(trace.residuals), 0))
+    shape = law.cv**-2
+    drawn = np.empty((len(trace.residuals), len(trace.arrived_at)))
+    for rng, row in zip(trace.residuals, drawn, strict=True):
+        rng.standard_gamma(shape, out=row)
+    drawn *= 1 / shape
+    return drawn
+
+
+def _instants(mean_gap: float, scv: float, rng: np.random.Generator, count: int) -> Vector:
+    """`cumsum(mean_gap * unit_gaps(...))`."""
+    instants, block, last = np.empty(count), np.empty(_BLOCK), 0.0
+    for first in range(0, count, _BLOCK):
+        gaps = unit_gaps(rng, scv, block[: count - first])
+        last = kernels.accumulate(last, mean_gap, gaps, instants[first : first + _BLOCK])
+    return instants
+
+
+def _sample(lengths: TokenDistribution, rng: np.random.Generator, count: int) -> Ints:
+    """What `TokenDistribution.sample` draws, by a guide table."""
+    if lengths.pmf[-1] == 1:
+        return np.full(count, lengths.longest)
+    found, block = np.empty(count, dtype=np.int64), np.empty(_BLOCK)
+    cdf, guide = _guided(lengths)
+    for first in range(0, count, _BLOCK):
+        uniforms = block[: count - first]
+        rng.random(out=uniforms)
+        kernels.invert(cdf, guide, uniforms, found[first : first + _BLOCK])
+        lengths.with_tail(found[first : first + _BLOCK], uniforms)
+    return found
+
+
+@lru_cache(maxsize=8)
+def _guided(lengths: TokenDistribution) -> tuple[Vector, npt.NDArray[Any]]:
+    guide = kernels.build_guide(lengths.cdf, _GUIDE)
+    return lengths.cdf, guide.astype(np.uint16) if lengths.longest < 2**16 else guide

@@ -1,0 +1,237 @@
+"""Event-driven simulation: the same policy objects that drive the live gateway, on exact instants.
+
+The driver's clock is the instant of the event. Events at one instant come in this order: completions (by server), arrivals,
+cancellations, ends of patience, switches of policy, the timer of the last `WaitUntil`. After each the policy is asked,
+and again at once after every `Dispatch`. The sequences of one call (ids CALL-0, CALL-1, ... at one instant) are one arrival. After
+a switch, a server that still holds work of the old policy is not offered to the new one until it is empty. The queue closes with the
+last arrival. A record's policy and epoch are those of its dispatch (of its end, where it never started). Chance enters
+through the residuals only: one generator per server.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from policies.core import Dispatch, Policy, Preempt, QueueState, Request, Server, Waiting
+from policies.text import SpecError, counted, format_policy
+from queueing.errors import PredictionError
+from queueing.latency.law import LatencyModel
+from queueing.latency.service import Member, ServiceProcess
+from queueing.measurement.record import Outcome, Record, call_of
+from queueing.simulation.ledger import Batch, Started, ended, formed_at, lost
+from queueing.simulation.waiting import WaitingQueue
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request and what no policy may see: its true output length."""
+
+    request: Request
+    output_tokens: int
+
+
+def simulate_trace(
+    policy: Policy,
+    jobs: Sequence[Job],
+    law: LatencyModel,
+    rngs: Sequence[np.random.Generator],
+    *,
+    servers: int = 1,
+    max_batch_size: int = 2**31,
+    max_prompt_tokens: int = 2**31,
+    max_context_tokens: int = 2**62,
+    pad_prompts: bool = False,
+    cancellations: Mapping[str, float] | None = None,
+    switches: Sequence[tuple[float, Policy]] = (),
+) -> list[Record]:
+    """What happens to the jobs (in order of arrival): one record each, in the order in which they end."""
+    if len(rngs) != servers:
+        raise SpecError(f"got {counted(len(rngs), 'generator')} for {counted(servers, 'server')}; expected one each")
+    bounds = (max_batch_size, max_prompt_tokens, max_context_tokens)
+    engines = [_Engine(Server(i, [], *bounds), ServiceProcess(law, rngs[i], pad_prompts=pad_prompts)) for i in range(servers)]
+    driver = _Driver(policy, jobs, engines)
+    for request_id, at in (cancellations or {}).items():
+        driver.plan(at, _CANCELLATION, request_id)
+    for at, successor in switches:
+        driver.plan(at, _SWITCH, successor)
+    return driver.run()
+
+
+_CANCELLATION, _PATIENCE, _SWITCH = 1, 2, 3
+
+
+class _Engine:
+    """A server as the driver keeps it: what policies see of it, the process behind it, the batch on it."""
+
+    __slots__ = ("batch", "changes_at", "in_service", "policy", "process", "view")
+
+    def __init__(self, view: Server, process: ServiceProcess) -> None:
+        self.view, self.process = view, process
+        self.in_service: list[Started] = view.in_service  # type: ignore[assignment]  # the view's own list, kept current
+        self.policy: Policy | None = None
+        self.changes_at = math.inf
+
+
+class _Driver:
+    def __init__(self, policy: Policy, jobs: Sequence[Job], engines: list[_Engine]) -> None:
+        self.policy, self.jobs, self.engines = policy, jobs, engines
+        self.text = format_policy(policy)
+        self.queue = WaitingQueue()
+        self.records: list[Record] = []
+        self.epoch = self.batches = self.arrived = 0
+        self.timer = math.inf
+        self.agenda: list[tuple[float, int, int, str | Policy]] = []
+        self.lengths = {job.request.id: job.output_tokens for job in jobs}
+        self.running: dict[str, tuple[_Engine, Started]] = {}
+        self._show()
+
+    def plan(self, at: float, kind: int, what: str | Policy) -> None:
+        """Put an event on the agenda."""
+        heapq.heappush(self.agenda, (at, kind, len(self.agenda), what))
+
+    def run(self) -> list[Record]:
+        """Every event until nothing is left to happen."""
+        jobs, engines, agenda = self.jobs, self.engines, self.agenda
+        while True:
+            engine = engines[0] if len(engines) == 1 else min(engines, key=_changes_at)
+            arrival = jobs[self.arrived].request.arrived_at if self.arrived < len(jobs) else math.inf
+            planned = agenda[0][0] if agenda else math.inf
+            now = min(engine.changes_at, arrival, planned, self.timer)
+            if now == math.inf:
+                break
+            if engine.changes_at == now:
+                self._complete(engine, now)
+            elif arrival == now:
+                self._arrive()
+            elif planned == now:
+                self._carry_out(now)
+            self._ask(now)
+        if self.queue:
+            raise PredictionError(f"{counted(len(self.queue), 'request')} never dispatched by policy {self.policy}")
+        return self.records
+
+    def _arrive(self) -> None:
+        together = True
+        while together:
+            request = self.jobs[self.arrived].request
+            self.arrived += 1
+            self.queue.append(Waiting(request))
+            if request.deadline < math.inf:
+                self.plan(request.deadline, _PATIENCE, request.id)
+            together = self.arrived < len(self.jobs) and _of_one_call(request, self.jobs[self.arrived].request)
+        if self.arrived == len(self.jobs):
+            self._show()
+
+    def _show(self) -> None:
+        """Renew what the policy sees: the views in it are live, only the offer of servers and `closing` change."""
+        offered = [engine.view for engine in self.engines if not engine.in_service or engine.policy is self.policy]
+        self.withheld = len(offered) < len(self.engines)
+        self.state = QueueState(self.queue, offered, {}, self.arrived == len(self.jobs))
+
+    def _ask(self, now: float) -> None:
+        while True:
+            decision = self.policy.decide(self.state, now)
+            if isinstance(decision, Dispatch):
+                self._dispatch(decision, now)
+            elif isinstance(decision, Preempt):
+                raise PredictionError(f"policy {self.policy} preempts; the simulator has no engine that can")
+            else:
+                self.timer = decision.deadline
+                return
+
+    def _dispatch(self, decision: Dispatch, now: float) -> None:
+        policy, engine = self.policy, self.engines[decision.server_id]
+        taken = self.queue.take(decision.request_ids)
+        size = len(taken) + (len(engine.in_service) if policy.joins_running else 0)
+        formed = formed_at(policy, taken, engine.view.max_batch_size, now)
+        batch = Batch(
+            id=self.batches,
+            size=size,
+            server_id=engine.view.id,
+            at=now,
+            policy=policy,
+            policy_text=self.text,
+            epoch=self.epoch,
+            formed_at=formed,
+        )
+        self.batches += 1
+        members = []
+        for waiting in taken:
+            request = waiting.request
+            member = Member(request.id, request.prompt_tokens, self.lengths[request.id])
+            started = Started(request, now, 0, member=member, batch=batch)
+            members.append(member)
+            engine.in_service.append(started)
+            self.running[request.id] = engine, started
+        engine.policy = policy
+        engine.process.admit(now, members, padded=policy.padded, joining=policy.joins_running)
+        engine.changes_at = self._next_change(engine)
+
+    def _next_change(self, engine: _Engine) -> float:
+        return engine.process.next_step_at() if self.policy.wants_steps else engine.process.next_change_at()
+
+    def _complete(self, engine: _Engine, now: float) -> None:
+        for member in engine.process.advance(to_change=not self.policy.wants_steps):
+            started = self.running[member.id][1]
+            started.ended_at = now
+            if started.batch.policy.joins_running:
+                self._leave(engine, started, now, now)
+                self._ask(now)
+        self._settle(engine, now)
+
+    def _settle(self, engine: _Engine, now: float) -> None:
+        """Close the batch when the engine is empty; in any case learn when it changes next."""
+        if engine.process.idle:
+            engine.changes_at = math.inf
+            for started in tuple(engine.in_service):
+                together = started.batch.policy.release == "batch" or started.ended_at is None
+                self._leave(engine, started, now if together else started.ended_at, now)
+            if self.withheld:
+                self._show()
+            return
+        engine.changes_at = self._next_change(engine)
+        if self.policy.wants_steps:
+            for started in engine.in_service:
+                started.output_tokens_so_far = started.member.produced
+
+    def _leave(self, engine: _Engine, started: Started, released_at: float | None, free_at: float) -> None:
+        engine.in_service.remove(started)
+        del self.running[started.request.id]
+        self.records.append(ended(started, "completed", released_at, free_at))
+
+    def _carry_out(self, now: float) -> None:
+        _, kind, _, what = heapq.heappop(self.agenda)
+        if kind == _SWITCH:
+            assert not isinstance(what, str)
+            self.policy, self.text, self.epoch = what, format_policy(what), self.epoch + 1
+            self._show()
+        elif isinstance(what, str):
+            self._drop(what, now, "cancelled" if kind == _CANCELLATION else "abandoned")
+
+    def _drop(self, request_id: str, now: float, outcome: Outcome) -> None:
+        waiting = self.queue.remove(request_id)
+        if waiting is not None:
+            self.records.append(lost(waiting.request, outcome, now, self.text, self.epoch))
+        elif outcome == "cancelled" and request_id in self.running:
+            engine, started = self.running[request_id]
+            if started.ended_at is not None and started.batch.policy.release == "request":
+                return  # its answer has left already
+            del self.running[request_id]
+            engine.in_service.remove(started)
+            engine.process.remove(request_id, now)
+            self.records.append(ended(started, outcome, now, None))
+            self._settle(engine, now)
+
+
+def _of_one_call(request: Request, following: Request) -> bool:
+    """Whether both are sequences of one call, which arrive together."""
+    return following.arrived_at == request.arrived_at and call_of(request.id) == call_of(following.id) is not None
+
+
+def _changes_at(engine: _Engine) -> float:
+    return engine.changes_at

@@ -1,0 +1,156 @@
+"""What a request is told of its wait when it arrives, and how right that was.
+
+The estimate is the law of what stands before it (`queueing.control.wait_ahead`): service times by the live model where it has looked at
+this policy, by what was seen where not. It is written on the ticket at its arrival and compared with the delay at its dispatch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from prometheus_client import Counter
+
+from policies import Fixed
+from queueing.control.wait_ahead import BatchService, SlotService, Together, Wait, Waiting, company
+from queueing.measurement.record import Record
+from server.admission.service_seen import ServiceSeen
+from server.queue.batch import Batch
+from server.telemetry.cost.instruments import Histogram
+
+if TYPE_CHECKING:
+    from server.gateway import Gateway
+    from server.queue.ticket import Ticket
+
+RATIOS = (0.1, 0.2, 0.33, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
+SHORT = 0.001  # seconds: ratios of shorter waits say nothing
+AT_ONCE = Wait(0.0)
+FRESH = 0.001  # seconds for which an answer is given again: under overload the same question comes thousands of times a second
+
+
+class Waits:
+    """Tells, and keeps the account of what it told."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._seen = ServiceSeen()
+        self._last: tuple[tuple[int, int, int], float, Waiting | None] | None = None  # question, instant, answer
+        registry = gateway.metrics.registry
+        self._predicted = Counter(
+            "kendall_wait_predicted_seconds", "Sum of the waits predicted at arrival, of dispatched requests", registry=registry
+        )
+        self._observed = Counter(
+            "kendall_wait_observed_seconds", "Sum of the queueing delays of requests whose wait was predicted", registry=registry
+        )
+        help_text = "Queueing delay divided by the wait predicted at arrival, where either exceeds 1 ms"
+        self._ratio = Histogram("kendall_wait_observed_over_predicted", help_text, registry=registry, buckets=(*RATIOS, math.inf))
+
+    def begin_epoch(self) -> None:
+        """Another policy, limit, law or engine."""
+        self._last = None
+        self._seen.begin_epoch()
+
+    # the account
+
+    def on_arrival(self, ticket: Ticket) -> None:
+        """Tell it: it stands in the queue already."""
+        place = self._gateway.batcher.place_of(ticket.work.request) - 1
+        found = self.wait(place)
+        ticket.told = place, None if found is None or not math.isfinite(mean := found.mean) else mean
+
+    def on_dispatch(self, batch: Batch) -> None:
+        """Compare."""
+        self._last = None
+        self._seen.on_dispatch(batch)
+        at = batch.dispatched_at
+        for ticket in batch.tickets:
+            if ticket.told is not None and (told := ticket.told[1]) is not None:
+                delay = at - ticket.work.request.arrived_at
+                if told > SHORT or delay > SHORT:
+                    self._predicted.inc(told)
+                    self._observed.inc(delay)
+                    self._ratio.observe(delay / max(told, SHORT))
+
+    def on_idle(self, server_id: int, at: float) -> None:
+        """A batch is over."""
+        self._last = None
+        self._seen.on_idle(server_id, at)
+
+    def on_record(self, record: Record) -> None:
+        """A service time."""
+        gateway = self._gateway
+        self._seen.on_record(record, gateway.now(), somebody_waits=gateway.batcher.queue_length > 0)
+
+    # the estimate
+
+    def service(self) -> BatchService | SlotService | None:
+        """What is known of service under the policy in force; None before anything is."""
+        gateway = self._gateway
+        batcher = gateway.batcher
+        if gateway.live is not None and gateway.live.ahead is not None:
+            return gateway.live.ahead
+        size, servers = gateway.effective_max_batch_size(), batcher.capabilities.servers
+        return self._seen.slots(size * servers) if batcher.policy.joins_running else self._seen.batches(size, servers)
+
+    def wait(self, place: int, *, joining: int = 0) -> Waiting | None:
+        """Of one with `place` requests before it; `joining`: how many more will stand in the queue than do now."""
+        batcher, now = self._gateway.batcher, self._gateway.now()
+        question = place, joining, (in_service := batcher.in_service)
+        if self._last is not None and self._last[0] == question and now - self._last[1] < FRESH:
+            return self._last[2]
+        if batcher.policy.joins_running and self._slot_is_free(place, in_service):
+            return AT_ONCE  # nearly always below saturation
+        service = self.service()
+        if isinstance(service, SlotService):
+            found: Waiting | None = service.wait(place, in_service)
+        else:
+            found = None if service is None else self._batch_wait(service, place, joining, now)
+        self._last = question, now, found
+        return found
+
+    def _slot_is_free(self, place: int, in_service: int) -> bool:
+        """Whether a continuous engine takes it at once; False while nothing is known of service at all."""
+        gateway = self._gateway
+        if not (self._seen.any or (gateway.live is not None and gateway.live.ahead is not None)):
+            return False
+        return place < gateway.effective_max_batch_size() * gateway.batcher.capabilities.servers - in_service
+
+    def _batch_wait(self, service: BatchService, place: int, joining: int, now: float) -> Waiting:
+        batcher = self._gateway.batcher
+        found = service.wait(place, self._seen.in_service(now))
+        if not isinstance(batcher.policy, Fixed):
+            return found
+        left = math.inf
+        if batcher.policy.max_wait < math.inf:
+            first = place // service.largest * service.largest
+            oldest = batcher.waiting[first].request.arrived_at if first < batcher.queue_length else now
+            left = oldest + batcher.policy.max_wait - now
+        rate = self._gateway.live_model().sequence_rate()
+        with_whom = company(place, batcher.queue_length + joining, service.largest, rate, left)
+        return found if with_whom is None else Together(found, with_whom)
+
+    def until_gone(self, count: int) -> float | None:
+        """Mean seconds until `count` of those in the system have left it."""
+        service = self.service()
+        if service is None:
+            return None
+        if isinstance(service, SlotService):
+            return service.until_gone(count)
+        return service.until_gone(count, self._seen.in_service(self._gateway.now()))
+
+    def until_idle(self) -> float | None:
+        """Mean seconds until everything that is in the system now has left it."""
+        batcher, service = self._gateway.batcher, self.service()
+        if isinstance(service, SlotService):  # what waits leaves at the rate of full slots, the last one a slot time later
+            return (batcher.queue_length + service.slots) / service.throughput
+        return self.until_gone(batcher.unanswered)
+
+    def first_token(self) -> float:
+        """Mean seconds from the dispatch to the first token; 0 where that is not known.
+
+        What was seen goes before the live model, which knows it for the largest batch only.
+        """
+        if (seen := self._seen.first_token) is not None:
+            return seen
+        service = self.service()
+        return 0.0 if service is None else service.first_token

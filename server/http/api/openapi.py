@@ -1,0 +1,86 @@
+"""The OpenAPI document: what the routes that read their own bodies take, and every status they answer with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from server.errors import MAX_RETRY_AFTER
+from server.http.api.answers import Described, ErrorAnswer
+
+STATUSES = {
+    400: "The request is wrong; `param` names the field.",
+    401: "The API key is missing or wrong.",
+    403: "An API key does not open this, it may be asked from this machine only, or a page of another origin asked.",
+    404: "No such model or path.",
+    409: "The engine is in use, or the gateway shuts down.",
+    413: "The body is too large, or has too many values.",
+    429: "Overload: the queue is full, the patience ran out, a target cannot be held, or this key sends too fast.",
+    500: "The gateway or the engine failed over this request.",
+    501: "A field that this gateway or its engine does not serve.",
+    503: "No engine: starting, lost, or shutting down; overload under --overload-status 503.",
+    504: "A time limit of the request or of the gateway ran out, or the engine made no token for it.",
+}
+ANSWERING = (400, 401, 404, 413, 429, 500, 501, 503, 504)  # of the routes that carry answers
+_RETRY_AFTER = {"Retry-After": {"required": True, "schema": {"type": "integer", "minimum": 1, "maximum": MAX_RETRY_AFTER}}}
+_REF = "#/components/schemas/{model}"
+_BODIES: list[type[BaseModel]] = []  # every model that `body` was asked for
+_CLOSED = ("CompletionRequest", "ChatRequest")  # they keep what is left over to refuse it by name
+
+
+def errors(*statuses: int) -> Described:
+    """What FastAPI takes as `responses`, for these error statuses."""
+    found: Described = {}
+    for status in statuses:
+        found[status] = {"model": ErrorAnswer, "description": STATUSES[status]}
+        if status in (429, 503):
+            found[status]["headers"] = _RETRY_AFTER
+    return found
+
+
+def answers(model: type[BaseModel], *statuses: int, streams: bool = False) -> Described:
+    """A 200 of this shape, and the errors."""
+    good: dict[str, Any] = {"model": model}
+    if streams:
+        good["content"] = {"text/event-stream": {}}
+    return {200: good} | errors(*statuses)
+
+
+def body(model: type[BaseModel], parameters: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """What FastAPI takes as `openapi_extra` where the route itself reads a body of this model, and these parameters."""
+    if model not in _BODIES:
+        _BODIES.append(model)
+    extra = {"parameters": list(parameters)} if parameters else {}
+    return extra | {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}}}
+    }
+
+
+def document(app: FastAPI) -> None:
+    """Let `/openapi.json` say all of it; made once, when it is first asked for."""
+    plain = app.openapi
+
+    def described() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _finished(plain())
+        return app.openapi_schema
+
+    app.openapi = described  # type: ignore[method-assign]
+
+
+def _finished(schema: dict[str, Any]) -> dict[str, Any]:
+    for methods in schema["paths"].values():
+        for operation in methods.values():
+            operation["responses"].pop("422", None)  # never sent: it is 400 here
+    components = schema.setdefault("components", {}).setdefault("schemas", {})
+    for unused in ("HTTPValidationError", "ValidationError"):
+        components.pop(unused, None)
+    _, made = models_json_schema([(model, "validation") for model in _BODIES], ref_template=_REF)
+    components |= made["$defs"]
+    for name in _CLOSED:
+        components[name]["additionalProperties"] = False
+    return schema

@@ -1,0 +1,99 @@
+"""`/tokenize` and `/detokenize`, as vLLM has them: what the model sees of a text, and back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from server.engines.base import InvalidPromptError
+from server.errors import ApiError
+from server.gateway import Gateway
+from server.http.api.answers import Detokenized, Tokenized
+from server.http.api.models import check_model
+from server.http.api.openapi import answers, body
+from server.http.api.prompts import chat_tokens, refused_prompt
+from server.http.call import check_extra, parse
+from server.http.schema import MOST_MESSAGES, ChatMessage, First, Flag, Templated, TokenId
+
+MOST_AT_ONCE = 256  # tokens that become text, some 20 us each, before others have their turn
+
+
+class TokenizeRequest(Templated):
+    """A text or a conversation."""
+
+    model_config = ConfigDict(extra="allow", strict=True)  # what is left over is refused by name
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES), First()] | None = None
+    add_special_tokens: bool | None = None  # where null: to a text, not to a conversation, whose template adds them
+    return_token_strs: Flag = False
+
+
+class DetokenizeRequest(BaseModel):
+    """Token ids."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    model: str | None = None
+    tokens: Annotated[list[TokenId], First()]
+
+
+def add_tokenizing(app: FastAPI, gateway: Gateway) -> None:
+    """The two routes."""
+
+    @app.post("/tokenize", responses=answers(Tokenized, 400, 401, 404, 413, 500, 501, 503), openapi_extra=body(TokenizeRequest))
+    async def tokenize(request: Request) -> dict[str, Any]:
+        call = await parse(request.receive, TokenizeRequest, gateway.settings.security.max_body_bytes)
+        _check_name(gateway, call.model)
+        check_extra(gateway.settings, call, why="which /tokenize does not have")
+        bound = gateway.batcher.capabilities.max_model_len  # raises before the engine is up
+        tokens = await _tokens(gateway, call)
+        texts = await _texts(gateway, tokens) if call.return_token_strs else None
+        return {"count": len(tokens), "max_model_len": bound, "tokens": tokens, "token_strs": texts}
+
+    @app.post("/detokenize", responses=answers(Detokenized, 400, 401, 404, 413, 500, 503), openapi_extra=body(DetokenizeRequest))
+    async def detokenize(request: Request) -> dict[str, str]:
+        call = await parse(request.receive, DetokenizeRequest, gateway.settings.security.max_body_bytes)
+        _check_name(gateway, call.model)
+        vocabulary = gateway.batcher.capabilities.vocab_size
+        if max(call.tokens, default=0) >= vocabulary:
+            raise ApiError(400, "invalid_prompt", f"got a token id outside the vocabulary of {vocabulary}", param="tokens")
+        return {"prompt": await gateway.steady.decode(call.tokens)}
+
+
+async def _texts(gateway: Gateway, tokens: Sequence[int]) -> list[str]:
+    """Of each token; others have their turn on the event loop in between."""
+    texts = []
+    for place, token in enumerate(tokens, 1):
+        texts.append(await gateway.steady.decode([token]))
+        if place % MOST_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return texts
+
+
+def _check_name(gateway: Gateway, name: str | None) -> None:
+    if name is not None:
+        check_model(gateway.settings, name)
+
+
+def _refuse_template(call: TokenizeRequest) -> None:
+    for field in ("chat_template_kwargs", "continue_final_message"):
+        if getattr(call, field):
+            raise ApiError(400, "invalid_request", f"got {field} with a prompt; expected it with messages only", param=field)
+
+
+async def _tokens(gateway: Gateway, call: TokenizeRequest) -> list[int]:
+    if (call.prompt is None) == (call.messages is None):
+        raise ApiError(400, "invalid_request", "expected either prompt or messages", param="prompt")
+    try:
+        if call.prompt is not None:
+            _refuse_template(call)
+            return await gateway.steady.encode(call.prompt, special_tokens=call.add_special_tokens is not False)
+        if call.add_special_tokens:
+            raise ApiError(501, "unsupported", "got add_special_tokens for a conversation; leave it out", param="add_special_tokens")
+        return await chat_tokens(gateway.steady, call.messages or [], call)
+    except InvalidPromptError as error:
+        raise refused_prompt(error, "prompt" if call.messages is None else "messages") from None

@@ -1,0 +1,87 @@
+"""From a call to the sequences that it asks for: prompts tokenised, limits applied, one per prompt and choice."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from msgspec.structs import replace
+
+from policies import Request
+from server.engines.base import Sampling, Work
+from server.errors import ApiError
+from server.gateway import Gateway
+from server.http.api.prompts import encode
+from server.http.api.sampling import check_sampling, sampling_of
+from server.http.schema import ChatRequest, CompletionRequest, Generation
+from server.security.limits import check_prompt
+
+
+async def works_of(
+    gateway: Gateway,
+    call: CompletionRequest | ChatRequest,
+    call_id: str,
+    arrived_at: float,
+    *,
+    client_request_id: str | None = None,
+    received_at: float | None = None,
+    retry: bool = False,
+    patience: float | None = None,
+    caller: str = "",
+) -> list[Work]:
+    """Raises ApiError: a prompt or a limit beyond what is served, a form that the engine refuses."""
+    prompts = await encode(gateway.steady, gateway.batcher.capabilities, call)
+    works: list[Work] = []
+    shared: Sampling | None = None  # by the sequences of one limit: its lists may be long
+    for prompt in prompts:
+        limit = _limit(gateway, call, len(prompt))
+        if shared is None:
+            shared = sampling_of(call, limit, call.seed)
+        elif limit != shared.max_tokens:
+            shared = replace(shared, max_tokens=limit, min_tokens=min(call.min_tokens, limit))
+        for choice in range(call.n):
+            request = Request(
+                id=f"{call_id}-{len(works)}",
+                arrived_at=arrived_at,
+                prompt_tokens=len(prompt),
+                max_output_tokens=limit,
+                predicted_output_tokens=call.predicted_output_tokens,
+                priority=call.priority,
+                deadline=math.inf if patience is None else arrived_at + patience,
+            )
+            sampling = shared if call.seed is None or not choice else replace(shared, seed=call.seed + choice)
+            forced = call.kendall_forced_output_tokens
+            works.append(Work(request, prompt, sampling, forced, (), client_request_id, received_at, retry, call.cache_salt, caller))
+    checked = await check_sampling(gateway.steady, works[0].sampling, call)  # the others differ in limit and seed only
+    if checked is works[0].sampling:
+        return works
+    return [_with_form(work, checked, gateway.now(), patience) for work in works]
+
+
+def _with_form(work: Work, checked: Sampling, now: float, patience: float | None) -> Work:
+    """It arrives when its form is compiled: that is a part of its validation, not of its wait."""
+    request = dataclasses.replace(work.request, arrived_at=now, deadline=math.inf if patience is None else now + patience)
+    return replace(work, request=request, sampling=replace(work.sampling, structured=checked.structured))
+
+
+def _limit(gateway: Gateway, call: Generation, prompt_tokens: int) -> int:
+    bounds = gateway.batcher.capabilities
+    room = min(bounds.max_model_len, bounds.kv_cache_tokens) - prompt_tokens
+    if room < 1 or prompt_tokens > bounds.max_num_batched_tokens:
+        raise ApiError(
+            400,
+            "context_length_exceeded",
+            f"got a prompt of {prompt_tokens} tokens; expected at most {bounds.max_model_len - 1}: shorten it",
+            param="prompt",
+        )
+    check_prompt(prompt_tokens, gateway.settings.security.max_prompt_tokens)
+    own = call.client_limit()
+    if own is not None and own > room:
+        raise ApiError(
+            400,
+            "context_length_exceeded",
+            f"got max_tokens={own} with a prompt of {prompt_tokens} tokens; "
+            f"expected at most {room}, the model's context is {bounds.max_model_len}",
+            param="max_tokens",
+        )
+    return min(limit for limit in (own, gateway.max_output_tokens, room) if limit is not None)

@@ -1,0 +1,269 @@
+"""The routes: thin calls into the gateway, errors in OpenAI's shape."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
+from importlib import metadata
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from policies import SpecError
+from queueing.latency.profile import Profile
+from server.calibration.calibration import CANCELLED, Calibrator, warn_of_fit
+from server.errors import ApiError
+from server.gateway import Gateway
+from server.http.api.answers import ChatAnswer, CompletionAnswer
+from server.http.api.failures import add_failures
+from server.http.api.models import add_models
+from server.http.api.openapi import ANSWERING, answers, body, document, errors
+from server.http.api.parameters import ADVICE_QUERY, CALL_HEADERS
+from server.http.api.request_id import stamped
+from server.http.api.tokenizing import add_tokenizing
+from server.http.call import answer, direct, parse
+from server.http.presence import watch_client
+from server.http.schema import AutopilotChange, CalibrationRequest, ChatRequest, CompletionRequest, PolicyChange
+from server.page import Feed, add_page
+from server.security.audit import Audit
+from server.security.cors import cors
+from server.security.guard import Guard
+from server.security.refusals import Denial
+from server.security.routes import ADMIN
+from server.telemetry.exposition import exposition
+
+
+class _App(FastAPI):
+    """FastAPI, but the two routes that carry answers are called without its layers: they cost more than the gateway's own work."""
+
+    direct: Mapping[str, Callable[[Scope, Receive, Send], Awaitable[None]]]
+    guard: Guard
+    audit: Audit
+    cors: ASGIApp | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pages of other origins may be let in, but never to /admin."""
+        outermost = self.guarded if self.cors is None or scope.get("path", "").startswith(ADMIN) else self.cors
+        await outermost(scope, receive, send)
+
+    async def guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Whatever comes in passes the guard first."""
+        if scope["type"] != "http":
+            await super().__call__(scope, receive, send)
+        elif (refusal := self.guard.refusal(scope)) is not None:
+            if isinstance(refusal, Denial):
+                self.audit.denied(scope, refusal.reason)
+            await refusal(scope, receive, stamped(scope, send))
+        elif scope["method"] == "POST" and (call := self.direct.get(scope["path"])) is not None:
+            await call(scope, receive, send)
+        else:
+            if scope["path"].startswith(ADMIN):
+                send = self.audit.changing(scope, send)
+            await super().__call__(scope, receive, stamped(scope, send))
+
+
+def create_app(
+    gateway: Gateway,
+    on_start_failure: Callable[[BaseException], None] | None = None,
+    on_ready: Callable[[Gateway], Any] | None = None,
+) -> FastAPI:
+    """The ASGI application; HTTP answers at once, the engine comes up behind it."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        starting = asyncio.create_task(gateway.start())
+        starting.add_done_callback(lambda task: _report(task, gateway, on_start_failure, on_ready))
+        showing = asyncio.create_task(feed.run())
+        try:
+            yield
+        finally:
+            starting.cancel()
+            showing.cancel()
+            await asyncio.gather(starting, showing, return_exceptions=True)
+            await gateway.stop()
+
+    feed = Feed(gateway)
+    app = _App(
+        title="Kendall",
+        version=metadata.version("kendall"),
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,  # a redirect would repeat the client's Host
+    )
+    app.state.gateway = gateway
+    app.guard = Guard(gateway.settings.security)
+    app.audit = Audit(gateway.metrics.denied)
+    app.cors = cors(app.guarded, gateway.settings.security.allowed_origins)
+    add_failures(app)
+    _add_openai(app, gateway)
+    add_models(app, gateway)
+    add_tokenizing(app, gateway)
+    _add_state(app, gateway)
+    _add_policy(app, gateway)
+    _add_admin(app, gateway)
+    _add_live(app, gateway)
+    _add_calibration(app, gateway)
+    document(app)
+    add_page(app, feed)
+    return app
+
+
+def _report(
+    task: asyncio.Task[None],
+    gateway: Gateway,
+    on_failure: Callable[[BaseException], None] | None,
+    on_ready: Callable[[Gateway], Any] | None,
+) -> None:
+    if task.cancelled():
+        return
+    if (error := task.exception()) is not None:
+        gateway.dead = str(error)
+        if on_failure is not None:
+            on_failure(error)
+    elif on_ready is not None:
+        on_ready(gateway)
+
+
+def _add_openai(app: _App, gateway: Gateway) -> None:
+    models: dict[str, type[CompletionRequest] | type[ChatRequest]] = {"completions": CompletionRequest, "chat/completions": ChatRequest}
+    # under /openai, too: KServe has them there
+    app.direct = {f"{base}/v1/{name}": direct(gateway, model) for name, model in models.items() for base in ("", "/openai")}
+
+    @app.post(
+        "/v1/completions",
+        responses=answers(CompletionAnswer, *ANSWERING, streams=True),
+        openapi_extra=body(CompletionRequest, CALL_HEADERS),
+    )
+    async def completions(request: Request) -> Response:
+        return await answer(gateway, request.scope, request.receive, CompletionRequest)
+
+    @app.post(
+        "/v1/chat/completions", responses=answers(ChatAnswer, *ANSWERING, streams=True), openapi_extra=body(ChatRequest, CALL_HEADERS)
+    )
+    async def chat_completions(request: Request) -> Response:
+        return await answer(gateway, request.scope, request.receive, ChatRequest)
+
+
+def _add_state(app: FastAPI, gateway: Gateway) -> None:
+    @app.get("/health", response_class=Response, responses={503: {"description": "The engine has failed for good."}})
+    async def health() -> Response:
+        return Response(status_code=200 if gateway.healthy else 503)
+
+    @app.get("/ready", response_class=Response, responses={503: {"description": "Starting, calibrating, lost, or shutting down."}})
+    async def ready() -> Response:
+        return Response(status_code=200 if gateway.ready and not (gateway.draining or gateway.leaving or gateway.holding) else 503)
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": metadata.version("kendall")}
+
+    @app.get("/metrics", response_class=PlainTextResponse, responses=errors(401))
+    async def metrics() -> Response:
+        return Response(exposition(gateway.metrics), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/load", responses=errors(401))
+    async def load() -> dict[str, int]:
+        return {"server_load": gateway.batcher.unanswered if gateway.started else 0}
+
+
+def _add_policy(app: FastAPI, gateway: Gateway) -> None:
+    @app.get("/admin/policy", responses=errors(401, 403, 500, 503))
+    async def policy() -> dict[str, Any]:
+        return gateway.policy_in_force()
+
+    @app.put("/admin/policy", responses=errors(400, 401, 403, 413, 500, 503), openapi_extra=body(PolicyChange))
+    async def change_policy(request: Request) -> dict[str, Any]:
+        return gateway.change(await parse(request.receive, PolicyChange, gateway.settings.security.max_body_bytes))
+
+
+def _add_admin(app: FastAPI, gateway: Gateway) -> None:
+    @app.get("/admin/state", responses=errors(401, 403, 500, 503))
+    async def state() -> dict[str, Any]:
+        gateway.flush()
+        batcher = gateway.batcher
+        running = [[{"request_id": r.request.id, "output_tokens": r.output_tokens_so_far} for r in server] for server in batcher.running()]
+        return gateway.policy_in_force() | {
+            "engine": gateway.describe_engine(batcher.capabilities),
+            "law": None if gateway.law is None else str(gateway.law),
+            "record_file": None if gateway.settings.record_file is None else str(gateway.settings.record_file.resolve()),
+            "queue_length": batcher.queue_length,
+            "in_service": batcher.in_service,
+            "unanswered": batcher.unanswered,
+            "running": running,
+            "draining": gateway.draining,
+            "supervision": gateway.supervisor.statistics() | {"stuck": gateway.stuck} | _poison(gateway),
+            "arrivals": gateway.arrivals.state(batcher.epoch),
+            "overload": gateway.overload.state(),
+            "estimates": gateway.live_model().estimates,
+            "energy": gateway.live_model().energy(),
+            "idle_probes": None if gateway.probes is None else gateway.probes.state(),
+            "autopilot": gateway.live_model().autopilot,
+            "self_checks": gateway.live_model().checks,
+            "failures": {"prediction": gateway.live_model().failures.state(), "autopilot": gateway.live_model().pilot_failures.state()},
+        }
+
+
+def _poison(gateway: Gateway) -> dict[str, Any]:
+    trials = gateway.batcher.trials
+    return {
+        "on_trial": trials.suspect is not None,
+        "proving": trials.proving,
+        "convicted": trials.convicted,
+        "refused_prompts": len(gateway.refusals),
+    }
+
+
+def _add_live(app: FastAPI, gateway: Gateway) -> None:
+    @app.get("/admin/prediction", responses=errors(400, 401, 403, 500, 503))
+    async def prediction(request: Request, *, what_if: bool = False) -> dict[str, Any]:
+        live = gateway.live_model()
+        if what_if:
+            await live.questions.ask("what_if", live.update_what_if, partial(watch_client, request.scope, request.receive))
+        reason = live.why_nothing() if live.prediction is None else None
+        others = {"what_if": live.what_if, "what_if_in_force": live.what_if_in_force, "what_if_at": live.what_if_at}
+        return {"prediction": live.prediction, **others, "reason": reason}
+
+    @app.get("/admin/advice", responses=errors(400, 401, 403, 500, 503), openapi_extra={"parameters": ADVICE_QUERY})
+    async def advice(request: Request) -> dict[str, Any]:
+        live, asked = gateway.live_model(), request.query_params
+        watch = partial(watch_client, request.scope, request.receive)
+        try:
+            found = await live.questions.ask(("advice", *sorted(asked.multi_items())), lambda: live.advice(asked), watch)
+        except SpecError as error:
+            raise ApiError(400, "invalid_objective", str(error)) from None
+        return {"advice": found, "reason": None if found else live.why_nothing()}
+
+    @app.put("/admin/autopilot", responses=errors(400, 401, 403, 409, 413, 500, 503), openapi_extra=body(AutopilotChange))
+    async def change_autopilot(request: Request) -> dict[str, Any]:
+        change = await parse(request.receive, AutopilotChange, gateway.settings.security.max_body_bytes)
+        return await gateway.live_model().steer(change.mode)
+
+
+def _add_calibration(app: FastAPI, gateway: Gateway) -> None:
+    @app.post("/admin/calibrate", responses=errors(400, 401, 403, 409, 413, 500, 503, 504), openapi_extra=body(CalibrationRequest))
+    async def calibrate(request: Request) -> dict[str, Any]:
+        plan = await parse(request.receive, CalibrationRequest, gateway.settings.security.max_body_bytes)
+        gateway.admit()
+        profile: Profile = await Calibrator(gateway).run(plan)
+        if not plan.speed_only:
+            warn_of_fit(profile)
+        return profile.to_dict()
+
+    @app.delete("/admin/calibrate", responses=errors(401, 403, 500))
+    async def end_calibration() -> dict[str, Any]:
+        error = ApiError(409, CANCELLED, "the calibration was cancelled; the latency law in force did not change")
+        return {"cancelled": gateway.stop_calibration(error)}
+
+    @app.post("/admin/drain", responses=errors(401, 403, 500))
+    async def drain() -> dict[str, Any]:
+        return {"drained": await gateway.drain()}
+
+    @app.delete("/admin/drain", responses=errors(401, 403, 409, 500))
+    async def undo_drain() -> dict[str, Any]:
+        gateway.undo_drain()
+        return {"draining": False}

@@ -1,0 +1,245 @@
+"""From the bytes of a call to its answer: read, validated, admitted, submitted. Plain ASGI, for the two routes that carry answers."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from server.admission.control import EARLY, caller_of
+from server.admission.limits import check_sequences
+from server.admission.refusal import Refusal
+from server.errors import ApiError
+from server.gateway import Gateway
+from server.http.answer import Answer, AnswerOptions
+from server.http.api.models import check_model
+from server.http.api.request_id import asked_id, stamped
+from server.http.api.unserved import check_unserved, unknown_field, unknown_to_all
+from server.http.api.works import works_of
+from server.http.bodies import AT_ONCE, MOST_VALUES, parsed
+from server.http.formats import ChatFormat, CompletionFormat
+from server.http.presence import while_present
+from server.http.receiving import RECEIVED_AT
+from server.http.schema import FORCED_FIELD, ChatRequest, CompletionRequest
+from server.live.arrivals_seen import is_retry
+from server.security.limits import check_form_size
+from server.security.settings import MAX_BODY_BYTES
+from server.security.wording import brief, excerpt
+from server.settings import Settings
+from server.supervision.deadlines import timeouts_of
+from server.telemetry.logs import log_prompt
+
+log = logging.getLogger("kendall")
+READ = b"x-"  # how the name of every header begins that says how a call is to be served: one look in place of one for each
+MOST_ERRORS = 1024  # of one body that are looked at: each is an object
+MOST_BAD_WORD_CHARACTERS = 1 << 16  # of all sequences of a call: vLLM tokenises them for each
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+async def read_body(receive: Receive, most: int = MAX_BODY_BYTES) -> bytes:
+    """The whole body. Raises ApiError 413, or ClientDisconnect."""
+    body = bytearray()
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        body += message.get("body", b"")
+        if len(body) > most:
+            raise ApiError(413, "body_too_large", f"got a body of more than {most} bytes; expected less")
+        more = message.get("more_body", False)
+    return bytes(body)
+
+
+def validate(body: bytes, model: type[_Model]) -> _Model:
+    """The body as `model`. Raises ApiError 400 (never 422), naming the field."""
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        if error.error_count() > MOST_ERRORS:
+            raise ApiError(400, "invalid_request", f"got a body with {error.error_count()} wrong values; expected none") from None
+        errors = error.errors(include_url=False, include_context=False)
+        first = next((each for each in errors if each["type"] == "too_long"), errors[0])  # of a union: not that it is no text
+        if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
+            raise unknown_field(str(first["loc"][0]), model.model_fields) from None
+        if first["type"] == "value_error" and not first["loc"]:
+            raise _disagreement(first["msg"], model) from None
+        where = brief(_place(first["loc"], body, missing=first["type"] == "missing")) if first["loc"] else ""
+        got = f"; got {excerpt(first['input'])}" if where and first["type"] not in ("missing", "value_error") else ""
+        code = "invalid_json" if first["type"] == "json_invalid" else "invalid_request"
+        said = first["msg"].removeprefix("Value error, ")
+        raise ApiError(400, code, f"{where + ': ' if where else ''}{said}{got}", param=where or None) from None
+
+
+def _place(location: Sequence[int | str], body: bytes, *, missing: bool) -> str:
+    """Where an error is, in the client's words: `messages[0].content`. pydantic names members of unions along the way."""
+    path, value = "", from_json(body)
+    for part in location:
+        if isinstance(value, list) and isinstance(part, int) and part < len(value):
+            path, value = f"{path}[{part}]", value[part]
+        elif isinstance(value, dict) and part in value:
+            path, value = f"{path}.{part}", value[part]
+    return (f"{path}.{location[-1]}" if missing else path).removeprefix(".")
+
+
+def _disagreement(message: str, model: type[BaseModel]) -> ApiError:
+    """Fields that do not go together: the message names the one to change first."""
+    words = message.removeprefix("Value error, ")
+    field = next((word for word in re.findall(r"\w+", words) if word in model.model_fields), None)
+    return ApiError(400, "invalid_request", words, param=field)
+
+
+async def parse(receive: Receive, model: type[_Model], most: int = MAX_BODY_BYTES) -> _Model:
+    """The body as `model`. Raises ApiError 400 (never 422) or 413, naming the field."""
+    return await parsed(await read_body(receive, most), lambda body: validate(body, model))
+
+
+def _check(gateway: Gateway, call: CompletionRequest | ChatRequest, body_bytes: int) -> None:
+    check_model(gateway.settings, call.model)
+    if body_bytes > gateway.settings.security.max_form_bytes and not call.formless:
+        check_form_size(call, gateway.settings.security.max_form_bytes)
+    check_extra(gateway.settings, call, {"best_of": call.n, **call.harmless})
+    if call.stream_options is not None and call.stream_options.include_obfuscation:
+        field = "stream_options.include_obfuscation"
+        raise ApiError(501, "unsupported", f"got {field}, which this gateway does not support; leave it out", param=field)
+    if call.kendall_forced_output_tokens is not None and not gateway.settings.allow_forced_lengths:
+        raise ApiError(400, "forced_lengths_not_allowed", "forced lengths need `kendall serve --allow-forced-lengths`", param=FORCED_FIELD)
+
+
+def check_extra(
+    settings: Settings,
+    call: BaseModel,
+    harmless: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    why: str = "which neither OpenAI nor vLLM has",
+) -> None:
+    """Check the fields that the call's model does not have. Raises ApiError; unknown names are ignored if the settings say so."""
+    if not call.model_extra:
+        return
+    unknown = check_unserved(call.model_extra, harmless)
+    if not unknown:
+        return
+    if settings.unknown_fields == "refuse":
+        raise unknown_to_all(unknown[0], type(call).model_fields, why)
+    log.debug("ignored unknown fields: %s", ", ".join(brief(name) for name in unknown))
+
+
+def _check_size(gateway: Gateway, call: CompletionRequest | ChatRequest) -> int:
+    """The number of sequences. Raises ApiError 400 before anything is built of them: more than are ever admitted."""
+    prompts = 1 if isinstance(call, ChatRequest) else max(1, len(call.prompts()))
+    sequences = prompts * call.n
+    check_sequences(gateway.settings.overload, sequences, "prompt" if prompts > call.n else "n")
+    if call.bad_words and sequences * sum(map(len, call.bad_words)) > MOST_BAD_WORD_CHARACTERS:
+        message = f"got bad_words for {sequences} sequences; expected at most {MOST_BAD_WORD_CHARACTERS} characters over all of them"
+        raise ApiError(400, "invalid_request", message, param="bad_words")
+    return sequences
+
+
+def _most_values(gateway: Gateway) -> int:
+    """Of a body: at least two contexts full of token ids."""
+    return max(MOST_VALUES, 2 * gateway.batcher.capabilities.max_model_len) if gateway.started else MOST_VALUES
+
+
+async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[CompletionRequest] | type[ChatRequest]) -> Answer:
+    """The call's answer, its sequences not yet submitted. Raises ApiError."""
+    body = await read_body(receive, gateway.settings.security.max_body_bytes)
+    timing = gateway.begin_timing()
+    if len(body) <= AT_ONCE:
+        call = validate(body, model)
+    else:
+        call = await parsed(body, lambda text: validate(text, model), _most_values(gateway))
+    sequences = _check_size(gateway, call)
+    if timing is not None:
+        timing.end("parse")
+    arrived_at = gateway.now()
+    chat = isinstance(call, ChatRequest)
+    call_id = gateway.next_call_id("chatcmpl" if chat else "cmpl")
+    headers = [header for header in scope["headers"] if header[0].startswith(READ)]
+    own_id = asked_id(headers) or call.request_id
+    received_at = scope.get(RECEIVED_AT, arrived_at)
+    retry = is_retry(headers)
+    try:
+        batcher = gateway.admit()
+        _check(gateway, call, len(body))
+        if gateway.settings.logs.prompts:
+            log_prompt(own_id or call_id, call)
+        demand = gateway.overload.demand(headers, call)
+        timeouts = timeouts_of(headers, call, gateway.settings)
+        making = works_of(
+            gateway,
+            call,
+            call_id,
+            arrived_at,
+            client_request_id=own_id,
+            received_at=received_at,
+            retry=retry,
+            patience=demand.patience,
+            caller=caller_of(scope),
+        )
+        waiting = making if call.formless else while_present(scope, receive, making)
+        works = await (waiting if timeouts is None else timeouts.bound(waiting, arrived_at))
+        gateway.refusals.check(works)
+    except ApiError as error:
+        if error.code in EARLY:
+            ids = [f"{call_id}-{place}" for place in range(sequences)]
+            gateway.overload.unserved(error, ids, own_id, arrived_at=arrived_at, received_at=received_at, retry=retry)
+        raise
+    if timing is not None:
+        timing.end("prompt")
+    gateway.arrivals.saw(received_at, batcher.epoch, retry=retry)
+    gateway.overload.admit(works, scope, demand)
+    options = AnswerOptions(
+        request_id=own_id or call_id,
+        arrived_at=arrived_at,
+        stream=call.stream,
+        include_usage=call.stream_options is not None and call.stream_options.include_usage,
+        continuous_usage=call.stream_options is not None and call.stream_options.continuous_usage_stats,
+        n=call.n,
+        client_limit=call.client_limit(),
+        loss=gateway.overload.loss,
+        timeouts=timeouts,
+    )
+    form = ChatFormat if chat else CompletionFormat
+    created = int(time.time())  # noqa: TID251 - a date, not a clock
+    name = gateway.settings.served_model_name  # the first one, as vLLM has it
+    shape = form(call_id, created, name, works[0].sampling.logprobs, token_ids=call.return_token_ids)
+    kind = gateway.overload.kind_of_answer(stream=call.stream)
+    made = kind(batcher, works, shape, options)
+    made.timing = timing
+    return made
+
+
+def direct(gateway: Gateway, model: type[CompletionRequest] | type[ChatRequest]) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
+    """The route as an ASGI application: errors in OpenAI's shape, a bug in one call answered with 500 and logged."""
+
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        overload = gateway.overload
+        try:
+            refused = overload.door(scope) if overload.guarded else None
+            response: Response = await answer(gateway, scope, receive, model) if refused is None else refused
+        except ClientDisconnect:
+            return  # it never arrived
+        except ApiError as error:
+            if error.status not in (429, 503) and error.code not in EARLY:  # those are counted as rejections
+                gateway.metrics.refused.labels(error.code).inc()
+            cut = error.code == "body_too_large"  # before the body's end
+            response = Refusal(error) if cut else JSONResponse(error.body(), error.status, error.headers())
+            send = stamped(scope, send)
+        except Exception:
+            log.exception("internal error before a request was queued")
+            gateway.metrics.refused.labels("internal_error").inc()
+            failure = ApiError(500, "internal_error", "internal error of the gateway; its log has the details")
+            response = JSONResponse(failure.body(), failure.status)
+            send = stamped(scope, send)
+        await response(scope, receive, send)
+
+    return call

@@ -1,0 +1,165 @@
+"""Whether the client of a call is still there.
+
+ASGI tells it only to somebody who waits in `receive`, and uvicorn does not cancel a plain handler: a call would need a task of its
+own for the watch, started and cancelled whether or not anybody leaves. A connection of ours (`server.http.receiving`) calls back instead,
+at the instant at which it is lost, and tells every call on it: uvicorn marks the last of pipelined ones only. Elsewhere the task it is.
+
+A client that has sent its last byte (FIN) may still wait for answers: it has half-closed its connection, or it is gone, and the two look
+alike until something is sent to it. So its end of the connection is no sign that it left; a reset is, which answers what is sent to one
+that has gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import select
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, TypeVar
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope
+
+CONNECTION = "kendall.connection"  # key of a request's scope
+T = TypeVar("T")
+
+
+class Connection:
+    """A client's connection, as the calls that came over it see it."""
+
+    __slots__ = ("_on_lost", "_read_on", "lost")
+
+    def __init__(self, read_on: Callable[[], None]) -> None:
+        self._read_on = read_on
+        self._on_lost: list[Callable[[], None]] = []
+        self.lost = False
+
+    def watch(self, on_lost: Callable[[], None]) -> None:
+        """Call this once when the connection is lost, at once if it is."""
+        if self.lost:
+            on_lost()
+            return
+        self._on_lost.append(on_lost)
+        self._read_on()  # reading is paused behind a large body, and the end of a connection is something to read
+
+    def leave_alone(self, on_lost: Callable[[], None]) -> None:
+        """Not this one any more. No effect on what is not watched."""
+        if on_lost in self._on_lost:
+            self._on_lost.remove(on_lost)
+
+    def lose(self) -> None:
+        """It is over."""
+        self.lost = True
+        told, self._on_lost = self._on_lost, []
+        for on_lost in told:
+            on_lost()
+
+
+def watch_client(scope: Scope, receive: Receive, on_gone: Callable[[], None]) -> Callable[[], object]:
+    """Call `on_gone` once if the client goes; what is returned ends the watch. The request's body has been read."""
+    connection: Connection | None = scope.get(CONNECTION)
+    if connection is None:
+        return asyncio.create_task(_wait(receive, on_gone)).cancel
+    connection.watch(on_gone)
+    return partial(connection.leave_alone, on_gone)
+
+
+async def _wait(receive: Receive, on_gone: Callable[[], None]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    on_gone()
+
+
+async def while_present(scope: Scope, receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The work's result. It is cancelled if the client goes: raises ClientDisconnect then. The request's body has been read."""
+    working = asyncio.create_task(work)
+    gone = False
+
+    def on_gone() -> None:
+        nonlocal gone
+        gone = True
+        working.cancel()
+
+    end_watch = watch_client(scope, receive, on_gone)
+    try:
+        return await working
+    except asyncio.CancelledError:
+        if gone and working.cancelled():
+            raise ClientDisconnect from None
+        raise
+    finally:
+        end_watch()
+        working.cancel()
+
+
+@dataclass(slots=True)
+class _Watched:
+    gone: Callable[[], None]
+    half_closed: Callable[[], None] | None
+
+
+class HangUps:
+    """Reports that a client closed its connection, also while the server does not read from it (Linux only).
+
+    An event loop sees the end of a connection when it reads it, and it does not read while pipelined requests wait for their turn, nor
+    after the peer's last byte. epoll reports both without a byte being read. One epoll a loop, open while there is something to watch.
+    """
+
+    _of_loop: ClassVar[dict[asyncio.AbstractEventLoop, HangUps]] = {}
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._epoll = select.epoll()
+        self._watched: dict[int, _Watched] = {}
+        loop.add_reader(self._epoll.fileno(), self._look)
+
+    @classmethod
+    def watch(
+        cls, loop: asyncio.AbstractEventLoop, descriptor: int, gone: Callable[[], None], half_closed: Callable[[], None] | None = None
+    ) -> None:
+        """Call `gone` once when the connection is reset, and before that `half_closed` once when the peer has sent its last byte."""
+        if sys.platform != "linux":
+            return
+        with contextlib.suppress(OSError):  # no descriptor is left: reading finds the end, later
+            if (found := cls._of_loop.get(loop)) is None:
+                found = cls._of_loop[loop] = cls(loop)
+            found._add(descriptor, _Watched(gone, half_closed))
+
+    @classmethod
+    def forget(cls, loop: asyncio.AbstractEventLoop, descriptor: int) -> None:
+        """Watch it no more. No effect on what is not watched. Before its descriptor is closed: epoll keeps one that has a copy."""
+        if (found := cls._of_loop.get(loop)) is not None:
+            found._remove(descriptor)
+
+    def _add(self, descriptor: int, watched: _Watched) -> None:
+        events = 0 if watched.half_closed is None else select.EPOLLRDHUP  # resets are reported in any case
+        if descriptor in self._watched:
+            self._epoll.modify(descriptor, events)
+        else:
+            self._epoll.register(descriptor, events)
+        self._watched[descriptor] = watched
+
+    def _remove(self, descriptor: int) -> None:
+        if self._watched.pop(descriptor, None) is not None:
+            with contextlib.suppress(OSError):
+                self._epoll.unregister(descriptor)
+        if not self._watched:
+            self._loop.remove_reader(self._epoll.fileno())
+            self._epoll.close()
+            del self._of_loop[self._loop]
+
+    def _look(self) -> None:
+        for descriptor, events in self._epoll.poll(0):
+            watched = self._watched.get(descriptor)
+            if watched is None:
+                continue
+            if events & (select.EPOLLHUP | select.EPOLLERR):
+                self._remove(descriptor)
+                watched.gone()
+            elif watched.half_closed is not None:
+                half_closed, watched.half_closed = watched.half_closed, None
+                self._epoll.modify(descriptor, 0)
+                half_closed()

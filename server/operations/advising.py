@@ -1,0 +1,228 @@
+"""`kendall advise`: what a running gateway's own model says should be changed, asked at `GET /admin/advice`.
+
+Exit status: 2 for a URL that is no gateway, or arguments that it cannot use; 3 where no target has a stable choice; 1 where
+nobody listens, or the gateway cannot advise now.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Console
+
+from policies.text import SpecError, short_form
+from queueing.commands.environment_twins import fitting
+from queueing.commands.local_key import key_for_admin
+from queueing.commands.remote import (
+    A_GATEWAY,
+    CACERT,
+    INSECURE,
+    REFUSED,
+    SYSTEM,
+    Trust,
+    check_no_credentials,
+    key_refusal,
+    server_root,
+    unanswered,
+)
+from queueing.commands.terminal import Column, Table, console, say
+from queueing.control.advice.percent import NO_CHANGE, seconds, share, small_share
+from queueing.errors import CommandError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+TIMEOUT = 120.0  # seconds: an advice for several servers is simulated
+COLUMNS = (
+    Column(heading="target", left=True),
+    *(Column(heading=name, left=True, short=short_form) for name in ("in force", "best found")),
+    *(Column(heading=name) for name in ("gain", "95 %")),
+    Column(heading="advice", left=True),
+)
+PREDICTED = (
+    Column(heading="target", left=True),
+    *(Column(heading=heading) for heading in ("queueing delay\nin force", "\nfound", "sojourn time\nin force", "\nfound")),
+)
+CUT = tuple(Column(heading=heading) for heading in ("answers cut\nin force", "\nfound"))
+UNKNOWN = "unknown"
+KEEP, SET = "keep", "set"
+LEGEND = {  # of what stands in the tables instead of a number
+    "-": "-: no choice was found, or the setting in force has no steady state to compare with",
+    "none": "none: no token limit, or no steady state and so no mean",
+    KEEP: f"{KEEP}: what is in force is as good, or the gain may be none",
+    UNKNOWN: f"{UNKNOWN}: the observations do not bound it, or the method does not give it",
+}
+
+
+@app.command()
+def advise(
+    ctx: typer.Context,
+    url: Annotated[str, typer.Argument(help="URL of a running gateway, for example http://127.0.0.1:8080.")],
+    *,
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            help="What to optimise: delay | throughput | v1 | v2 | clipped | slo. Default: delay, or slo with --slo. "
+            "Policies are compared by their mean sojourn time."
+        ),
+    ] = None,
+    slo: Annotated[
+        str | None,
+        typer.Option(
+            help="Service level objective, for example p99_queueing_delay=2s or mean_time_to_first_token=1s; implies --objective slo."
+        ),
+    ] = None,
+    theta: Annotated[
+        float | None, typer.Option(help="Weight of the answer's utility against the delay in v1 and v2. Default: 0.5.")
+    ] = None,
+    loss_cost: Annotated[float | None, typer.Option(help="Cost of a lost request in v2. Default: 1.")] = None,
+    max_clipped_fraction: Annotated[
+        float | None,
+        typer.Option(help="Largest fraction of answers that a token limit may clip, also with --slo. Default: 0.05."),
+    ] = None,
+    family: Annotated[
+        str | None, typer.Option(help="Distribution family for lengths beyond the token limits that were in force, for example lognormal.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="What to choose: batch-size | max-output-tokens | policy | servers. Default: all.")
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(help="Key sent as a bearer token.")] = None,
+    admin_key: Annotated[str | None, typer.Option(help="Key for a gateway with --admin-key; wins over --api-key.")] = None,
+    cacert: Annotated[Path | None, typer.Option(help=CACERT)] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help=INSECURE)] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Ask a running gateway which batch size, token limit, policy and number of servers its model recommends, with the expected gain."""
+    given = {"objective": objective, "slo": slo, "theta": theta, "loss_cost": loss_cost, "max_clipped_fraction": max_clipped_fraction}
+    given = fitting(ctx, given, _read_by(objective, slo))
+    params = {name: str(value) for name, value in (given | {"family": family, "target": target}).items() if value is not None}
+    _check(params)
+    check_no_credentials(url, "a URL")
+    found = ask(url, params, key_for_admin(url, admin_key, api_key), Trust(cacert, insecure))
+    if as_json:
+        sys.stdout.write(json.dumps(found) + "\n")
+    elif found["advice"]:
+        show(found["advice"], console())
+    if not found["advice"]:
+        why = found["reason"] or "the gateway gave no reason"
+        raise CommandError(f"no advice: {why}{'; ask again then' if 'ended' in why else ''}")
+    if all(each["best"] is None for each in found["advice"]):
+        raise typer.Exit(3)
+
+
+def _read_by(objective: str | None, slo: str | None) -> set[str]:
+    """The options that an objective reads: others are passed over where the environment set them."""
+    from queueing.control.advice.measure import WEIGHS  # noqa: PLC0415 - heavy
+
+    name = objective or ("delay" if slo is None else "slo")
+    return {"objective", *(key for key, names in WEIGHS.items() if name in names), *(("slo",) if name == "slo" else ())}
+
+
+def _check(params: Mapping[str, str]) -> None:
+    """What the gateway would refuse. Raises SpecError."""
+    from queueing.control.advice.advise import TARGETS, parse_objective  # noqa: PLC0415 - heavy: --help is instant
+
+    parse_objective(params)
+    if params.get("target") not in (None, *TARGETS):
+        raise SpecError(f"got --target {params['target']!r}; expected one of {', '.join(TARGETS)}")
+
+
+def ask(url: str, params: Mapping[str, str], key: str | None = None, trust: Trust = SYSTEM) -> dict[str, Any]:
+    """The gateway's answer. Raises SpecError: no gateway there, or it refused; CommandError: nobody answers, or it cannot now."""
+    try:
+        with Console(stderr=True).status("the gateway predicts"):  # on a terminal only
+            headers = {"authorization": f"Bearer {key}"} if key else {}
+            settings: dict[str, Any] = {"headers": headers, "timeout": TIMEOUT, "verify": trust.verification(url), "trust_env": False}
+            response = httpx.get(server_root(url) + "/admin/advice", params=dict(params), **settings)
+        answer = response.json()
+    except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+        raise SpecError(f"got {url}; {A_GATEWAY} ({error})") from None
+    except httpx.HTTPError as error:
+        raise CommandError(f"no answer from {url} ({unanswered(error, url)}); {A_GATEWAY}") from None
+    except ValueError:
+        raise SpecError(f"got {url}, which answers, but not as a gateway does; {A_GATEWAY}") from None
+    if response.is_success and isinstance(answer, dict) and isinstance(answer.get("advice"), list):
+        return {"advice": answer["advice"], "reason": answer.get("reason")}
+    message = answer["error"].get("message") if isinstance(answer, dict) and isinstance(answer.get("error"), dict) else None
+    if message is None or response.status_code == httpx.codes.NOT_FOUND:
+        raise SpecError(f"got {url}, which answers {response.status_code} to /admin/advice; {A_GATEWAY}")
+    if response.status_code in REFUSED:
+        raise SpecError(key_refusal(url, response.status_code, message, "--admin-key"))
+    refusal = f"{url} answered {response.status_code}: {message}"
+    raise CommandError(refusal) if response.is_server_error else SpecError(refusal)
+
+
+def show(advice: Sequence[Mapping[str, Any]], to: Console) -> None:
+    """One row a target, what is predicted of both settings, then the sentences."""
+    rows, predicted = [], []
+    for each in advice:
+        gain = each["gain"]
+        known = gain["value"] is not None and each["current"]["stable"]
+        ends = f"{_percent(gain['low'])} to {_percent(gain['high'])}"
+        now, best = (_setting(each[which], each["target"]) for which in ("current", "best"))
+        rows.append([each["target"], now, best, _percent(gain["value"]) if known else "-", ends if known else "-", _advised(each)])
+        means = [_mean(each[which], quantity) for quantity in ("queueing_delay", "sojourn_time") for which in ("current", "best")]
+        predicted.append([each["target"], *means, *(_cut(each[which]) for which in ("current", "best"))])
+    say(to, f"objective {advice[0]['objective']}")
+    to.print(Table(COLUMNS, rows))
+    say(to, "predicted means")
+    cutting = any(each["target"] == "max-output-tokens" for each in advice)
+    shown_means = predicted if cutting else [row[: len(PREDICTED)] for row in predicted]
+    to.print(Table((*PREDICTED, *CUT) if cutting else PREDICTED, shown_means))
+    shown = {cell for row in (*rows, *shown_means) for cell in row[1:]}
+    if any(row[3] != "-" for row in rows):
+        say(to, "gain: reduction of the quantity that the sentence below names")
+    if any("minus much" in each["says"] for each in advice):
+        say(to, "minus much: the best setting may be more than 100 times slower")
+    for line in [words for mark, words in LEGEND.items() if any(mark in cell.split(" ") for cell in shown)]:
+        say(to, line)
+    for each in advice:
+        say(to, f"{each['target']}: {each['says']}")
+
+
+def _advised(advice: Mapping[str, Any]) -> str:
+    """What the sentence says in a word."""
+    if advice["best"] is None:
+        return "-"
+    same = _setting(advice["current"], advice["target"]) == _setting(advice["best"], advice["target"])
+    return KEEP if same or NO_CHANGE in advice["says"] else SET
+
+
+def _setting(forecast: Mapping[str, Any] | None, target: str) -> str:
+    if forecast is None:
+        return "-"
+    if target == "servers":
+        return str(forecast["servers"])
+    if target == "max-output-tokens":
+        limit = forecast["max_output_tokens"]
+        return "none" if limit is None else str(limit)
+    return str(forecast["policy"])
+
+
+def _mean(forecast: Mapping[str, Any] | None, quantity: str) -> str:
+    """`none` without a steady state."""
+    if forecast is None:
+        return "-"
+    if not forecast["stable"]:
+        return "none"
+    found = (forecast.get(quantity) or {}).get("mean")
+    return UNKNOWN if found is None else seconds(found)
+
+
+def _cut(forecast: Mapping[str, Any] | None) -> str:
+    if forecast is None:
+        return "-"
+    cut = forecast.get("clipped_fraction")
+    return UNKNOWN if cut is None else small_share(cut)
+
+
+def _percent(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{share(value)} %"
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,163 @@
+"""SIGHUP: keys, the certificate, limits of overload, patience and the log level are read again. What cannot be read changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import math
+import signal
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from policies.text import counted
+from server.admission.control import RELOADED
+from server.http.schema import PolicyChange
+from server.runtime.pools import in_a_thread
+from server.security.exposure import no_password, warn_of
+from server.security.guard import Guard
+
+if TYPE_CHECKING:
+    from server.gateway import Gateway
+    from server.settings import Settings
+
+log = logging.getLogger("kendall")
+Read = Callable[[], "Settings"]
+LONGEST = 10.0  # seconds that reading may take
+KEYS = ("api_keys", "admin_keys", "key_files")
+FILES = ("certfile", "keyfile")
+PREFIXES = {"tls": "--ssl-", "logs": "--log-"}  # of the options that are fields of these parts
+_T = TypeVar("_T")
+
+
+class Reloader:
+    """Of one gateway and its application. `tls` gives the context of the listening socket, once there is one."""
+
+    def __init__(self, gateway: Gateway, app: Any, read: Read, tls: Callable[[], ssl.SSLContext | None]) -> None:
+        self._gateway, self._app, self._read, self._tls = gateway, app, read, tls
+        self._task: asyncio.Task[None] | None = None
+        self._asked = False
+
+    def ask(self) -> None:
+        """Reload soon; once more where a signal comes during a reload, which may have read already what has changed since."""
+        self._asked = True
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="reload")
+
+    async def _run(self) -> None:
+        while self._asked:
+            self._asked = False
+            await self.reload()
+
+    async def reload(self) -> None:
+        """Everything that can be in force now, or nothing where the configuration is wrong."""
+        try:
+            self._take(await in_a_thread(self._prepare, LONGEST))
+        except TimeoutError:
+            log.error("SIGHUP: nothing was reloaded, because reading the configuration took longer than %g s", LONGEST)  # noqa: TRY400
+        except Exception as error:  # noqa: BLE001 - an operator's mistake must not end what serves
+            log.error("SIGHUP: nothing was reloaded: %s", _first_line(error))  # noqa: TRY400
+
+    def _prepare(self) -> Settings:
+        """Read the settings, load the certificate into the context in force, look at the key files: each may wait for a disk."""
+        after = self._read()
+        context, files = self._tls(), after.security.tls
+        if context is not None and files.certfile is not None:
+            context.load_cert_chain(files.certfile, files.keyfile, password=no_password)
+        now = in_force(self._gateway.settings, after)
+        warn_of(now.host, now.security)
+        return after
+
+    def _take(self, after: Settings) -> None:
+        gateway, before = self._gateway, self._gateway.settings
+        now = in_force(before, after)
+        if now.patience != before.patience:  # first: it is the one that can be refused
+            _change_patience(gateway, now.patience)
+        gateway.settings = now
+        self._app.guard = Guard(now.security)
+        gateway.overload.change(now.overload)
+        security = now.security
+        certificate = "" if self._tls() is None else ", the certificate"
+        log.warning(
+            "SIGHUP: reloaded %s and %s%s, the bounds of the queue, the patience, log level %s",
+            counted(len(security.api_keys), "API key"),
+            counted(len(security.admin_keys), "admin key"),
+            certificate,
+            now.logs.level,
+        )
+        if left := differences(now, after):
+            log.warning("SIGHUP: changed in the configuration, and in force only after a restart: %s", ", ".join(left))
+        if now.logs.level != before.logs.level:
+            logging.getLogger().setLevel(now.logs.level.upper())
+
+
+def in_force(before: Settings, after: Settings) -> Settings:
+    """`before`, with what can change while the gateway serves taken from `after`."""
+    tls_before, tls_after = before.security.tls, after.security.tls
+    tls = _with(tls_before, tls_after, FILES) if tls_before.certfile and tls_after.certfile else tls_before
+    return dataclasses.replace(
+        before,
+        patience=after.patience,
+        security=dataclasses.replace(_with(before.security, after.security, KEYS), tls=tls),
+        overload=_with(before.overload, after.overload, RELOADED),
+        logs=_with(before.logs, after.logs, ("level",)),
+    )
+
+
+def _change_patience(gateway: Gateway, seconds: float | None) -> None:
+    seconds = None if seconds == math.inf else seconds
+    if gateway.started:
+        gateway.change(PolicyChange(patience=seconds))
+    else:
+        gateway.patience = seconds
+
+
+def differences(before: Any, after: Any, prefix: str = "--") -> list[str]:
+    """The options in which two settings differ."""
+    found = []
+    for field in dataclasses.fields(before):
+        if not field.metadata.get("option", True):
+            continue
+        old, new = getattr(before, field.name), getattr(after, field.name)
+        if dataclasses.is_dataclass(old):
+            found += differences(old, new, PREFIXES.get(field.name, "--"))
+        elif old != new:
+            found.append(prefix + field.name.replace("_", "-"))
+    return found
+
+
+def ignore_hangups() -> None:
+    """From here on SIGHUP ends neither this process nor those that it starts: they inherit it."""
+    if _has_signals():
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+@contextmanager
+def hangups(ask: Callable[[], None]) -> Iterator[None]:
+    """Within, SIGHUP calls `ask` on the running event loop."""
+    if not _has_signals():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    before = signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(ask))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def _has_signals() -> bool:
+    return hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread()
+
+
+def _with(before: _T, after: _T, names: tuple[str, ...]) -> _T:
+    return dataclasses.replace(before, **{name: getattr(after, name) for name in names})  # type: ignore[type-var]
+
+
+def _first_line(error: Exception) -> str:
+    format_message: Callable[[], str] | None = getattr(error, "format_message", None)  # of typer's
+    said = str(error) if format_message is None else format_message()
+    return (said or type(error).__name__).strip().splitlines()[0]

@@ -1,0 +1,303 @@
+"""Running a gateway: choosing the engine, binding the port, serving until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import importlib.util
+import logging
+import math
+import os
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from policies import SpecError
+from queueing.errors import CommandError
+from queueing.latency.law import LatencyModel
+from queueing.latency.profile import load_law, poor_fit_of
+from queueing.measurement.paths import check_writable
+from server.admission.descriptors import Room, raise_descriptor_limit
+from server.engines.base import Engine, EngineStartError
+from server.gateway import Gateway
+from server.http.app import create_app
+from server.http.receiving import protocol_with, stamps_arrivals
+from server.live.state_file import before_its_place, check_state_file
+from server.operations.leaving import DrainLog, ExitBound, say_close, wind_down
+from server.operations.reloading import Reloader, hangups, ignore_hangups
+from server.runtime.garbage import give_back, settle
+from server.security.admin_key import with_admin_key
+from server.security.exposure import uvicorn_tls, warn_of
+from server.security.protocol import LimitedProtocol
+from server.settings import Settings
+from server.supervision.supervisor import EngineLostError
+
+log = logging.getLogger("kendall")
+LAST_WORDS = 2.0  # seconds that answers which were given up have to leave, when the gateway stops
+ENGINE_STOP = 60.0  # seconds that the engine and everything else may take to stop, then
+LOOP_CLOSE = 20.0  # seconds that the event loop may take to close
+OnReady = Callable[[Gateway], Any]
+OnSignal = Callable[[int], Any]
+ReadAgain = Callable[[], Settings]
+PINNED_CPUS = range(2, 5)  # with this many, engine and gateway get CPUs of their own
+
+
+def choose_engine(settings: Settings) -> tuple[Engine, LatencyModel | None]:
+    """The engine that was asked for, and the law known for it. Must run in the main thread, before any socket exists."""
+    if not settings.model.strip():
+        raise SpecError("got an empty MODEL; expected `tiny`, the directory of a model, or the name of one on the Hugging Face hub")
+    law = load_law(settings.latency) if settings.latency else None
+    if settings.latency and (warning := poor_fit_of(settings.latency)) is not None:
+        log.warning("%s", warning)
+    name = settings.engine
+    if name == "auto":
+        name = "vllm" if importlib.util.find_spec("vllm") else "emulated"
+        if name == "emulated":
+            log.warning("vLLM is not installed: using the emulated engine")
+    if name == "emulated":
+        from server.engines.emulated import EmulatedEngine  # noqa: PLC0415
+
+        law = law or load_law("reference")
+        log.warning("the engine is EMULATED: its timing follows the latency law, its text is meaningless")
+        return EmulatedEngine(law, **{key: _whole(key, value) for key, value in settings.engine_args.items()}), law
+    if importlib.util.find_spec("vllm") is None:
+        raise SpecError("got --engine vllm, but vLLM is not installed here; expected --engine emulated, or run `make setup` first")
+    return _vllm_engine(settings), law
+
+
+def _whole(key: str, value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise SpecError(f"got --engine-arg {key}={value}; expected a whole number, as the emulated engine's arguments are") from None
+
+
+def _vllm_engine(settings: Settings) -> Engine:
+    from server.engines.hub import check_model  # noqa: PLC0415
+    from server.engines.tiny import make_tiny  # noqa: PLC0415
+    from server.engines.vllm.engine import VllmEngine, prepare  # noqa: PLC0415
+    from server.engines.vllm.options import check_names  # noqa: PLC0415
+
+    check_names(settings.engine_args)
+    check_model(settings.model, settings.engine_args)
+    gateway_cpus, engine_cpus = split_cpus()
+    prepare(settings.model)
+    if gateway_cpus:
+        os.sched_setaffinity(0, gateway_cpus)
+    model = str(make_tiny()) if settings.model == "tiny" else settings.model
+    form_time = settings.security.max_form_compile_time
+    return VllmEngine(model, engine_args=settings.engine_args, cpus=engine_cpus, form_time=form_time)
+
+
+def split_cpus() -> tuple[set[int], str | None]:
+    """CPUs for the gateway and for the engine on a small machine; nothing is pinned on a large one."""
+    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if len(cpus) not in PINNED_CPUS:
+        return set(), None
+    return set(cpus[:-1]), str(cpus[-1])
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """The listening socket. Raises CommandError where the address cannot be had."""
+    try:
+        sock = socket.create_server((host, port), backlog=2048, reuse_port=False)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise CommandError(
+            f"got --host {host} --port {port}; expected a free address ({reason}): stop the process that listens there, or use another port"
+        ) from None
+    stamps_arrivals(sock)
+    return sock
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, with a drain on the first signal, an end on the second, and the engine let go in every case."""
+
+    def __init__(self, config: uvicorn.Config, gateway: Gateway, exit_bound: ExitBound, on_signal: OnSignal | None = None) -> None:
+        super().__init__(config)
+        self._gateway = gateway
+        self._on_signal = on_signal
+        self._exit_bound = exit_bound
+        self._signals = 0
+        self._drain_log = DrainLog()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """First signal: /ready answers 503; after --shutdown-delay new requests are refused and those present are finished. Second: those
+        left get an error and the server stops. Third: stop without waiting for that.
+
+        uvicorn's own would raise the signal again at the end: status -15 for an orderly end, and nothing tidied up at exit.
+        """
+        del frame
+        if self._on_signal is not None:
+            self._on_signal(sig)
+        self._signals += 1
+        loop = asyncio.get_running_loop()
+        if self._signals == 1:
+            loop.call_soon_threadsafe(self._leave, sig)
+        elif self._signals == 2:
+            loop.call_soon_threadsafe(self._end, "the gateway is shutting down at once")
+            self.should_exit = True
+        else:
+            self.force_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Clients first. uvicorn leaves the application running when it is forced: not with an engine in it."""
+        self._begin_drain()  # an end without a signal: the engine is lost
+        say_close(self)
+        await wind_down(self, sockets or [])
+        self._drain_log.end(self._gateway)
+        await super().shutdown(sockets)
+        if self.force_exit:
+            await self.lifespan.shutdown()
+
+    def _leave(self, sig: int) -> None:
+        """Balancers are told first: until they have heard, requests come and are served."""
+        settings = self._gateway.settings
+        delay = settings.shutdown_delay if sig == signal.SIGTERM else 0.0
+        self._gateway.leaving = True
+        self._exit_bound.start(delay + settings.shutdown_timeout + 2 * LAST_WORDS + ENGINE_STOP)
+        say_close(self)
+        if delay > 0:
+            log.info("SIGTERM: /ready answers 503; requests are accepted for %g s more", delay)
+        asyncio.get_running_loop().call_later(delay, self._drain)
+
+    def _begin_drain(self) -> None:
+        self._drain_log.begin(self._gateway)
+        self._gateway.begin_drain()
+
+    def _drain(self) -> None:
+        self._begin_drain()
+        self.should_exit = True
+        limit = self._gateway.settings.shutdown_timeout
+        asyncio.get_running_loop().call_later(
+            limit, self._end, f"the gateway is shutting down and this request did not finish within {limit:g} s"
+        )
+
+    def _end(self, message: str) -> None:
+        self._drain_log.begin(self._gateway)
+        self._drain_log.cut(self._gateway)
+        self._gateway.abandon(message)
+        asyncio.get_running_loop().call_later(LAST_WORDS, setattr, self, "force_exit", True)
+
+
+def serve(
+    settings: Settings, *, on_ready: OnReady | None = None, on_signal: OnSignal | None = None, read_again: ReadAgain | None = None
+) -> int:
+    """Serve until stopped; returns the exit status. `on_ready` is called on the loop once the engine serves, `on_signal` per signal.
+
+    With `read_again`, SIGHUP never ends the process: it takes up what that returns.
+    """
+    if settings.record_file is not None:
+        check_writable(settings.record_file, "--record-file")
+    if settings.state_file is not None:
+        check_writable(settings.state_file, "--state-file", before_its_place(settings.state_file))
+        check_state_file(settings.state_file)
+    if read_again is not None:
+        ignore_hangups()  # until there is something to reload
+    return _run(settings, _Hooks(on_ready, on_signal, read_again))
+
+
+@dataclass(frozen=True, slots=True)
+class _Hooks:
+    on_ready: OnReady | None
+    on_signal: OnSignal | None
+    read_again: ReadAgain | None
+    exit_bound: ExitBound = field(default_factory=ExitBound)
+
+
+def _run(settings: Settings, hooks: _Hooks) -> int:
+    raise_descriptor_limit()
+    sock = bind(settings.host, settings.port)
+    warn_of(settings.host, settings.security)
+    scheme = "http" if settings.security.tls.certfile is None else "https"
+    try:
+        engine, law = choose_engine(settings)
+    except BaseException:
+        sock.close()
+        raise
+    log.info("listening on %s://%s:%d; the engine starts (/ready answers 200 when it serves)", scheme, settings.host, sock.getsockname()[1])
+    try:
+        with (
+            sock,
+            with_admin_key(settings.security, sock.getsockname()[1]) as security,
+            asyncio.Runner(loop_factory=_loop_factory()) as runner,
+        ):
+            settled = dataclasses.replace(settings, security=security)
+            failures = runner.run(_serve(lambda: Gateway(settled, engine, law), sock, hooks))
+            hooks.exit_bound.start(LOOP_CLOSE)  # threads that wait for a disk
+    finally:
+        hooks.exit_bound.cancel()
+    if failures:
+        if isinstance(failures[0], EngineStartError):
+            raise SpecError(str(failures[0])) from failures[0]
+        raise failures[0]
+    return 0
+
+
+async def _serve(make: Callable[[], Gateway], sock: socket.socket, hooks: _Hooks) -> list[BaseException]:
+    gateway = make()
+    failures: list[BaseException] = []
+
+    def failed(error: BaseException) -> None:
+        failures.append(error)
+        server.should_exit = True
+
+    gateway.on_given_up = lambda reason: failed(EngineLostError(f"the engine failed and could not be restarted: {reason}"))
+    gateway.on_restarted = settle  # the engine that was let go took everything out of what is set aside
+
+    def ready(gateway: Gateway) -> None:
+        settle()
+        if hooks.on_ready is not None:
+            hooks.on_ready(gateway)
+
+    app = create_app(gateway, failed, ready)
+    room = Room(gateway.metrics.registry, gateway.settings.security.max_connections_per_address)
+    config = _configuration(app, gateway.settings, room)
+    server = _Server(config, gateway, hooks.exit_bound, hooks.on_signal)
+    giving_back = asyncio.create_task(give_back(lambda: not (gateway.started and gateway.batcher.unanswered)))
+    try:
+        with _reloading(gateway, app, config, hooks.read_again):
+            await server.serve(sockets=[sock])
+    finally:
+        giving_back.cancel()
+        await asyncio.gather(giving_back, return_exceptions=True)
+    return failures
+
+
+def _configuration(app: FastAPI, settings: Settings, room: Room) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        log_config=None,  # its loggers go where ours go
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,  # nothing here asks for the client's address
+        http=protocol_with(LimitedProtocol, settings.supervision.slow_reader_timeout, room),
+        ws="none",
+        timeout_graceful_shutdown=math.ceil(settings.shutdown_timeout + 2 * LAST_WORDS),
+        timeout_keep_alive=75,
+        server_header=False,
+        **uvicorn_tls(settings.security.tls),
+    )
+
+
+def _reloading(
+    gateway: Gateway, app: FastAPI, config: uvicorn.Config, read_again: ReadAgain | None
+) -> contextlib.AbstractContextManager[None]:
+    if read_again is None:
+        return contextlib.nullcontext()
+    return hangups(Reloader(gateway, app, read_again, lambda: config.ssl).ask)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if importlib.util.find_spec("uvloop") is None:
+        return None
+    import uvloop  # noqa: PLC0415
+
+    return uvloop.new_event_loop  # type: ignore[no-any-return]

@@ -1,0 +1,1 @@
+"""The dispatch loop, its sequences and those who observe it."""

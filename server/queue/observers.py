@@ -1,0 +1,68 @@
+"""All observers of a batcher as one. A fault of one of them (a full disk, a bug) harms neither the others nor the queue."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from queueing.measurement.record import Record
+from server.queue.batch import Batch, Observer
+from server.queue.ticket import Ticket
+
+log = logging.getLogger("kendall")
+
+
+class Observers:
+    """Passes every event on to each, in order. A fault is counted, and logged once for each observer and kind."""
+
+    def __init__(self, observers: Iterable[Observer]) -> None:
+        self._observers = tuple(observers)
+        self._logged: set[tuple[str, str]] = set()
+        self.faults = 0
+
+    def on_arrival(self, ticket: Ticket) -> None:
+        """See `Observer`."""
+        for observer in self._observers:
+            try:
+                observer.on_arrival(ticket)
+            except Exception as error:  # noqa: BLE001
+                self._fault(observer, error)
+
+    def on_dispatch(self, batch: Batch) -> None:
+        """See `Observer`."""
+        for observer in self._observers:
+            try:
+                observer.on_dispatch(batch)
+            except Exception as error:  # noqa: BLE001
+                self._fault(observer, error)
+
+    def on_idle(self, server_id: int, at: float) -> None:
+        """See `Observer`."""
+        for observer in self._observers:
+            try:
+                observer.on_idle(server_id, at)
+            except Exception as error:  # noqa: BLE001
+                self._fault(observer, error)
+
+    def on_settle(self, ticket: Ticket) -> None:
+        """See `Observer`."""
+        for observer in self._observers:
+            try:
+                observer.on_settle(ticket)
+            except Exception as error:  # noqa: BLE001
+                self._fault(observer, error)
+
+    def on_record(self, record: Record) -> None:
+        """See `Observer`."""
+        for observer in self._observers:
+            try:
+                observer.on_record(record)
+            except Exception as error:  # noqa: BLE001
+                self._fault(observer, error)
+
+    def _fault(self, observer: Observer, error: Exception) -> None:
+        self.faults += 1
+        name, kind = type(observer).__name__, type(error).__name__
+        if (name, kind) not in self._logged:
+            self._logged.add((name, kind))
+            log.error("%s failed; it stays active, and further failures of it are not logged", name, exc_info=error)

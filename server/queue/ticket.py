@@ -1,0 +1,236 @@
+"""A ticket: one sequence from its arrival to its one outcome, on the way out and on the way back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from policies import Running, Waiting
+from queueing.measurement.record import Outcome, Record
+from server.engines.base import EngineEnd, FailureCode, Token, TokenStream, Work
+from server.queue.ending import Ending
+from server.supervision.continuing import listener, prepare
+from server.telemetry.cost.stages import Timing
+
+if TYPE_CHECKING:
+    from server.queue.batch import Batch
+    from server.queue.batcher import Batcher
+
+log = logging.getLogger("kendall")
+
+
+class Consumer(Protocol):
+    """Where a ticket's answer goes: an HTTP response, a calibration, a test. Called on the event loop; must not wait."""
+
+    def on_dispatched(self) -> None:
+        """Service began."""
+
+    def on_text(self, text: str, tokens: Sequence[Token]) -> None:
+        """More of the answer: `tokens` of its own (never past its end) and the text they add."""
+
+    def on_release(self) -> None:
+        """The answer is whole and may leave; the consumer calls `Ticket.released` when it has left."""
+
+    def on_lost(self, outcome: Outcome, code: str, message: str) -> None:
+        """No answer will come: failed, rejected or abandoned."""
+
+
+@dataclass(slots=True)
+class Instants:
+    """When things happened to a ticket, on the event loop's clock."""
+
+    dispatched: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    released: float | None = None
+    server_free: float | None = None
+
+
+class Ticket:
+    """One waiting or running sequence. Its batcher moves it on; it listens to its own token stream."""
+
+    __slots__ = (
+        "_batcher",
+        "_lost",
+        "at",
+        "batch",
+        "batch_size",
+        "client_limit",
+        "consumer",
+        "continued",
+        "deaths",
+        "ending",
+        "epoch",
+        "id",
+        "interruptions",
+        "outcome",
+        "output_token_ids",
+        "running",
+        "stream",
+        "timing",
+        "told",
+        "work",
+    )
+
+    def __init__(self, batcher: Batcher, work: Work, ending: Ending, consumer: Consumer, client_limit: int | None) -> None:
+        self._batcher = batcher
+        self.work = work
+        self.id = work.request.id
+        self.ending = ending
+        self.consumer = consumer
+        self.client_limit = client_limit  # the client's own max_tokens, for telling what was clipped
+        self.batch: Batch | None = None
+        self.batch_size: int | None = None
+        self.running: Running | None = None
+        self.epoch = batcher.epoch
+        self.at = Instants()
+        self.timing: Timing | None = None  # of the few calls that are measured
+        self.output_token_ids: list[int] = []
+        self.outcome: Outcome | None = None
+        self.interruptions = 0  # engines that were lost while it was in service
+        self.deaths: tuple[int, ...] = ()  # those of them whose cause is not known
+        self.continued = False  # the engine made no token for it once, and got it again
+        self.stream: TokenStream | None = None
+        self.told: tuple[int, float | None] | None = None  # at its arrival: how many waited before it, and seconds to wait
+        self._lost: str | None = None
+
+    def waiting(self) -> Waiting:
+        """Itself as policies see it in the queue."""
+        return Waiting(self.work.request, len(self.work.output_token_ids))
+
+    @property
+    def clipped(self) -> bool:
+        """Whether the gateway's limit ended it where the client's own was larger or absent."""
+        return self.ending.finish_reason == "length" and (self.client_limit is None or self.client_limit > self.ending.limit)
+
+    def listen(self, stream: TokenStream) -> None:
+        """Hear the engine that has its work now."""
+        self.stream = stream
+        stream.listener = listener(stream, self, self.work)
+
+    def interrupted(self, most: int) -> str | None:
+        """The engine is gone. Returns why this cannot go on with the next one, or None."""
+        self.interruptions += 1
+        if len(self.deaths) > most and self.ending.finish_reason is None:
+            return f"{len(self.deaths)} engines were lost while this request was in service: it may be the cause"
+        reason = self.detach()
+        return None if reason is None else f"the engine was lost, and {reason}"
+
+    def detach(self) -> str | None:
+        """Hear no more of the engine that has it, be ready to be handed over again. Returns why that would not be exact, or None."""
+        stream, self.stream = self.stream, None
+        if stream is not None:
+            stream.listener = None
+        return None if self.ending.finish_reason is not None else prepare(self)  # whole, it leaves with its batch
+
+    def on_tokens(self, tokens: Sequence[Token]) -> None:
+        """Tokens from the engine; those behind the own end (padding) are dropped."""
+        if self.ending.finish_reason is not None or self.outcome is not None:
+            return
+        now = self._batcher.now()
+        if self.at.first_token is None:
+            self.at.first_token = now
+        ending = self.ending
+        if len(tokens) == 1:  # nearly always
+            text = ending.feed(tokens[0])
+            self.output_token_ids.append(tokens[0].id)
+        else:
+            text, tokens = self._take(tokens)
+        assert self.running is not None
+        self.running.output_tokens_so_far = ending.output_tokens
+        try:
+            self.consumer.on_text(text, tokens)
+        except Exception:
+            log.exception("internal error while handling a token of an answer")
+            self._batcher.lose(self, "failed", "internal_error", "internal error of the gateway; its log has the details")
+            return
+        if self.timing is not None:
+            self.timing.took("token", now)
+        if ending.finish_reason is not None:
+            self.at.last_token = now
+            self._batcher.member_ended(self)
+
+    def _take(self, tokens: Sequence[Token]) -> tuple[str, Sequence[Token]]:
+        """Those up to the own end, and the text they add."""
+        ending, text, taken = self.ending, "", 0
+        for token in tokens:
+            text += ending.feed(token)
+            self.output_token_ids.append(token.id)
+            taken += 1
+            if ending.finish_reason is not None:
+                break
+        return text, tokens[:taken]
+
+    def on_end(self, end: EngineEnd) -> None:
+        """The engine stopped by itself before we saw an end: at the edge of its context, or cancelled it."""
+        if self.ending.finish_reason is not None or self.outcome is not None:
+            return
+        if end == "cancelled":
+            self.on_failure("the engine dropped the request")
+            return
+        text = self.ending.cut(end)
+        if text:
+            self.consumer.on_text(text, ())
+        self.at.last_token = self._batcher.now()
+        self._batcher.member_ended(self)
+
+    def on_failure(self, message: str, code: FailureCode = "engine_unavailable") -> None:
+        """The engine lost it, or fails over it."""
+        self._batcher.lose(self, "failed", code, message)
+
+    def released(self) -> None:
+        """The consumer's last byte has left: the sojourn ends here."""
+        if self.outcome is None:
+            self.at.released = self._batcher.now()
+            self._batcher.settle(self, "completed")
+
+    def cancel(self) -> None:
+        """The client is gone: out of the queue, or out of the engine."""
+        self._batcher.cancel(self)
+
+    def record(self) -> Record:
+        """What happened, as the run file has it."""
+        request, at, batch = self.work.request, self.at, self.batch
+        end = at.released if at.released is not None else self._batcher.now()
+        return Record(
+            request_id=request.id,
+            client_request_id=self.work.client_request_id,
+            outcome=self.outcome or "failed",
+            policy=batch.policy_text if batch else self._batcher.policy_text,
+            epoch=self.epoch if batch else self._batcher.epoch,
+            server_id=batch.server_id if batch else None,
+            batch_id=batch.id if batch else None,
+            batch_size=self.batch_size,
+            received_at=self.work.received_at,
+            arrived_at=request.arrived_at,
+            dispatched_at=at.dispatched,
+            first_token_at=at.first_token,
+            last_token_at=at.last_token,
+            released_at=at.released,
+            server_free_at=at.server_free,
+            queueing_delay=(end if at.dispatched is None else at.dispatched) - request.arrived_at,
+            batch_forming_delay=batch.forming_delay(request) if batch else None,
+            service_time=None if at.dispatched is None or at.server_free is None else at.server_free - at.dispatched,
+            sojourn_time=None if at.released is None else at.released - request.arrived_at,
+            prompt_tokens=request.prompt_tokens,
+            output_tokens=self.ending.output_tokens,
+            max_output_tokens=request.max_output_tokens,
+            predicted_output_tokens=request.predicted_output_tokens,
+            finish_reason=self.ending.finish_reason,
+            clipped=self.clipped,
+            interruptions=self.interruptions,
+            error=self._lost,
+        )
+
+    def resume_later(self) -> None:
+        """It was preempted: what it has so far stays, and its next service continues behind that."""
+        self.batch = self.running = None
+        self.work = msgspec.structs.replace(self.work, output_token_ids=tuple(self.output_token_ids))
+
+    def lost_because(self, message: str) -> None:
+        """Keep the reason for the record."""
+        self._lost = message

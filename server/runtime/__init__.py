@@ -1,0 +1,1 @@
+"""The event loop's clock, work outside of it, and the collector of cycles."""

@@ -1,0 +1,1 @@
+"""Metrics, logs, records, and what serving costs."""

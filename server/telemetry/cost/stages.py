@@ -1,0 +1,82 @@
+"""How long each stage of a call takes the event loop, measured on one call in `EVERY`.
+
+parse     body to validated call
+prompt    call to sequences: tokenised, limits applied. Contains the wait for a tokeniser that runs elsewhere
+submit    sequences into the queue, the policy asked, the engine told where it says so
+token     what the engine handed over at once (one token, or those of a few steps) to bytes
+write     bytes to the transport. Contains the wait for a client that does not read
+
+Everything but the two waits is one stretch of the event loop's thread. A call that is not measured pays a subtraction; one that is
+pays some microseconds: over all calls, well under one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from starlette.types import Message, Send
+
+from server.telemetry.cost.instruments import Histogram
+
+EVERY = 64  # calls; the first is measured
+STAGES = ("parse", "prompt", "submit", "token", "write")
+BUCKETS = (
+    *(1e-6, 2e-6, 3e-6, 5e-6, 7.5e-6, 1e-5, 1.5e-5, 2e-5, 3e-5, 5e-5, 7.5e-5),
+    *(1e-4, 1.5e-4, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 3e-2, 0.1),
+)
+
+
+class OwnTime:
+    """The histogram, and who is measured."""
+
+    def __init__(self, registry: CollectorRegistry, *, every: int = EVERY) -> None:
+        what = f"Time that the event loop spends on a stage of a call; one call in {every} is measured"
+        histogram = Histogram("kendall_own_time_seconds", what, ["stage"], registry=registry, buckets=BUCKETS)
+        self._observe: dict[str, Callable[[float], Any]] = {stage: histogram.labels(stage).observe for stage in STAGES}
+        self._every = every
+        self._left = 1
+
+    def begin(self, now: Callable[[], float]) -> Timing | None:
+        """A call begins; None unless it is one to be measured."""
+        self._left -= 1
+        if self._left:
+            return None
+        self._left = self._every
+        return Timing(self._observe, now)
+
+
+class Timing:
+    """One measured call. Its stages follow one another; tokens and writes come as they come."""
+
+    __slots__ = ("_now", "_observe", "_since")
+
+    def __init__(self, observe: dict[str, Callable[[float], Any]], now: Callable[[], float]) -> None:
+        self._observe = observe
+        self._now = now
+        self._since = now()
+
+    def begin(self) -> None:
+        """A stage begins here."""
+        self._since = self._now()
+
+    def end(self, stage: str) -> None:
+        """A stage ends, and the next begins."""
+        now = self._now()
+        self._observe[stage](now - self._since)
+        self._since = now
+
+    def took(self, stage: str, since: float) -> None:
+        """A stage that began at `since`, on the same clock."""
+        self._observe[stage](self._now() - since)
+
+    def writing(self, send: Send) -> Send:
+        """`send`, measured."""
+
+        async def measured(message: Message) -> None:
+            since = self._now()
+            await send(message)
+            self.took("write", since)
+
+        return measured

@@ -1,0 +1,58 @@
+"""The batches whose energy is metered: an observer's view of when a server was busy, and with what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from server.queue.batch import Batch
+from server.queue.ticket import Ticket
+from server.telemetry.energy.meter import EnergyMeter
+
+FEW = 64  # requests of a stretch that are kept without a look at whether they are over
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """A server is busy: what it served, and the requests that may be in service still."""
+
+    begun: float
+    served: int = 0
+    tokens: int = 0
+    interrupted: bool = False  # a restart draws joules too
+    live: list[Ticket] = field(default_factory=list)
+    most: int = FEW
+
+    def add(self, tickets: list[Ticket]) -> None:
+        """A `continuous` server may never be idle: count the sequences that have an outcome and drop them."""
+        self.served += len(tickets)
+        self.live += tickets
+        if len(self.live) > self.most:
+            self.count(over=[ticket for ticket in self.live if ticket.outcome is not None])
+            self.live = [ticket for ticket in self.live if ticket.outcome is None]
+            self.most = FEW + 2 * len(self.live)
+
+    def count(self, over: list[Ticket]) -> None:
+        """Their tokens are known."""
+        self.tokens += sum(ticket.ending.output_tokens for ticket in over)
+        self.interrupted = self.interrupted or any(ticket.interruptions for ticket in over)
+
+
+class MeteredBatches:
+    """Tells the meter of every busy stretch of a server: a batch, or for `continuous` all that was served in it."""
+
+    def __init__(self, meter: EnergyMeter) -> None:
+        self._meter = meter
+        self._going: dict[int, _Stretch] = {}
+
+    def on_dispatch(self, batch: Batch) -> None:
+        """Begins a stretch, or joins it."""
+        if self._meter.source is not None:
+            self._going.setdefault(batch.server_id, _Stretch(batch.dispatched_at)).add(batch.tickets)
+
+    def on_idle(self, server_id: int, at: float) -> None:
+        """Ends it."""
+        stretch = self._going.pop(server_id, None)
+        if stretch is not None:
+            stretch.count(over=stretch.live)
+            if not stretch.interrupted:
+                self._meter.on_batch(stretch.served, stretch.begun, at, stretch.tokens)

@@ -1,0 +1,211 @@
+"""The parts on their own: settings, what a call may ask, token buckets, the adaptive limit, moments that forget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from policies import SpecError
+from queueing.measurement.record import Record
+from server.admission.buckets import MAX_KEYS, RateLimits, TokenBucket
+from server.admission.concurrency import AdaptiveLimit
+from server.admission.demand import NOTHING, demand_of
+from server.admission.limits import DelayTarget, OverloadSettings, delay_target
+from server.admission.service_seen import RecentMoments, ServiceSeen
+from server.errors import ApiError
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("p99_queueing_delay=2s", DelayTarget(2.0, 0.99)),
+        ("p99.9_queueing_delay = 2", DelayTarget(2.0, 0.999)),
+        ("p50_queueing_delay=250ms", DelayTarget(0.25, 0.5)),
+        ("mean_queueing_delay=1e-1s", DelayTarget(0.1, None)),
+    ],
+)
+def test_an_slo_is_a_level_and_seconds(text: str, target: DelayTarget) -> None:
+    found = delay_target(text)
+    assert found.seconds == pytest.approx(target.seconds)
+    assert found.level == (None if target.level is None else pytest.approx(target.level))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["p99_sojourn_time=2s", "p99_queueing_delay", "p0_queueing_delay=1s", "p99_queueing_delay=0s", "p99_queueing_delay=1e999s", "2s"],
+)
+def test_an_slo_that_cannot_be_admitted_by_is_refused_at_the_start(text: str) -> None:
+    with pytest.raises(SpecError, match="expected"):
+        OverloadSettings(slo=text)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"overload_status": 500},
+        {"max_num_queued_reqs": 0},
+        {"max_sequences_per_call": 0},
+        {"rate_limit": -1.0},
+        {"rate_limit": 0.01},  # with the default burst not even one request
+        {"priority_aging": float("inf")},
+        {"sse_keep_alive_interval": -1.0},
+    ],
+)
+def test_a_limit_that_makes_no_sense_is_refused_at_the_start(wrong: dict[str, Any]) -> None:
+    with pytest.raises(SpecError, match="got"):
+        OverloadSettings(**wrong)
+
+
+def test_nothing_but_the_queue_is_bounded_until_something_is_named() -> None:
+    assert OverloadSettings().bounded
+    unbounded: dict[str, Any] = {"max_num_queued_reqs": None}
+    assert not OverloadSettings(**unbounded, queue_events=True, priority_aging=5.0).bounded
+    for name, value in {
+        "max_num_queued_reqs": 5,
+        "max_num_queued_tokens": 5,
+        "slo": "p90_queueing_delay=1s",
+        "rate_limit": 1.0,
+        "adaptive_concurrency": True,
+    }.items():
+        assert OverloadSettings(**(unbounded | {name: value})).bounded, name
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "default", "patience"),
+    [
+        ([], None, None, None),
+        ([], None, 9.0, 9.0),
+        ([], 2.0, 9.0, 2.0),
+        ([], 20.0, 9.0, 9.0),  # not more than the server's
+        ([(b"x-llm-d-inference-ttl", b"1500ms")], None, 9.0, 1.5),
+        ([(b"x-llm-d-inference-ttl", b"1m30s")], None, None, 90.0),
+        ([(b"x-llm-d-inference-ttl", b"3")], 2.0, None, 2.0),
+        ([(b"x-llm-d-inference-ttl", b"100ns")], None, None, 1e-7),
+        ([(b"x-llm-d-inference-ttl", b"500us")], None, None, 5e-4),
+        ([(b"x-llm-d-inference-ttl", b"500\xb5s")], None, None, 5e-4),  # a header is latin-1
+        ([(b"x-llm-d-inference-ttl", b"20ms")], None, None, 0.02),
+        ([(b"x-llm-d-inference-ttl", b"2h")], None, None, 7200.0),
+        ([(b"x-llm-d-inference-ttl", b"2h")], None, 60.0, 60.0),
+        ([(b"x-llm-d-inference-ttl", b"9s"), (b"x-llm-d-inference-ttl", b"4s")], 6.0, None, 4.0),
+    ],
+)
+def test_patience_is_the_least_that_anybody_named(headers: Any, body: float | None, default: float | None, patience: float | None) -> None:
+    assert demand_of(headers, body, default).patience == (None if patience is None else pytest.approx(patience))
+
+
+def test_a_call_that_asks_nothing_costs_nothing() -> None:
+    assert demand_of([(b"host", b"x")], None, None) is NOTHING
+    asked = demand_of([(b"x-llm-d-slo-ttft-ms", b"250")], None, None)
+    assert (asked.patience, asked.first_token) == (None, pytest.approx(0.25))
+
+
+@pytest.mark.parametrize("value", [b"", b"soon", b"-1s", b"0", b"5 s x", b"nan", b"inf"])
+@pytest.mark.parametrize("name", [b"x-llm-d-inference-ttl", b"x-llm-d-slo-ttft-ms"])
+def test_a_header_that_cannot_be_read_is_one_clear_error(name: bytes, value: bytes) -> None:
+    with pytest.raises(ApiError, match="expected") as refused:
+        demand_of([(name, value)], None, None)
+    assert (refused.value.status, refused.value.param) == (400, name.decode())
+
+
+def test_a_bucket_lets_the_burst_through_and_then_the_rate() -> None:
+    bucket = TokenBucket(rate=2.0, size=4.0, level=4.0, at=0.0)
+    bucket.take(4.0, 0.0)
+    assert bucket.seconds_until(1.0, 0.0) == pytest.approx(0.5)
+    assert bucket.seconds_until(1.0, 0.5) == 0.0
+    bucket.take(5.0, 0.5)  # below zero
+    assert bucket.seconds_until(1.0, 0.5) == pytest.approx(2.5)
+    assert bucket.seconds_until(100.0, 1000.0) == 0.0, "no more than its size is ever asked of it"
+
+
+def test_keys_are_limited_apart_and_answers_are_paid_for_afterwards() -> None:
+    rates = RateLimits(requests=None, tokens=10.0, burst=1.0)
+    assert rates.seconds_until("a", 0.0) == 0.0
+    rates.admitted("a", "a-0", prompt_tokens=4, now=0.0)
+    rates.answered("a-0", output_tokens=26, now=0.0)
+    rates.answered("a-0", output_tokens=26, now=0.0)  # once only
+    assert rates.seconds_until("a", 0.0) == pytest.approx(2.1)
+    assert rates.seconds_until("b", 0.0) == 0.0
+
+
+def test_the_rate_holds_in_the_long_run() -> None:
+    rates, sent = RateLimits(requests=5.0, tokens=None, burst=2.0), 0
+    for step in range(10_000):
+        now = step / 100
+        if rates.seconds_until("k", now) == 0.0:
+            rates.admitted("k", str(step), 1, now)
+            sent += 1
+    assert sent == pytest.approx(5 * 100 + 10, abs=1)
+
+
+def test_buckets_are_bounded_in_number() -> None:
+    rates = RateLimits(requests=1.0, tokens=1.0, burst=1.0)
+    for index in range(MAX_KEYS + 100):
+        rates.seconds_until(str(index), 0.0)
+    assert len(rates._buckets) == MAX_KEYS
+    rates.seconds_until("100", 0.0)  # the oldest of those that are kept: it is the newest now
+    rates.seconds_until("new", 0.0)
+    assert ("100" in rates._buckets, "101" in rates._buckets) == (True, False)
+
+
+@dataclass
+class FakeBatch:
+    """What the adaptive limit reads of a batch."""
+
+    dispatched_at: float
+    delay: float
+    tickets: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        request = SimpleNamespace(arrived_at=self.dispatched_at - self.delay)
+        self.tickets = [SimpleNamespace(work=SimpleNamespace(request=request))]
+
+
+def test_the_adaptive_limit_falls_under_a_standing_delay_and_creeps_up_without_one() -> None:
+    limit = AdaptiveLimit(lambda: 10, now=0.0)
+    limit.on_record(Record(request_id="a", outcome="completed", service_time=0.05))
+    assert limit.bound == 10
+    for window in range(1, 41):
+        limit.refused()
+        limit.on_dispatch(FakeBatch(window * 0.2, 0.01))  # type: ignore[arg-type]
+    assert limit.bound == 50
+    for window in range(41, 44):
+        limit.on_dispatch(FakeBatch(window * 0.2, 0.3))  # type: ignore[arg-type]
+    assert limit.bound == int(50 * 0.9**3)
+    for window in range(44, 100):
+        limit.on_dispatch(FakeBatch(window * 0.2, 0.3))  # type: ignore[arg-type]
+    assert limit.bound == 10, "never below what policy and engine can use"
+    for window in range(100, 110):
+        limit.on_dispatch(FakeBatch(window * 0.2, 0.01))  # type: ignore[arg-type]
+    assert limit.bound == 10, "a limit that nobody meets does not grow"
+
+
+def test_recent_moments_follow_a_change() -> None:
+    moments = RecentMoments(0.9)
+    for _ in range(50):
+        moments.add(1.0, 0.0)
+        moments.add(3.0, 0.0)
+    assert moments.mean == pytest.approx(2.0, abs=0.1)
+    assert moments.variance == pytest.approx(1.0, rel=0.1)
+    for _ in range(100):
+        moments.add(10.0, 0.0)
+    assert moments.mean == pytest.approx(10.0, abs=0.01)
+    assert moments.variance == pytest.approx(0.0, abs=0.05)
+
+
+def test_answers_that_end_together_do_not_make_slots_look_fast() -> None:
+    """Eight slots of one second that keep step: eight departures a second, whatever the gaps within a step were."""
+    seen = ServiceSeen()
+    for index in range(8):
+        record = Record(request_id=str(index), outcome="completed", policy="", dispatched_at=0.0, service_time=1.0)
+        seen.on_record(record, 1.0 + index * 1e-5, somebody_waits=True)
+    slots = seen.slots(8)
+    assert slots is not None
+    assert slots.throughput == pytest.approx(8.0)
+    record = Record(request_id="later", outcome="completed", policy="", dispatched_at=1.0, service_time=1.0)
+    seen.on_record(record, 9.0, somebody_waits=True)
+    slower = seen.slots(8)
+    assert slower is not None
+    assert slower.throughput == pytest.approx(1.0, rel=0.05), "gaps that are longer count"

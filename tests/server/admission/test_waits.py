@@ -1,0 +1,194 @@
+"""Where a predicted wait comes from: the live model where it knows the law, the services seen where not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from policies import parse_policy
+from queueing.control.wait_ahead import BatchService, SlotService
+from queueing.measurement.record import Record
+from server.admission.waits import Waits
+
+SLOTS = SlotService(slots=4, throughput=10.0, scv=0.5, first_token=0.02)
+BATCHES = BatchService(largest=2, servers=1, sizes=(1, 2), means=(0.3, 0.5), variances=(0.0, 0.0), first_token=0.04)
+
+
+@dataclass
+class FakeGateway:
+    """What waits read of a gateway: its clock, its queue, its engine's bounds and its live model."""
+
+    policy: str = "continuous:max_batch_size=4"
+    at: float = 0.0
+    ahead: Any = None
+    queue_length: int = 0
+    in_service: int = 0
+    live: Any = None
+    metrics: Any = field(default_factory=lambda: SimpleNamespace(registry=CollectorRegistry()))
+
+    def __post_init__(self) -> None:
+        self.live = SimpleNamespace(ahead=self.ahead)
+        self.batcher = SimpleNamespace(
+            policy=parse_policy(self.policy),
+            queue_length=self.queue_length,
+            in_service=self.in_service,
+            capabilities=SimpleNamespace(servers=1),
+        )
+
+    def now(self) -> float:
+        return self.at
+
+    def effective_max_batch_size(self) -> int:
+        return self.batcher.policy.max_batch_size
+
+    def counted(self, name: str) -> float:
+        return self.metrics.registry.get_sample_value(name) or 0.0
+
+
+def waits(**about: Any) -> tuple[Waits, FakeGateway]:
+    gateway = FakeGateway(**about)
+    return Waits(gateway), gateway  # type: ignore[arg-type]
+
+
+def saw(of: Waits, *services: float, first_token: float = 0.01) -> None:
+    """Requests that were served for so many seconds, under the policy in force."""
+    of._seen._policy_text = "in force"
+    for index, seconds in enumerate(services):
+        record = Record(
+            request_id=str(index),
+            outcome="completed",
+            policy="in force",
+            dispatched_at=0.0,
+            first_token_at=first_token,
+            service_time=seconds,
+        )
+        of.on_record(record)
+
+
+def batch(policy: str, at: float, *, size: int, arrived_at: float = 0.0, told: float | None = None) -> Any:
+    """What waits read of a dispatch."""
+    work = SimpleNamespace(request=SimpleNamespace(arrived_at=arrived_at))
+    untouched = {"interruptions": 0, "at": SimpleNamespace(first_token=None), "ending": SimpleNamespace(output_tokens=0)}
+    ticket = SimpleNamespace(work=work, told=None if told is None else (0, told), **untouched)
+    return SimpleNamespace(policy=parse_policy(policy), policy_text="in force", server_id=0, dispatched_at=at, tickets=[ticket] * size)
+
+
+@pytest.mark.parametrize("served", [(), (9.0, 9.0, 9.0)])
+def test_slots_wait_by_the_live_model_whatever_was_seen(served: tuple[float, ...]) -> None:
+    found, _ = waits(ahead=SLOTS, in_service=4)
+    saw(found, *served)
+    for place in (0, 1, 5):
+        told = found.wait(place)
+        assert told == SLOTS.wait(place, 4)
+        assert told.mean > 0.05
+    assert found.service() is SLOTS
+    assert found.first_token() == (0.01 if served else 0.02)  # what was seen of it goes before the model
+    assert found.until_gone(3) == pytest.approx(0.3)
+
+
+def test_batches_wait_by_the_live_model_whatever_was_seen() -> None:
+    policy = "capped:max_batch_size=2"
+    found, gateway = waits(policy=policy, ahead=BATCHES)
+    found.on_dispatch(batch(policy, 0.0, size=2))
+    gateway.at = 7.0
+    found.on_idle(0, 7.0)  # seven seconds for a batch of two: the live model says 0.5
+    found.on_dispatch(batch(policy, 7.0, size=2))
+    gateway.at = 7.1
+    assert [found.wait(place).mean for place in (0, 1, 2, 4)] == pytest.approx([0.4, 0.4, 0.9, 1.4])  # type: ignore[union-attr]
+    assert found.first_token() == 0.04
+    assert found.until_gone(4) == pytest.approx(0.9)
+
+
+def test_without_a_live_model_waits_come_from_the_services_seen() -> None:
+    found, gateway = waits(in_service=4)
+    saw(found, 2.0, 2.0, 2.0)
+    service = found.service()
+    assert isinstance(service, SlotService)
+    assert (service.slots, service.throughput) == (4, pytest.approx(2.0))
+    assert found.wait(0) == service.wait(0, 4)
+    assert found.first_token() == pytest.approx(0.01)
+    gateway.live = None  # an engine that is still starting
+    assert found.wait(1) == service.wait(1, 4)
+
+
+def test_before_anything_is_known_nothing_is_told() -> None:
+    found, _ = waits()
+    assert found.wait(0) is None, "not even that a slot is free"
+    assert found.service() is None
+    assert found.until_gone(1) is None
+    assert found.first_token() == 0.0
+    full, gateway = waits()
+    gateway.live = None
+    assert full.wait(0) is None
+
+
+@pytest.mark.parametrize("known", ["live", "seen"])
+def test_a_request_waits_from_the_place_on_at_which_no_slot_is_free(known: str) -> None:
+    """Two of four slots are taken: the third to come is the first to wait."""
+    found, _ = waits(ahead=SLOTS if known == "live" else None, in_service=2)
+    if known == "seen":
+        saw(found, 2.0)
+    told = [found.wait(place) for place in range(4)]
+    assert [each.mean == 0.0 for each in told if each is not None] == [True, True, False, False]
+
+
+@pytest.mark.parametrize("served", [(), (2.0,)])
+def test_a_slot_is_free_by_the_engines_bound_where_the_live_model_still_has_another(served: tuple[float, ...]) -> None:
+    """Its law is of two slots, both taken; the engine has four."""
+    found, _ = waits(ahead=SlotService(slots=2, throughput=10.0), in_service=2)
+    saw(found, *served)
+    told = [found.wait(place) for place in range(3)]
+    assert [each.mean == 0.0 for each in told if each is not None] == [True, True, False]
+
+
+def test_batches_are_never_told_of_a_free_slot() -> None:
+    found, _ = waits(policy="capped:max_batch_size=2", ahead=BATCHES, in_service=1)
+    found.on_dispatch(batch("capped:max_batch_size=2", 0.0, size=1))
+    told = found.wait(0)
+    assert told is not None
+    assert told.mean == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(("waiting", "throughput"), [(0, 8.0), (1, 0.5)])
+def test_only_gaps_between_departures_while_somebody_waited_say_how_fast_full_slots_are(waiting: int, throughput: float) -> None:
+    """Two seconds between two departures: with an empty queue the engine had nothing to do."""
+    found, gateway = waits(queue_length=waiting, in_service=4)
+    saw(found, 0.5)
+    for gateway.at in (2.0, 4.0, 6.0):
+        saw(found, 0.5)
+    service = found.service()
+    assert isinstance(service, SlotService)
+    assert service.throughput == pytest.approx(throughput)
+
+
+def test_an_answer_is_given_again_for_a_millisecond_and_until_a_batch_begins_or_ends() -> None:
+    policy = "capped:max_batch_size=2"
+    found, gateway = waits(policy=policy, ahead=BATCHES)
+    found.on_dispatch(batch(policy, 0.0, size=2))
+    first = found.wait(0)
+    gateway.at = 0.0009
+    assert found.wait(0) is first
+    assert found.wait(2) is not first, "another question"
+    first = found.wait(0)
+    gateway.at = 0.0021
+    later = found.wait(0)
+    assert later is not first
+    found.on_idle(0, 0.0021)
+    assert found.wait(0).mean == 0.0  # type: ignore[union-attr]
+
+
+def test_the_account_adds_up_what_was_told_and_what_came() -> None:
+    """Two were told 0.2 s and waited 0.3 s, one 0.5 ms and waited 0.5 s; one was told nothing; one neither told nor waited 1 ms."""
+    found, gateway = waits(policy="capped:max_batch_size=2")
+    found.on_dispatch(batch("capped:max_batch_size=2", 1.3, size=2, arrived_at=1.0, told=0.2))
+    found.on_dispatch(batch("capped:max_batch_size=2", 2.0, size=1, arrived_at=1.0))
+    found.on_dispatch(batch("capped:max_batch_size=2", 3.0, size=1, arrived_at=2.9995, told=0.0009))
+    found.on_dispatch(batch("capped:max_batch_size=2", 5.0, size=1, arrived_at=4.5, told=0.0005))
+    assert gateway.counted("kendall_wait_predicted_seconds_total") == pytest.approx(0.4005)
+    assert gateway.counted("kendall_wait_observed_seconds_total") == pytest.approx(1.1)
+    assert gateway.counted("kendall_wait_observed_over_predicted_count") == 3
+    assert gateway.counted("kendall_wait_observed_over_predicted_sum") == pytest.approx(2 * 1.5 + 500)
